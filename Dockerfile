@@ -21,6 +21,8 @@ COPY pyproject.toml README.md constraints.txt ./
 COPY build/wanbuild build/wanbuild
 COPY runtime/wanrun runtime/wanrun
 COPY runtime/wanserve runtime/wanserve
+COPY runtime/wanhub runtime/wanhub
+COPY runtime/wanfleet runtime/wanfleet
 
 FROM base AS build
 RUN pip install --constraint constraints.txt '.[build]'

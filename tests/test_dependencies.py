@@ -21,11 +21,15 @@ REPOSITORY = Path(__file__).parents[1]
 EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
         "runtime/wanrun": ((), ("remote",)),
+        "runtime/wanhub": ((), ("hub", "sign")),
         "runtime/wanserve": (("serve",), ()),
-        "build/wanbuild": (("build",), ("test",)),
+        "build/wanbuild": (("build",), ("share", "test")),
     }
 )
 """By package, the extras that it is installed with, and those that a function may ask for besides."""
+
+
+OURS = ("wanrun", "wanfleet", "wanhub", "wanserve", "wanbuild")
 
 
 def project() -> dict[str, Any]:
@@ -72,7 +76,7 @@ def foreign(folder: str, everywhere: bool) -> dict[str, str]:
     for file in sorted((REPOSITORY / folder).rglob("*.py")):
         for module in imports(ast.parse(file.read_text(encoding="utf-8")), everywhere):
             top = module.partition(".")[0]
-            if top not in sys.stdlib_module_names and top not in ("wanrun", "wanserve", "wanbuild"):
+            if top not in sys.stdlib_module_names and top not in OURS:
                 distribution = names.get(top, [top])[0]  # what is not installed has its own name
                 found[normal(distribution)] = str(file.relative_to(REPOSITORY))
     return found
@@ -81,10 +85,10 @@ def foreign(folder: str, everywhere: bool) -> dict[str, str]:
 @pytest.mark.parametrize("folder", EXTRAS)
 def test_imports_are_declared(folder: str) -> None:
     always, asked = EXTRAS[folder]
-    numpy = {"numpy"} if folder != "runtime/wanserve" else set()
+    sure = {"runtime/wanhub": {"msgspec"}, "runtime/wanserve": {"click"}}.get(folder, {"click", "numpy"})
     for everywhere, extras in ((False, always), (True, (*always, *asked))):
         found = foreign(folder, everywhere)
-        assert numpy | {"click"} <= found.keys()  # they are seen at all
+        assert sure <= found.keys()  # they are seen at all
         assert {name: file for name, file in found.items() if name not in installed(extras)} == {}
 
 

@@ -34,6 +34,13 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cli",
             "__main__",
         ),
+        "runtime/wanfleet": ("shard",),
+        "runtime/wanhub": (
+            "address atomic expected",
+            "pins signature store",
+            "copy",
+            "complete opening required",
+        ),
         "runtime/wanserve": (
             "devices job names process refusal retention settings",
             "catalog estimate folders forms hub keys messages metrics pipelines protocol store uploads",
@@ -139,9 +146,10 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def test_the_server_uses_what_the_runtime_exports() -> None:
-    """It could be a package of somebody else's; only its command is made as the others are."""
-    root = REPOSITORY / "runtime/wanserve"
+@pytest.mark.parametrize("package", ["wanfleet", "wanhub", "wanserve"])
+def test_other_packages_use_what_the_runtime_exports(package: str) -> None:
+    """Each could be somebody else's; only the server's command is made as the others are."""
+    root = REPOSITORY / "runtime" / package
     for file in root.rglob("*.py"):
         command = {"command", "terminal"} if file.name == "cli.py" else set()
         assert set(imported(file, "wanrun")) <= {"errors", *wanrun.__all__} | command, file.name

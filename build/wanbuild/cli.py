@@ -13,7 +13,7 @@ from wanbuild.calibrate.command import calibrate_command
 from wanbuild.check.command import embed_command, inspect_command, verify_command, warn_of_age
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
-from wanbuild.share.command import oci_command
+from wanbuild.share.command import COMMANDS
 from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
@@ -339,5 +339,5 @@ SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
 """Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""
 
 
-for _command in (calibrate_command, embed_command, inspect_command, oci_command, verify_command):
+for _command in (calibrate_command, embed_command, inspect_command, *COMMANDS, verify_command):
     wanbuild.add_command(_command)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from wanhub.expected import expected_files
 from wanrun.artifact.manifest import Manifest
 
 REBUILT = ("programs", "executables", "golden", "embeddings")
@@ -17,21 +18,7 @@ REQUIREMENTS = "requirements*.txt"
 
 def listed_files(manifest: Manifest) -> set[str]:
     """Returns every file that the manifest lists, except for weights, as paths relative to the artifact."""
-    programs = (
-        program.file
-        for program_set in manifest.program_sets.values()
-        for by_name in program_set.programs.values()
-        for program in by_name.values()
-    )
-    entries = (
-        f"{target.folder}/{entry.file}"
-        for target in manifest.targets.values()
-        for by_name in target.executables.values()
-        for entry in by_name.values()
-    )
-    requirements = (target.requirements for target in manifest.targets.values())
-    records = (manifest.tokenizer, *manifest.golden.values(), *manifest.embeddings.values(), *requirements)
-    return {*programs, *entries, *(record.file for record in records)}
+    return {name for name, one in expected_files(manifest).items() if one.parameter is None}
 
 
 def unlisted(artifact: Path, manifest: Manifest) -> Iterator[Path]:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
-from wanrun.errors import SourceError, UsageError, WanError, lacks_space
-from wanrun.files import fsync_directory
+from wanrun.errors import ArtifactError, SourceError, UsageError, WanError, lacks_space
+from wanrun.files import PARTIAL_COPY, fsync_directory
 from wanrun.terminal.temporary import remove_abandoned, remove_tree
 from wanrun.terminal.undo import begun, undone_at_exit
 from wanrun.units import in_bytes
@@ -116,8 +116,15 @@ def changing(artifact: Path) -> Iterator[None]:
     That holds however the block ends, by an error or by a signal too; after SIGKILL the next build does it.
 
     Raises:
+        ArtifactError: if it is a partial copy.
         UsageError: as ``build_lock``.
     """
+    if (artifact / PARTIAL_COPY).is_file():
+        raise ArtifactError(
+            f"{artifact} is a partial copy",
+            expected="a whole artifact",
+            remedy="wanbuild pull ADDRESS -o DIR --all-targets makes one",
+        )
 
     def tidy() -> None:
         with contextlib.suppress(WanError, OSError):

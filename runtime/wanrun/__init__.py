@@ -11,12 +11,14 @@ __version__ = "0.1.0"
 __all__ = [
     "CancelToken",
     "Generation",
+    "Manifest",
     "Media",
     "Pipeline",
     "Result",
     "Step",
     "Timings",
     "__version__",
+    "artifact_folder",
     "join",
     "load",
     "options",
@@ -28,8 +30,9 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.manifest import Manifest, read_manifest
     from wanrun.cluster.join import join
+    from wanrun.files import artifact_folder
     from wanrun.generation.load import load
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
@@ -47,11 +50,13 @@ def __getattr__(name: str) -> Any:
     modules = {
         "CancelToken": "wanrun.opened.cancel",
         "Generation": "wanrun.request.generation",
+        "Manifest": "wanrun.artifact.manifest",
         "Media": "wanrun.media.types",
         "Pipeline": "wanrun.generation.pipeline",
         "Result": "wanrun.generation.result",
         "Step": "wanrun.generation.step",
         "Timings": "wanrun.timing.timings",
+        "artifact_folder": "wanrun.files",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
         "options": "wanrun.request.rows",

@@ -29,7 +29,7 @@ from wanrun.jobs.run import RunOptions
 from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
-from wanrun.terminal.lines import print_result, report
+from wanrun.terminal.lines import print_error, print_result, report
 from wanrun.terminal.status import Status
 from wanrun.terminal.undo import undone_at_exit
 
@@ -95,13 +95,30 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 @options_of("Artifact")(
     "--check", "check_only", is_flag=True, help="Read all of the artifact, check every sha256, and exit."
 )
+@options_of("Artifact")("--explain", is_flag=True, help="Say of each target why it is taken, or why not.")
+@options_of("Artifact")(
+    "--require-signature",
+    "public_key",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Refuse an artifact that was not signed with this key (PEM), or whose files are not those.",
+)
 @_options
 @click.version_option(__version__, prog_name="wanrun")
-def wanrun(list_only: bool, check_only: bool, artifact: Path, **options: Any) -> int:
+def wanrun(
+    list_only: bool, check_only: bool, explain: bool, public_key: Path | None, artifact: Path, **options: Any
+) -> int:
     """Makes videos from an artifact: restores, executes, writes. No model code, tracing or compiling.
 
     wanrun serve ARTIFACT... answers over HTTP, and has a page (wanrun serve --help).
     """
+    if public_key is not None:
+        from wanhub.required import require_signature
+
+        require_signature(artifact, public_key)
+        options["verify"] = "sha256"  # also of what is read now
+    if explain:
+        _explain(artifact, print_result if list_only else print_error)
     if not (list_only or check_only):
         return _generate(artifact, options)
     if list_only:
@@ -118,6 +135,18 @@ def _check(artifact: Path) -> None:
     manifest = read_manifest(artifact)
     check_intact(artifact, manifest, print_result)
     print_result(f"{artifact} is whole: {manifest.content_digest}")
+
+
+def _explain(artifact: Path, printed: Callable[[str], None]) -> None:
+    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.select import compared_targets, select_target
+
+    manifest = read_manifest(artifact)
+    for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
+        taken = select_target(manifest, artifact, profile, allow_compile=True).name
+        for one in compared_targets(manifest, artifact, profile):
+            fits = "taken" if one.name == taken else f"fits, and {taken} is preferred"
+            printed(f"{profile.name}  {one.name}: {'; '.join(map(str, one.mismatches)) or fits}")
 
 
 def _print_list(artifact: Path) -> None:

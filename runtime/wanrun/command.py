@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from wanrun.errors import UsageError
+from wanrun.files import artifact_folder
 from wanrun.request.request import RANDOM
 from wanrun.request.rows import rows
 from wanrun.request.written import parse_numbers, parse_size
@@ -111,9 +112,9 @@ def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]]
             return function(*args, artifact=_chosen(folder, artifact, variable), **options)
 
         also = f", here, as the argument or in {variable}" if variable else ", here or as the argument"
-        path = click.Path(path_type=Path)
+        path = Written("PATH", artifact_folder)
         option = options_of("Artifact")(
-            "--artifact", type=path, envvar=variable, help=f"The artifact's folder{also}."
+            "--artifact", type=path, envvar=variable, help=f"The artifact's folder or address{also}."
         )
         return click.argument("folder", type=path, required=False, metavar="[ARTIFACT]")(option(chosen))
 

@@ -45,7 +45,7 @@ def check_intact(artifact: Path, manifest: Manifest, report: Report) -> None:
 
 def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
     """Does so for the weights; one batch of parameters is in memory at a time."""
-    with ThreadPoolExecutor(default_threads()) as pool:
+    with ThreadPoolExecutor(default_threads(artifact)) as pool:
         for name, component in manifest.components.items():
             started = now()
             for batch in batches(component):

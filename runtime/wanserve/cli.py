@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
+import wanrun
 from wanrun.command import Command, options_of
 from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
@@ -29,18 +30,21 @@ _positive = click.IntRange(min=1)
 
 
 def named(words: tuple[str, ...]) -> dict[str, Path]:
-    """Returns the folder of each artifact by the model's name: ``NAME=DIR``, or the folder's own name.
+    """Returns the folder of each artifact by the model's name: ``NAME=DIR``, or the folder's own name. For a
+    folder an address may stand: see docs/sharing.md.
 
     Raises:
         UsageError: for two of one name, or a folder that is none.
     """
     found = dict[str, Path]()
     for word in words:
-        name, equals, folder = word.rpartition("=")
-        path = Path(folder)
+        url = re.fullmatch(r"(?:([^=:/]*)(=))?(\w+://.*)", word)
+        name, equals, folder = word.rpartition("=") if url is None else url.groups("")
+        path = wanrun.artifact_folder(folder)
         if equals and not name:
             raise UsageError(f"{word} has no name", expected="NAME=DIR")
-        name = name or Path(os.path.realpath(path)).name
+        whole = os.path.realpath(path) if url is None else re.split("[@?]", folder)[0]
+        name = name or whole.rpartition("/")[2]
         if not path.is_dir():
             raise UsageError(f"there is no artifact {path}", expected="a folder that wanbuild has made")
         if name in found:

@@ -85,16 +85,17 @@ class Hub(ThreadingHTTPServer):
         repositories: by id.
         requests: those for files, in order.
         listings: how often a repository's metadata or list of files was asked for.
+        sent: the bytes of answers that were not broken off.
         silent: whether no request is answered.
     """
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, handler: type[Handler] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.repositories: dict[str, Repository] = {}
         self.requests: list[Request] = []
-        self.listings = 0
+        self.listings, self.sent = 0, 0
         self.silent = False
         self.closing = threading.Event()
 
@@ -117,16 +118,16 @@ class Hub(ThreadingHTTPServer):
 
     def forget(self) -> None:
         """Starts counting again."""
-        self.requests, self.listings = [], 0
+        self.requests, self.listings, self.sent = [], 0, 0
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing: a client that goes away is part of the tests."""
 
 
 @contextlib.contextmanager
-def serve() -> Iterator[Hub]:
-    """A hub that answers while the context lasts."""
-    with Hub() as hub:
+def serve(kind: type[Hub] | None = None) -> Iterator[Any]:
+    """A hub, of this kind, that answers while the context lasts."""
+    with (kind or Hub)() as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:
@@ -137,7 +138,7 @@ def serve() -> Iterator[Hub]:
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # an answer is a head and a body, and would wait for an acknowledgement
@@ -161,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository_name, _, rest = rest.partition("/")
         repository = self.server.repositories.get(f"{owner}/{repository_name}")
         if repository is None:
-            return self._error(404, "RepoNotFound")
+            return self.fail(404, "RepoNotFound")
         kind, _, rest = rest.partition("/")
         if path.startswith("/api/"):
             self.server.listings += 1
@@ -174,46 +175,53 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, repository_id: str, repository: Repository, revision: str, tree: bool) -> None:
         commit = repository.branches.get(revision, revision)
         if repository.faults["api"]:
-            return self._error(repository.faults["api"].pop(0)[1])
+            return self.fail(repository.faults["api"].pop(0)[1])
         if commit not in repository.commits:
-            return self._error(404, "RevisionNotFound")
+            return self.fail(404, "RevisionNotFound")
         listed = [_listed(name, data) for name, data in sorted(repository.commits[commit].items())]
         siblings = [
             {"rfilename": file["path"], "size": file["size"], "blobId": file["oid"]} for file in listed
         ]
         info = {"id": repository_id, "sha": commit, "siblings": siblings}
         body = json.dumps(listed if tree else info).encode()
-        return self._send(200, body, {"Content-Type": "application/json"})
+        return self.send(200, body, {"Content-Type": "application/json"})
 
     def _file(self, repository_id: str, repository: Repository, commit: str, name: str, hub: bool) -> None:
         token = self.headers.get("Authorization")
         self.server.requests.append(Request(self.command, name, self.headers.get("Range"), token, not hub))
         if hub and repository.token and token != f"Bearer {repository.token}":
-            return self._error(401 if token is None else 403, "GatedRepo")
+            return self.fail(401 if token is None else 403, "GatedRepo")
         data = repository.commits.get(commit, {}).get(name)
         if data is None:
-            return self._error(404, "EntryNotFound")
+            return self.fail(404, "EntryNotFound")
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_blob(name, data)}"'}
         headers |= repository.headers.get(name, {})
         if hub and name.endswith(LARGE):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(data))}
             headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{self.server.url}/xet"}
             headers["Location"] = f"{self.server.content_url}/{repository_id}/content/{commit}/{name}"
-            return self._send(302, b"", headers)
+            return self.send(302, b"", headers)
         return self._content(repository, name, data, headers)
 
     def _content(self, repository: Repository, name: str, data: bytes, headers: dict[str, str]) -> None:
         start, status = 0, 200
+        whole, end = len(data), len(data)
         if wanted := self.headers.get("Range"):
-            start, status = int(wanted.removeprefix("bytes=").rstrip("-")), 206
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, status = int(first), 206
+            end = min(whole, int(last) + 1) if last else whole
+            if start >= whole:
+                return self.send(416, b"", {"Content-Range": f"bytes */{whole}"})
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{whole}"
+        data = data[:end]
         if self.command == "HEAD" or not repository.faults[name]:
-            return self._send(status, data[start:], headers)
+            return self.send(status, data[start:], headers)
         fault, value = repository.faults[name].pop(0)
         if fault == "status":
-            return self._error(value)
+            return self.fail(value)
         if fault == "damage":
-            return self._send(status, data[:value] + bytes([data[value] ^ 1]) + data[value + 1 :], headers)
+            damaged = data[:value] + bytes([data[value] ^ 1]) + data[value + 1 :]
+            return self.send(status, damaged[start:], headers)
         return self._break_off(fault, status, data[start:], headers, value)
 
     def _break_off(self, fault: str, status: int, body: bytes, headers: dict[str, str], limit: int) -> None:
@@ -237,13 +245,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.end_headers()
 
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self._head(status, len(body), headers)
         if self.command != "HEAD":
+            self.server.sent += len(body)
             self.wfile.write(body)
 
-    def _error(self, status: int, code: str | None = None) -> None:
-        self._send(status, b"", {"X-Error-Code": code} if code else {})
+    def fail(self, status: int, code: str | None = None) -> None:
+        self.send(status, b"", {"X-Error-Code": code} if code else {})
 
 
 def _blob(name: str, data: bytes) -> str:

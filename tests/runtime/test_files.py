@@ -89,7 +89,7 @@ def test_digests(tmp_path: Path) -> None:
     assert (
         sha256_of(b"data") == file_sha256(tmp_path / "file") == digest_found(tmp_path / "file", 4) == digest
     )
-    assert digest_found(tmp_path / "file", 3) == "a file of 4 bytes"
+    assert digest_found(tmp_path / "file", 3) == "it is larger than 3 bytes"
     assert digest_found(tmp_path / "none", 4) == "No such file or directory"
     assert digest_found(tmp_path, 2**20) == "Is a directory"
     check_digest(digest, digest, "it is damaged", "copy it")

@@ -70,7 +70,7 @@ def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None
     import orbax.checkpoint as ocp
 
     handler = ocp.PyTreeCheckpointHandler()
-    with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(default_threads()) as pool:
+    with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(default_threads(artifact)) as pool:
         for name, component in manifest.components.items():
             started = time.perf_counter()
             for batch in batches(component):

@@ -1,14 +1,27 @@
-"""The commands that put artifacts where many machines fetch them from: ``wanbuild oci``."""
+"""The commands that put artifacts where many machines fetch them from, and show who made them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from wanbuild.building import DEBUG
+from wanbuild.building import DEBUG, Building
 from wanrun.command import takes_artifact
-from wanrun.terminal.lines import report
+from wanrun.errors import unwritable
+from wanrun.terminal.lines import print_result, report
+
+KEY_PASSWORD = "WANBUILD_KEY_PASSWORD"
+"""The environment variable with the password of an encrypted key."""
+
+_PATH = click.Path(path_type=Path)
+_TARGETS = click.option(
+    "--target", "targets", multiple=True, help="Repeatable; a built target.  [default: all]"
+)
+_LICENCE = click.option(
+    "--licence", metavar="SPDX", help="Of the weights, such as Apache-2.0.  [default: that of a known source]"
+)
 
 
 @click.command("oci")
@@ -17,13 +30,13 @@ from wanrun.terminal.lines import report
     "-o",
     "--output",
     "output",
-    type=click.Path(path_type=Path),
+    type=_PATH,
     required=True,
     help="The layout's folder: a new one, or a layout, whose other images stay.",
 )
 @click.option("--tag", default="latest", show_default=True, help="The image's name in the layout.")
-@click.option("--target", "targets", multiple=True, help="Repeatable; a built target.  [default: all]")
-@click.option("--licence", metavar="SPDX", help="Of the weights, such as Apache-2.0.")
+@_TARGETS
+@_LICENCE
 @DEBUG
 def oci_command(
     artifact: Path, output: Path, tag: str, targets: tuple[str, ...], licence: str | None
@@ -33,3 +46,95 @@ def oci_command(
 
     digest = write_layout(OciRequest(artifact, output, tag, targets, licence), report)
     report(f"wrote {output}:{tag}, {digest}")
+
+
+@click.command("push", cls=Building)
+@click.argument("artifact", type=_PATH)
+@click.argument("repository", metavar="OWNER/NAME")
+@_TARGETS
+@click.option("--private", is_flag=True, help="Make a new repository private.")
+@_LICENCE
+@click.option(
+    "--example", type=_PATH, metavar="VIDEO", help="A video that wanrun made from it, for the model card."
+)
+@DEBUG
+def push_command(
+    artifact: Path,
+    repository: str,
+    targets: tuple[str, ...],
+    private: bool,
+    licence: str | None,
+    example: Path | None,
+) -> None:
+    """Publishes an artifact on the Hugging Face hub, with a model card."""
+    from wanbuild.share.push import PushRequest, push
+
+    address = push(PushRequest(artifact, repository, targets, private, licence, example), report)
+    report(f"pushed {address}")
+
+
+@click.command("pull", cls=Building)
+@click.argument("address")
+@click.option("-o", "--output", type=_PATH, metavar="DIR", help="A folder.  [default: the user's cache]")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="Repeatable; a built target.  [default: those that fit this machine]",
+)
+@click.option("--all-targets", "whole", is_flag=True, help="Fetch all of the artifact.")
+@DEBUG
+def pull_command(address: str, output: Path | None, targets: tuple[str, ...], whole: bool) -> None:
+    """Fetches an artifact's newest revision.
+
+    ADDRESS is hf://OWNER/NAME[@REVISION], or the URL of its folder.
+    """
+    from wanbuild.share.pull import PullRequest, pull
+
+    folder = pull(PullRequest(address, output, targets, whole), report)
+    report(f"pulled into {folder}")
+
+
+@click.command("sign")
+@takes_artifact()
+@click.option(
+    "--key",
+    type=_PATH,
+    required=True,
+    help=f"An elliptic curve key, PEM; if it is encrypted, with its password in {KEY_PASSWORD}.",
+)
+@DEBUG
+def sign_command(artifact: Path, key: Path) -> None:
+    """Checks every file of an artifact, and signs its manifest, which has all their digests."""
+    from wanhub.signature import SIGNATURE, sign
+    from wanrun.artifact.manifest import read_manifest
+    from wanrun.intact import check_intact
+
+    manifest = read_manifest(artifact)
+    check_intact(artifact, manifest, report)
+    sign(artifact, key, os.environ.get(KEY_PASSWORD))
+    report(f"wrote {artifact / SIGNATURE}, for manifest {manifest.manifest_digest}")
+
+
+@click.command("sbom")
+@takes_artifact()
+@click.option("-o", "--output", type=_PATH, metavar="FILE", help="[default: standard output]")
+@_LICENCE
+@DEBUG
+def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:
+    """Writes an artifact's bill of materials: CycloneDX 1.6, JSON."""
+    from wanbuild.share.sbom import bill_of_materials
+    from wanrun.artifact.manifest import read_manifest
+    from wanrun.files import replace_file
+
+    text = bill_of_materials(artifact, read_manifest(artifact), licence)
+    if output is None:
+        print_result(*text.splitlines())
+        return
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise unwritable(f"the bill of materials {output}", error, "choose another --output") from error
+
+
+COMMANDS = (oci_command, pull_command, push_command, sbom_command, sign_command)

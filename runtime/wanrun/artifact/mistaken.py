@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
@@ -13,12 +12,6 @@ _WHOLE = f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOI
 
 def mistaken(path: Path, manifest: str) -> tuple[str, str]:
     """Returns what is at a path where an artifact was expected, and what to do."""
-    found, remedy = _kind(path, manifest)
-    near = next((folder for folder in _near(path) if (folder / manifest).is_file()), None)
-    return found, f"there is an artifact at {near}" if near is not None else remedy
-
-
-def _kind(path: Path, manifest: str) -> tuple[str, str]:
     if path.is_dir():
         if (path / "model_index.json").is_file():
             return "a checkpoint", f"convert it: {_CONVERT.format(path)}"
@@ -33,14 +26,6 @@ def _kind(path: Path, manifest: str) -> tuple[str, str]:
         return "a file", "make one with wanbuild convert"
     text = str(path)
     if _HUB_ID.fullmatch(text) and not Path(text).parent.exists():
-        return "no such folder; it may be a hub id", f"convert it: {_CONVERT.format(text)}"
+        remedy = f"convert it: {_CONVERT.format(text)}; an artifact on the hub is hf://{text}"
+        return "no such folder; it may be a hub id", remedy
     return "no such folder", "make one with wanbuild convert"
-
-
-def _near(path: Path) -> Iterator[Path]:
-    """Yields where an artifact may be that a path nearly names: in it, beside it, in artifacts/."""
-    yield path / "artifact"
-    yield path.parent / "artifact"
-    if not path.is_absolute():
-        yield Path("artifacts") / path
-        yield Path("artifacts") / path / "artifact"

@@ -13,7 +13,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch, shortened
 from wanrun.machine.cpu import level_rank
-from wanrun.machine.environment import built_elsewhere, host_mismatches, unusable_devices
+from wanrun.machine.environment import built_elsewhere, host_mismatches
 
 
 def select_profile(
@@ -179,10 +179,7 @@ def compared_targets(manifest: Manifest, artifact: Path, profile: Profile) -> It
 
 def _unfit(best: SelectedTarget, others: Sequence[str]) -> ArtifactError:
     """Returns the error of the nearest target that does not fit; the others follow with a reason each."""
-    mismatches = [*best.mismatches]
-    if not _without_chip(best):
-        mismatches += unusable_devices(best.target.environment, num_devices(best.mesh))
-    error = artifact_mismatch(f"target {best.name}", mismatches)
+    error = artifact_mismatch(f"target {best.name}", best.mismatches)
     if not others:
         return error
     return ArtifactError(error.what, remedy=f"nor do others fit: {', '.join(others)}")

@@ -81,26 +81,6 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def check_given(
-    distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> None:
-    """Checks the options that describe a run of several processes, before this one waits for others.
-
-    Raises:
-        UsageError: for a part of the description without ``distributed``, or a value out of range.
-    """
-    given = (coordinator, num_processes, process_id)
-    missing = [name for name, value in zip(_FIELDS, given, strict=True) if value is None]
-    if missing and not distributed:
-        raise UsageError(
-            f"{' and '.join(map(field, missing))} must be given too",
-            remedy=f"or pass {field('distributed')} where a scheduler says the rest",
-        )
-    if not missing:
-        assert coordinator is not None and num_processes is not None and process_id is not None
-        Cluster(coordinator, num_processes, process_id)
-
-
 def found_cluster(
     coordinator: str | None = None,
     num_processes: int | None = None,

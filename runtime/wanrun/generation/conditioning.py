@@ -14,7 +14,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import STEP_ROLES, Profile, Program
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.state import zeros
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
@@ -129,7 +129,6 @@ class Conditioning:
                 remedy="build it again with wanbuild compile",
             )
         arrays = self._of_window(inputs, window)
-        self._check(arrays)
         first = window is None or not window.start
         known = self._last.get(inputs, {}).get(self._digests)
         if known is not None and first:
@@ -151,22 +150,6 @@ class Conditioning:
         frames = slice(self._profile.num_frames) if window is None else slice(window.start, window.stop)
         videos = [item.array for item in self._task.inputs.values() if item.kind == "video"]
         return {**arrays, **{name: arrays[name][frames] for name in videos if name in arrays}}
-
-    def _check(self, arrays: Mapping[str, Any]) -> None:
-        """Raises UsageError for arrays of another shape than the programs take."""
-        for name in self._encoders:
-            program = self._programs[name]
-            for key in program.inputs:
-                if key not in arrays:
-                    continue
-                _, shape = program.array(key)
-                if arrays[key].shape != shape:
-                    raise UsageError(
-                        f"the inputs do not fit profile {self._profile.name}",
-                        expected=f"{key} of shape {shape}",
-                        found=arrays[key].shape,
-                        remedy="load them with this pipeline's manifest and profile",
-                    )
 
     def _run(self, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
         """Runs programs in order and returns all their outputs, on the device.

@@ -17,6 +17,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
 from wanrun.errors import UsageError, wrong_type
+from wanrun.files import origin_of
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.result import Result
@@ -316,7 +317,7 @@ class Pipeline:
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, step)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)
-        influences = influences_of(latents)
+        influences = origin_of(self._opened.folder) | influences_of(latents)
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
 
     @contextmanager

@@ -37,9 +37,10 @@ def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metadata as read from a file, without the version of wanrun, which may differ."""
+    """Returns metadata as read from a file, without wanrun's version and the artifact's address."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
-    plain.pop("wanrun", None)
+    for key in ("wanrun", "artifact"):
+        plain.pop(key, None)
     return dict(plain)
 
 

@@ -30,6 +30,15 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             section=PROMPTS,
         ),
     ] = None
+    shard: Annotated[
+        str | None,
+        option(
+            "Make every N-th prompt from number I on, which counts from 0; N alone where a scheduler's "
+            "variable says I. Array jobs of Slurm, SkyPilot and AWS Batch need no option.",
+            value="[I/]N",
+            section=PROMPTS,
+        ),
+    ] = None
     latents: Annotated[
         Path | None, option("Initial noise, float32 .npy (B, C, T, h, w).", section=RESULTS)
     ] = None

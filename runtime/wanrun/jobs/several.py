@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import structs
 
 from wanrun.cluster.join import join
-from wanrun.cluster.launch import check_given
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
 from wanrun.cluster.streams import keep_stdout
 from wanrun.errors import WanError
@@ -41,7 +40,6 @@ def worklist_of_several(
         UsageError: if they were given different requests, or the description of the group is wrong.
         ClusterError: if not all processes come.
     """
-    check_given(run.distributed, run.coordinator, run.num_processes, run.process_id)
     try:
         work = make_worklist(artifact, run, given, timings)
     except WanError as error:
@@ -91,5 +89,6 @@ def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
 
 
 def _facts(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a job's facts, the prompt first: of several that differ, the first is named."""
-    return {"prompt": metadata["prompt"], **metadata}
+    """Returns a job's facts, the prompt first: of several that differ, the first is named. The address of the
+    artifact may differ."""
+    return {"prompt": metadata["prompt"], **{key: metadata[key] for key in metadata if key != "artifact"}}

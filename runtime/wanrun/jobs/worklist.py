@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError, WanError, field
-from wanrun.files import NPY_DAMAGE, open_regular
+from wanrun.files import NPY_DAMAGE, open_regular, origin_of
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
@@ -29,6 +30,7 @@ from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import video_paths
 from wanrun.request.generation import influences_of
 from wanrun.request.reading import is_drawn, read_request
+from wanrun.terminal.lines import print_error
 from wanrun.timing.timings import Timings
 
 
@@ -104,6 +106,8 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
     """Returns the command line's request; without a prompt if the prompts are in a file."""
     if run.prompt is not None and run.prompts is not None:
         raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
+    if run.shard is not None and run.prompts is None:
+        raise UsageError("--shard is for a file of prompts", remedy="pass --prompts FILE")
     if run.prompt is None and run.prompts is None:
         raise UsageError(
             "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
@@ -127,12 +131,19 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
     if run.prompts is not None:
         entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
+        from wanfleet.shard import find_shard
+
+        shard = None if run.of_several and run.shard is None else find_shard(run.shard, os.environ)
+        if shard is not None:
+            print_error(f"{shard}: {sum(shard.has(entry.index) for entry in entries)} prompts")
+            entries = [entry for entry in entries if shard.has(entry.index)]
+            unread = {index: error for index, error in unread.items() if shard.has(index)}
         bad |= unread
     noise = None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(timings), _claims(artifact, run, entries)
     run = structs.replace(run, output=run.output or _default_output(run, shared.num_videos or 1))
     name = None if run.latents is None else run.latents.name
-    influences = influences_of(noise, name)
+    influences = origin_of(artifact) | influences_of(noise, name)
     maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims)
     if many:
         _check_names(maker, entries)

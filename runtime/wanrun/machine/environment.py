@@ -8,13 +8,12 @@ import os
 import platform
 import shlex
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wanrun.errors import ArtifactError, Mismatch, UsageError
+from wanrun.errors import ArtifactError, Mismatch
 from wanrun.machine.address_space import check_address_space
 from wanrun.machine.attached import ROOT, WORDS, attached
 from wanrun.machine.cpu import cpu_features, highest_level
@@ -209,54 +208,12 @@ def device_mismatches(
     ]
 
 
-def unusable_devices(built: Mapping[str, Any], needed: int = 1) -> list[Mismatch]:
-    """Returns the mismatches of devices, for an error that lists those of the host too.
-
-    Arguments as of ``device_mismatches``. XLA ends the process if it does not know a flag. So if the flags
-    differ from those of the build, XLA is not started, and nothing is said of devices.
-    """
-    if any(os.environ.get(name, "") != value for name, value in built["variables"].items()):
-        return []
-    try:
-        return device_mismatches(built, open_devices(built["platform"]), needed)
-    except ArtifactError as error:
-        return [Mismatch("platform", built["platform"], error.found, str(error.remedy))]
-
-
 @contextlib.contextmanager
 def importing_jax() -> Iterator[None]:
-    """Explains a failed import of JAX, which reads its variables of the environment meanwhile.
-
-    Raises:
-        UsageError: if JAX does not take one of them.
-        WanError: if the limit of the address space is too low for JAX.
-    """
+    """Checks first that JAX can be imported: a limit of the address space may be too low (WanError)."""
     if "jax" not in sys.modules:
         check_address_space(usable_cores())
-    try:
-        yield
-    except ValueError as error:
-        text = str(error).lower()
-        given = [
-            f"{name}={value!r}"
-            for name, value in sorted(os.environ.items())
-            if name.startswith("JAX") or (len(name) > 3 and name.lower() in text)
-        ]
-        # Python takes a module away whose import has failed.
-        if "jax" in sys.modules or not given or not _raised_by(error, "jax"):
-            raise
-        raise UsageError(
-            "JAX does not take a variable of the environment",
-            expected="a value of its kind",
-            found=f"{error}, with {', '.join(given)}",
-            remedy="unset it",
-        ) from None
-
-
-def _raised_by(error: BaseException, package: str) -> bool:
-    """Whether a module of a package raised an error."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return bool(frame.f_globals.get("__name__", "").partition(".")[0] == package)
+    yield
 
 
 def open_devices(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from wanrun.errors import UsageError, quoted, wrong_type
+from wanrun.files import artifact_folder
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
@@ -74,8 +75,11 @@ def path_of(value: object, name: str) -> Path:
 
 
 def folder_of(artifact: object) -> Path:
-    """Returns the artifact's folder, without links in its path; errors are those of ``path_of``."""
-    return Path(os.path.realpath(path_of(artifact, "artifact")))  # resolve() raises on a loop of links
+    """Returns the artifact's folder, without links in its path; errors are those of ``path_of``, and of an
+    address those of ``artifact_folder``."""
+    addressed = isinstance(artifact, str) and "://" in artifact
+    place = artifact_folder(str(artifact)) if addressed else path_of(artifact, "artifact")
+    return Path(os.path.realpath(place))  # resolve() raises on a loop of links
 
 
 def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:

@@ -23,7 +23,7 @@ from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter, Tree, nest
 from wanrun.errors import ArtifactError
-from wanrun.files import check_digest, open_regular, sha256_of
+from wanrun.files import check_digest, open_regular, origin_of, sha256_of
 from wanrun.machine.environment import usable_cores
 from wanrun.timing.clock import now
 from wanrun.weights.buffers import Memory
@@ -37,9 +37,10 @@ BLOCK_BYTES = 512 * 2**10
 REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
 
 
-def default_threads() -> int:
-    """Returns one thread per core, at least 4: reads wait for the storage more than they compute."""
-    return max(4, usable_cores())
+def default_threads(artifact: Path) -> int:
+    """Returns the number of reading threads: one per core, at least 4, since reads wait for the storage more
+    than they compute; at least 16 that wait for the network."""
+    return max(16 if origin_of(artifact) else 4, usable_cores())
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,6 @@ class TensorStoreReader:
 
     def _open(self, path: str) -> Any:
         """Opens an array; the form of the component's previous array is tried first."""
-        denied: ArtifactError | None = None
         for form in (self._format, *(form for form in FORMATS if form != self._format)):
             folder, database, driver = form
             store = {**self._base, "path": self._base["path"] + folder}
@@ -195,13 +194,8 @@ class TensorStoreReader:
                 opened = self._wait(opening, path)
             except _NotFoundError:
                 continue
-            except _DeniedError as error:  # S3's answer for a missing object if listing is forbidden
-                denied = denied or error
-                continue
             self._format = form
             return opened
-        if denied is not None:
-            raise denied
         raise ArtifactError(
             f"weights are missing: {self._name}/{path}",
             expected=f"an array {array_folder(path)} at {self.location}",
@@ -238,13 +232,13 @@ class TensorStoreReader:
         )
         if self._query:
             detail = detail.replace(self._query, "")
-        if denied := status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+        if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
             remedy = "check the permissions and the credentials of this process"
         elif status in ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"):
             remedy = "check the address and the network, then run it again"
         else:
             remedy = "copy the weights again, or check --weights"
-        return (_DeniedError if denied else ArtifactError)(
+        return ArtifactError(
             f"weights cannot be read: {self._name}/{path} at {self.location}",
             found=f"{status}: {detail}" if detail else text,
             remedy=remedy,
@@ -262,7 +256,3 @@ class TensorStoreReader:
 
 class _NotFoundError(Exception):
     """An array does not exist in one of the forms."""
-
-
-class _DeniedError(ArtifactError):
-    """The storage does not reveal whether an array exists."""

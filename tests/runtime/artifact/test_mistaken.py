@@ -46,31 +46,8 @@ def touch(path: Path) -> None:
             "Wan-AI/Wan2.1",
             lambda path: None,
             "no such folder; it may be a hub id",
-            "convert it: wanbuild convert Wan-AI/Wan2.1 --artifact DIR",
-        ),
-        (
-            "demo",
-            lambda path: touch(path / "artifact" / MANIFEST),
-            f"no {MANIFEST} in it",
-            "there is an artifact at demo/artifact",
-        ),
-        (
-            "demo",
-            lambda path: touch(Path("artifacts/demo") / MANIFEST),
-            "no such folder",
-            "there is an artifact at artifacts/demo",
-        ),
-        (
-            "demo",
-            lambda path: touch(Path("artifacts/demo/artifact") / MANIFEST),
-            "no such folder",
-            "there is an artifact at artifacts/demo/artifact",
-        ),
-        (
-            "x/checkpoint",
-            lambda path: touch(Path("x/artifact") / MANIFEST),
-            "no such folder",
-            "there is an artifact at x/artifact",
+            "convert it: wanbuild convert Wan-AI/Wan2.1 --artifact DIR; "
+            "an artifact on the hub is hf://Wan-AI/Wan2.1",
         ),
     ],
 )

@@ -148,7 +148,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             return [Mismatch(fact, "a", "b", "mend it") for fact in mismatches[environment["named"]]]
 
         monkeypatch.setattr(select, "host_mismatches", differing)
-        monkeypatch.setattr(select, "unusable_devices", lambda environment, needed: [])
         return SimpleNamespace(
             targets=targets,
             programs=lambda target, profile: target.programs,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from wanrun.cluster.join import join
-from wanrun.cluster.launch import Cluster, check_given
+from wanrun.cluster.launch import Cluster
 from wanrun.errors import UsageError
 
 
@@ -35,12 +35,11 @@ from wanrun.errors import UsageError
         ),
         (("a:8476", 1, 0), "num_processes is out of range; expected 2 to 1024; found 1"),
         (("a:8476", 4, 4), "process_id is out of range; expected 0 to 3; found 4"),
-        (("a:8476", None, None), "num_processes and process_id must be given too; or pass distributed"),
     ],
 )
 def test_a_wrong_description(given: tuple[Any, Any, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_given(False, *given)
+        Cluster(*given)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +52,6 @@ def test_a_wrong_description(given: tuple[Any, Any, Any], message: str) -> None:
 )
 def test_an_address(coordinator: str, address: tuple[str, int]) -> None:
     assert Cluster(coordinator, 2, 0).address == address
-    check_given(False, coordinator, 2, 0)
-    check_given(True, None, None, None)
 
 
 def test_a_cluster_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

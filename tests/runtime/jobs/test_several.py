@@ -47,11 +47,6 @@ def test_a_plan_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert told == ([caught.value] if there else [])
 
 
-def test_a_wrong_description_is_told_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="num_processes and process_id must be given too"):
-        enter(tmp_path, coordinator="127.0.0.1:1")
-
-
 class Agreeing:
     """A group whose other process answers with what it is told to."""
 

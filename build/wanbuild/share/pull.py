@@ -1,0 +1,127 @@
+"""Fetches an artifact beforehand: what one machine needs of it, or all, into the user's cache or a folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from wanbuild.conversion.orbax import metadata_files
+from wanbuild.progress import Progress
+from wanbuild.share.chosen import with_targets
+from wanhub.complete import complete
+from wanhub.copy import MARKER, PartialCopy
+from wanhub.expected import expected_files
+from wanhub.opening import open_copy
+from wanhub.signature import SIGNATURE
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.artifact.mesh import num_devices
+from wanrun.errors import UsageError, unwritable
+from wanrun.files import replace_file, user_cache
+from wanrun.machine.environment import host_mismatches
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """What is fetched.
+
+    Args:
+        address: ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder.
+        folder: a new or empty folder, or one that an earlier pull has begun; None for the user's cache.
+        targets: the targets; empty for those that fit this machine.
+        whole: whether all targets are fetched.
+    """
+
+    address: str
+    folder: Path | None = None
+    targets: Collection[str] = ()
+    whole: bool = False
+
+
+def pull(request: PullRequest, report: Report) -> Path:
+    """Moves the address's pin to its newest revision, and fetches it; returns the artifact's folder.
+
+    Files that are there are checked, and fetched again if they are damaged. A folder with some of the targets
+    stays a partial copy: what is missing is fetched if it is asked for.
+
+    Raises:
+        ArtifactError: if the address does not answer, or a file of it is damaged.
+        UsageError: for an unknown target, none that fits, or a folder that is something else.
+    """
+    if request.targets and request.whole:
+        raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
+    folder = open_copy(request.address, user_cache() / "artifacts", report, newest=True)
+    if request.folder is not None:
+        folder = _begun(request.folder, folder)
+    manifest = read_manifest(folder)
+    names = request.targets or (() if request.whole else _fitting(manifest, folder))
+    chosen = with_targets(manifest, folder, names)
+    copy = PartialCopy(folder)
+    files = expected_files(chosen)
+    with Progress(sum(one.nbytes or 0 for one in files.values()), "fetch") as progress:
+        complete(copy, files.keys(), progress.advance)
+    came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
+    report(f"{came}; targets: {', '.join(chosen.targets)}")
+    if request.folder is not None:
+        _finish(folder, manifest, whole=chosen == manifest)
+    return folder
+
+
+def _fitting(manifest: Manifest, folder: Path) -> list[str]:
+    """Returns the targets that fit this machine. Raises UsageError if there is none."""
+    reasons, fitting = [], []
+    for name, target in sorted(manifest.targets.items()):
+        devices = num_devices(manifest.program_sets[target.program_set].mesh)
+        differs = host_mismatches(target.environment, folder / target.requirements.file, devices)
+        if differs:
+            reasons.append(f"{name} ({differs[0].what} {differs[0].expected}, found {differs[0].found})")
+        else:
+            fitting.append(name)
+    if not fitting:
+        raise UsageError(
+            f"no target of {folder} fits this machine",
+            found=", ".join(reasons) or "no targets",
+            remedy="name those that you want: --target T, or --all-targets",
+        )
+    return fitting
+
+
+def _begun(folder: Path, cached: Path) -> Path:
+    """Makes a folder a partial copy of the same artifact as the cached one, or goes on with one.
+
+    Raises:
+        UsageError: if it is something else.
+    """
+    manifest = (cached / MANIFEST).read_bytes()
+    try:
+        if (folder / MANIFEST).exists():
+            if (folder / MANIFEST).read_bytes() != manifest:
+                raise UsageError(
+                    f"{folder} is another artifact, or another revision", remedy="choose a new folder"
+                )
+        elif folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty, and no artifact", remedy="choose a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / MARKER, (cached / MARKER).read_bytes())
+        if (cached / SIGNATURE).exists():
+            shutil.copyfile(cached / SIGNATURE, folder / SIGNATURE)
+        replace_file(folder / MANIFEST, manifest)
+    except OSError as error:
+        raise unwritable(f"the folder {folder}", error, "choose another folder") from error
+    return folder
+
+
+def _finish(folder: Path, manifest: Manifest, whole: bool) -> None:
+    """Writes what plain Orbax needs beside the weights; of a whole artifact, removes the marker."""
+    try:
+        for component in manifest.components.values():
+            layouts = {path: one.layout for path, one in component.parameters.items()}
+            for name, data in metadata_files(layouts).items():
+                replace_file(folder / component.folder / name, data)
+        if whole:
+            (folder / MARKER).unlink()
+    except OSError as error:
+        raise unwritable(f"the folder {folder}", error) from error

@@ -1,0 +1,191 @@
+"""Publishes an artifact on the Hugging Face hub: one commit, of what the hub does not have.
+
+The library asks the hub for each file's digest, uploads what is not there, and then makes the commit, which
+is one request. So a push that is cut off leaves the old revision whole, and the next one uploads the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wanbuild.share.card import CARD, Example, merged_card
+from wanbuild.share.chosen import with_targets
+from wanbuild.share.layers import layers_of
+from wanhub.address import parse_address
+from wanhub.signature import SIGNATURE
+from wanhub.store import Store
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.errors import SourceError, UsageError
+from wanrun.intact import check_intact
+
+OWN = ("weights/", "programs/", "executables/", "golden/", "embeddings/", "tokenizer/", "requirements")
+"""What an artifact's files begin with. Those that the manifest no longer lists are removed from the
+repository; other files, such as a licence, stay."""
+
+ATTRIBUTES = (
+    "weights/**/c/** filter=lfs diff=lfs merge=lfs -text\n"
+    "programs/** filter=lfs diff=lfs merge=lfs -text\n"
+    "executables/** filter=lfs diff=lfs merge=lfs -text\n"
+    "embeddings/** filter=lfs diff=lfs merge=lfs -text\n"
+    "tokenizer/** filter=lfs diff=lfs merge=lfs -text\n"
+    "example.* filter=lfs diff=lfs merge=lfs -text\n"
+)
+"""What git keeps as large files, whatever they are called."""
+
+CONFLICT = frozenset({409, 412})
+"""The hub's answers where the branch has moved since it was read."""
+
+MAX_CARD_BYTES = 2**20
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PushRequest:
+    """What is published.
+
+    Args:
+        artifact: the artifact's folder.
+        repository: ``OWNER/NAME``; it is made if it is not there.
+        targets: the targets that are published; empty for all.
+        private: whether a new repository is private.
+        licence: of the weights, as the hub names licences (``apache-2.0``); None if it is not said.
+        example: a video that ``wanrun`` has made from this artifact, for the model card.
+    """
+
+    artifact: Path
+    repository: str
+    targets: Collection[str] = ()
+    private: bool = False
+    licence: str | None = None
+    example: Path | None = None
+
+
+def push(request: PushRequest, report: Report) -> str:
+    """Publishes an artifact; returns its address at the new commit.
+
+    Raises:
+        ArtifactError: if the artifact is damaged.
+        SourceError: if the hub refuses or does not answer.
+        UsageError: for an unknown target, an example of another artifact, or if somebody else has pushed
+            meanwhile.
+    """
+    from huggingface_hub import CommitOperationDelete, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    whole = read_manifest(request.artifact)
+    manifest = with_targets(whole, request.artifact, request.targets)
+    example = None if request.example is None else Example.read(request.example, whole)
+    check_intact(request.artifact, manifest, report)
+    signed = (request.artifact / SIGNATURE).is_file()
+    if signed and manifest != whole:
+        report("not signed: the signature is of all targets")
+    with _explained(request.repository), _quiet():
+        api = HfApi()
+        api.create_repo(request.repository, private=request.private, exist_ok=True)
+        found = api.model_info(request.repository, revision="main")
+        there = {one.rfilename for one in found.siblings or ()}
+        content = _content(request, manifest, signed and manifest == whole)
+        if example is not None:
+            content[example.name] = example.path
+        there_card = _card(request.repository, str(found.sha)) if CARD in there else None
+        card = merged_card(
+            there_card, request.artifact, manifest, request.repository, request.licence, example
+        )
+        if card is None:
+            report(f"{CARD} of {request.repository} was not written by wanbuild, and stays")
+        else:
+            content[CARD] = card.encode()
+        stale = sorted(name for name in there - content.keys() if name.startswith(OWN))
+        operations = [*_additions(content), *(CommitOperationDelete(name) for name in stale)]
+        try:
+            commit = api.create_commit(
+                request.repository,
+                operations,
+                commit_message=f"{manifest.model.variant} {manifest.content_digest[:19]}",
+                parent_commit=found.sha,
+            )
+        except HfHubHTTPError as error:
+            if error.response.status_code in CONFLICT:
+                raise UsageError(
+                    f"somebody else has pushed to {request.repository} meanwhile",
+                    remedy="push again; what was uploaded is kept",
+                ) from None
+            raise
+    return f"hf://{request.repository}@{commit.oid}"
+
+
+def _content(request: PushRequest, manifest: Manifest, signed: bool) -> dict[str, Path | bytes]:
+    """Returns the artifact's files, or their bytes, by name; the manifest is the last one."""
+    names = [name for layer in layers_of(request.artifact, manifest) for name in layer.files]
+    content: dict[str, Path | bytes] = {".gitattributes": ATTRIBUTES.encode()}
+    content |= {name: request.artifact / name for name in names if name != MANIFEST}
+    if signed:
+        content[SIGNATURE] = request.artifact / SIGNATURE
+        return content | {MANIFEST: request.artifact / MANIFEST}
+    return content | {MANIFEST: manifest.encoded()}
+
+
+def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
+    from huggingface_hub import CommitOperationAdd
+
+    for name, one in content.items():
+        yield CommitOperationAdd(name, one if isinstance(one, bytes) else str(one))
+
+
+def _card(repository: str, commit: str) -> str:
+    """Returns the model card that is there."""
+    store = Store(parse_address(f"hf://{repository}@{commit}"))
+    return store.read(CARD, 0, MAX_CARD_BYTES).decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _explained(repository: str) -> Iterator[None]:
+    """Turns the exceptions of huggingface_hub's functions into one line."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status not in (401, 403, 404):
+            raise _unsent(repository, error) from None
+        raise UsageError(
+            f"hf://{repository} may not be written",
+            found=f"HTTP {status}",
+            remedy="log in with a token that may write (hf auth login, or HF_TOKEN), and check the name",
+        ) from None
+    except (HTTPError, RuntimeError, ValueError, LookupError) as error:  # of an upload, or of no hub's answer
+        raise _unsent(repository, error) from None
+    except OSError as error:
+        if error.errno is not None and error.filename is not None:
+            raise
+        raise _unsent(repository, error) from None
+
+
+def _unsent(repository: str, error: Exception) -> SourceError:
+    cause = error.__cause__ or error
+    return SourceError(
+        f"hf://{repository} was not written",
+        found=f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300],
+        remedy="try again: what was uploaded is kept",
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Shows the library's progress only to somebody who looks."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

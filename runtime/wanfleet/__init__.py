@@ -1,0 +1,1 @@
+"""Many machines make the videos of one file of prompts."""

@@ -1,0 +1,121 @@
+"""Which prompts of a file one job of many makes: every N-th, from its own number on.
+
+| scheduler | this job's number | how many jobs there are |
+|---|---|---|
+| Kubernetes, Indexed Job | JOB_COMPLETION_INDEX | not told |
+| Slurm, array | SLURM_ARRAY_TASK_ID, from .._MIN on in steps of .._STEP | SLURM_ARRAY_TASK_COUNT |
+| SkyPilot, jobs of a pool | SKYPILOT_JOB_RANK | SKYPILOT_NUM_JOBS |
+| AWS Batch, array | AWS_BATCH_JOB_ARRAY_INDEX | AWS_BATCH_JOB_ARRAY_SIZE |
+
+Sources: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode,
+https://slurm.schedmd.com/job_array.html, https://docs.skypilot.co/en/latest/examples/pools.html,
+https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from wanrun.errors import UsageError
+
+MOST: Final = 10**6
+"""The largest number of jobs."""
+
+
+class _Array(NamedTuple):
+    """The variables of a scheduler's array of jobs."""
+
+    number: str
+    size: str = ""
+    first: str = ""
+    step: str = ""
+
+
+_SLURM: Final = "SLURM_ARRAY_TASK"
+ARRAYS: Final = (
+    _Array("JOB_COMPLETION_INDEX"),
+    _Array(f"{_SLURM}_ID", f"{_SLURM}_COUNT", f"{_SLURM}_MIN", f"{_SLURM}_STEP"),
+    _Array("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS"),
+    _Array("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A share of the prompts.
+
+    Attributes:
+        number: this job's, from 0.
+        count: how many jobs share them.
+        variable: the variable that the number is from; empty if it was given.
+    """
+
+    number: int
+    count: int
+    variable: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MOST:
+            raise UsageError("--shard is out of range", expected=f"1 to {MOST} jobs", found=self.count)
+        if not 0 <= self.number < self.count:
+            of = f" ({self.variable})" if self.variable else ""
+            raise UsageError(
+                f"--shard is out of range{of}",
+                expected=f"a number from 0 to {self.count - 1} of {self.count} jobs",
+                found=self.number,
+            )
+
+    def has(self, index: int) -> bool:
+        """Whether a prompt is of this job; ``index`` counts from 1."""
+        return (index - 1) % self.count == self.number
+
+    def __str__(self) -> str:
+        return f"shard {self.number}/{self.count}" + (f" ({self.variable})" if self.variable else "")
+
+
+def find_shard(given: str | None, environment: Mapping[str, str]) -> Shard | None:
+    """Returns the share of this job; None if all prompts are its own.
+
+    Args:
+        given: ``I/N``, or ``N`` where a scheduler's variable tells I; None where it tells both.
+        environment: the variables.
+
+    Raises:
+        UsageError: for another form, a number out of range, or if a scheduler tells a part and not the rest.
+    """
+    form = re.fullmatch(r"(?:([0-9]{1,9})/)?([0-9]{1,9})", given or "")
+    if given is not None and form is None:
+        raise UsageError("--shard is no share", expected="I/N, with I from 0, or N", found=given[:80])
+    if form is not None and form[1] is not None:
+        return Shard(int(form[1]), int(form[2]))
+    array = next((one for one in ARRAYS if one.number in environment), None)
+    if array is None:
+        if form is None:
+            return None
+        raise UsageError(
+            f"--shard {given} does not say which of {given} jobs this is",
+            expected="I/N, or one of " + ", ".join(one.number for one in ARRAYS),
+        )
+    count = environment.get(array.size)
+    if form is None and count is None:
+        raise UsageError(
+            f"{array.number} is set, and how many jobs there are is not told",
+            remedy="pass --shard N, or --shard 0/1 if this job makes all prompts",
+        )
+    number = _number(environment, array.number) - _number(environment, array.first, 0)
+    step = max(1, _number(environment, array.step, 1))
+    told = int(form[2]) if form is not None else _number(environment, array.size)
+    return Shard(number // step, told, array.number)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Returns a variable's number; the default without the variable."""
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise UsageError(f"{name} is no number", expected="digits", found=repr(text)[:80])
+    return int(text)

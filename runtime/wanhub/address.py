@@ -1,0 +1,107 @@
+"""Addresses of artifacts: a repository of the Hugging Face hub, or the URL of a folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from wanrun.errors import ArtifactError, UsageError
+
+HUB: Final = "hf"
+SCHEMES: Final = (HUB, "gs", "s3", "http", "https", "file")
+_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_REVISION: Final = r"(?!.*\.\.)[A-Za-z0-9._-]{1,100}(?:/[A-Za-z0-9._-]{1,100}){0,5}"
+_REPOSITORY: Final = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an artifact is.
+
+    Attributes:
+        text: the address as it is told, without the query of a URL, which may hold a key.
+        url: the URL of the folder; of a repository ``hf://OWNER/NAME``.
+        revision: the branch, tag or commit of a repository; empty for its main branch, and of a URL.
+    """
+
+    text: str
+    url: str
+    revision: str = ""
+
+    @property
+    def repository(self) -> str:
+        """The repository, ``OWNER/NAME``; empty of a URL."""
+        return self.url.removeprefix(f"{HUB}://") if self.url.startswith(f"{HUB}://") else ""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the address names a commit, which never changes."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+    def at(self, revision: str) -> Address:
+        """Returns the address of a revision of the repository."""
+        return Address(f"{self.url}@{revision}", self.url, revision)
+
+
+def parse_address(text: str) -> Address:
+    """Parses ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder.
+
+    Raises:
+        UsageError: for another form.
+    """
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        url = urlsplit("")
+    if url.scheme == HUB:
+        if (match := _REPOSITORY.fullmatch(text.removeprefix(f"{HUB}://"))) is None:
+            raise UsageError(
+                f"{text!r} is no address", expected=f"{HUB}://OWNER/NAME or {HUB}://OWNER/NAME@REVISION"
+            )
+        return Address(text, f"{HUB}://{match[1]}", match[2] or "")
+    if url.scheme not in SCHEMES or not (url.netloc or (url.scheme == "file" and url.path)):
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise UsageError(f"{text!r} is no address of an artifact", expected=f"a folder, or one of {schemes}")
+    plain = url._replace(path=url.path.rstrip("/"), fragment="")
+    return Address(urlunsplit(plain._replace(query="")), urlunsplit(plain))
+
+
+def resolved(address: Address) -> Address:
+    """Returns the address at the commit that a repository's branch or tag is at now; of a URL the same.
+
+    Raises:
+        ArtifactError: if the hub does not answer, or has no such repository or revision.
+    """
+    if not address.repository or address.fixed:
+        return address
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
+
+    try:
+        found = HfApi().repo_info(address.repository, revision=address.revision or "main", timeout=20)
+    except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+        raise unreachable(address.text, error) from None
+    commit = str(found.sha)
+    if _COMMIT.fullmatch(commit) is None:
+        raise ArtifactError(f"{address.text} answers as no hub does", expected="a commit", found=commit[:80])
+    return address.at(commit)
+
+
+def unreachable(text: str, error: Exception) -> ArtifactError:
+    """Returns the error of an artifact that cannot be asked for."""
+    answer = getattr(error, "response", None)
+    if answer is not None and answer.status_code in (401, 403, 404):
+        return ArtifactError(
+            f"there is no {text}, or it may not be read",
+            found=f"HTTP {answer.status_code}",
+            remedy="check the name and the revision; if it is private or gated, log in (hf auth login) or set"
+            " HF_TOKEN",
+        )
+    return ArtifactError(
+        f"{text} does not answer",
+        found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300],
+        remedy="check the network and HF_ENDPOINT, and try again; what was fetched before runs offline",
+    )

@@ -1,0 +1,188 @@
+"""Partial copies: folders of an artifact that is elsewhere, whose files are fetched when they are read.
+
+A copy has the artifact's manifest, byte for byte, and ``MARKER``, which says where the rest is. Whoever
+opens a file of it that is missing gets it by ``fetch``. So a run has what it reads and nothing else, and its
+threads fetch beside its other work. Copies of several revisions share the components that are equal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+import wanrun
+from wanhub.address import Address, parse_address
+from wanhub.atomic import write_atomic
+from wanhub.expected import Expected, check_file, check_parameter, expected_files
+from wanhub.store import Store
+from wanrun.errors import ArtifactError, unwritable
+
+MARKER: Final = ".partial-copy.json"
+RANGE_BYTES: Final = 2**23
+"""Asked for at a time. What came stays if the connection or the process ends."""
+
+MAX_BYTES: Final = 2**30
+"""Of a file whose size the manifest does not say; the largest real one, a tokenizer, has 17 MB."""
+
+Progress = Callable[[int], None]
+
+
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a copy's files come from.
+
+    Attributes:
+        address: as it is told; of a repository at a commit.
+        url: the URL with its query.
+    """
+
+    address: str
+    url: str
+
+    @property
+    def place(self) -> Address:
+        """What the store reads."""
+        place = parse_address(self.address)
+        return place if place.repository else parse_address(self.url)
+
+
+def mark(folder: Path, origin: Origin) -> None:
+    """Makes a folder a partial copy. Raises OSError if it cannot be written."""
+    write_atomic(folder / MARKER, msgspec.json.encode(origin))
+
+
+class PartialCopy:
+    """A partial copy that is there. Its methods may be called by several threads and processes.
+
+    Args:
+        folder: it has ``MARKER`` and the manifest.
+
+    Raises:
+        ArtifactError: if its marker or its manifest is damaged.
+        UsageError: as ``Store``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            origin = msgspec.json.decode((folder / MARKER).read_bytes(), type=Origin)
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"{folder / MARKER} is damaged", found=str(error)[:200]) from None
+        self.address = origin.place
+        self.manifest: wanrun.Manifest = wanrun.read_manifest(folder)
+        self.expected = expected_files(self.manifest)
+        self.store = Store(self.address)
+        self._rows: dict[tuple[str, int], list[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def fetch(self, name: str, advance: Progress = lambda _: None) -> bool:
+        """Fetches a file if it is missing, and checks it; another that fetches it is waited for.
+
+        Args:
+            name: its path in the artifact.
+            advance: gets the number of bytes after each range.
+
+        Returns:
+            Whether it is there now; False for a file that the artifact does not list.
+
+        Raises:
+            ArtifactError: if it is not where the manifest comes from, or is not the one that it lists.
+            UsageError: if there is no room, or the folder cannot be written.
+        """
+        expected, path = self.expected.get(name), self.folder / name
+        if expected is None:
+            return False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.part")
+            with part.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if path.exists():  # another has fetched it meanwhile
+                    part.unlink(missing_ok=True)
+                    return True
+                self._fill(file, name, expected, advance)
+                file.flush()
+                try:
+                    self._check(part, name, expected)
+                except ArtifactError:
+                    file.truncate(0)
+                    raise
+                part.replace(path)
+        except OSError as error:
+            raise unwritable(f"the copy {self.folder}", error, "choose another folder") from error
+        if expected.parameter is not None:
+            self._check_parameter(expected)
+        return True
+
+    def discard_damaged(self, name: str) -> None:
+        """Removes a file that is not the one of the manifest, so that it can be fetched again."""
+        path, expected = self.folder / name, self.expected[name]
+        if path.is_file():
+            try:
+                self._check(path, name, expected)
+                if expected.parameter is not None:
+                    self._check_parameter(expected)
+            except (ArtifactError, OSError):
+                path.unlink(missing_ok=True)
+
+    def _fill(self, file: BinaryIO, name: str, expected: Expected, advance: Progress) -> None:
+        """Appends what is missing of a file, range by range."""
+        most = MAX_BYTES if expected.nbytes is None else expected.nbytes
+        done = os.fstat(file.fileno()).st_size
+        if done > most:
+            file.truncate(0)
+            done = 0
+        advance(done)
+        while done < most:
+            wanted = min(RANGE_BYTES, most - done)
+            try:
+                data = self.store.read(name, done, done + wanted)
+            except FileNotFoundError:
+                raise ArtifactError(
+                    f"{name} is not at {self.address.text}",
+                    expected="all files of its manifest",
+                    remedy="it may have been replaced: run wanbuild pull, or ask who published it",
+                ) from None
+            file.write(data)
+            done += len(data)
+            advance(len(data))
+            if len(data) < wanted:
+                break
+
+    def _check(self, part: Path, name: str, expected: Expected) -> None:
+        """Checks a file; remembers the digests of its rows for ``_check_parameter``."""
+        rows = check_file(part, f"{name} of {self.address.text}", expected)
+        if expected.parameter is not None:
+            self._rows[expected.folder, expected.index] = rows
+
+    def _check_parameter(self, expected: Expected) -> None:
+        """Checks the digest of a parameter whose chunk files are all there; removes them if it is wrong."""
+        files = [self.folder / name for name in expected.siblings]
+        if not all(file.exists() for file in files):
+            return
+        rows = [self._rows.pop((expected.folder, index), None) for index in range(len(files))]
+        try:
+            check_parameter(files, f"{expected.folder} of {self.address.text}", expected, rows)
+        except ArtifactError:
+            for file in files:
+                with suppress(OSError):
+                    file.unlink()
+            raise
+
+
+@cache
+def opened_copy(folder: Path) -> PartialCopy:
+    """Returns the partial copy in a folder, opened once per process; errors are those of ``PartialCopy``."""
+    return PartialCopy(folder)
+
+
+def fetch(folder: Path, name: str) -> bool:
+    """Fetches a file of the partial copy in a folder: see ``PartialCopy.fetch``."""
+    return opened_copy(folder).fetch(name)

@@ -1,0 +1,116 @@
+"""Opens an address: pins its revision, and makes a partial copy of it in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import wanrun
+from wanhub.address import Address, parse_address, resolved
+from wanhub.copy import MARKER, Origin, mark
+from wanhub.pins import Pin, lock_file, pin, read_pins
+from wanhub.signature import SIGNATURE
+from wanhub.store import Store
+from wanrun.errors import ArtifactError, unwritable
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES = 2**26, 2**20
+Report = Callable[[str], None]
+
+
+def open_copy(text: str, cache: Path, report: Report, newest: bool = False) -> Path:
+    """Returns the folder of a partial copy of the artifact at an address, at the revision that is pinned.
+
+    An address without a pin gets one: the revision that it has now. With a pin and a copy nothing is asked
+    for.
+
+    Args:
+        text: the address.
+        cache: the folder of copies, and of the lock file that ``WANRUN_LOCK`` does not name.
+        report: gets a line for a revision that was not pinned before.
+        newest: whether the pin is moved to the revision that the address has now.
+
+    Raises:
+        ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
+        UsageError: for what is no address, a missing package, or a folder that cannot be written.
+    """
+    address, lock = parse_address(text), lock_file(cache)
+    pinned = None if newest else read_pins(lock).get(address.text)
+    if pinned is not None:
+        folder = copy_folder(cache, pinned.manifest_digest)
+        if (folder / MARKER).is_file():
+            return folder
+        address = address.at(pinned.revision) if pinned.revision else address
+    place = resolved(address)
+    folder, manifest = _copied(place, address, cache, pinned)
+    value = Pin(place.revision, manifest.manifest_digest)
+    if value != pinned:
+        known = parse_address(text).text
+        pin(lock, known, value)
+        report(f"{place.text}, manifest {manifest.manifest_digest[:19]}, pinned in {lock}")
+    return folder
+
+
+def copy_folder(cache: Path, manifest_digest: str) -> Path:
+    """Returns the folder of the copy of an artifact."""
+    return cache / manifest_digest.removeprefix("sha256:")[:32]
+
+
+def _copied(place: Address, asked: Address, cache: Path, pinned: Pin | None) -> tuple[Path, wanrun.Manifest]:
+    """Fetches the manifest, and makes the copy unless it is there."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
+        try:
+            return _made(place, asked, cache, pinned, made)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise unwritable(f"the cache {cache}", error, "set XDG_CACHE_HOME to another folder") from error
+
+
+def _made(
+    place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
+) -> tuple[Path, wanrun.Manifest]:
+    store = Store(place)
+    try:
+        (made / MANIFEST).write_bytes(store.read(MANIFEST, 0, MAX_MANIFEST_BYTES))
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
+        ) from None
+    manifest = wanrun.read_manifest(made)
+    if pinned is not None and manifest.manifest_digest != pinned.manifest_digest:
+        raise ArtifactError(
+            f"{asked.text} is another artifact than the one that is pinned",
+            expected=pinned.manifest_digest,
+            found=manifest.manifest_digest,
+            remedy=f"run wanbuild pull {asked.text} to move the pin",
+        )
+    folder = copy_folder(cache, manifest.manifest_digest)
+    if not (folder / MARKER).is_file():
+        for name, component in manifest.components.items():
+            shared = cache / "components" / f"{name}-{_digest(component)}"
+            shared.mkdir(parents=True, exist_ok=True)
+            (made / component.folder).parent.mkdir(parents=True, exist_ok=True)
+            (made / component.folder).symlink_to(shared.resolve(), target_is_directory=True)
+        with suppress(FileNotFoundError):  # most artifacts are not signed
+            (made / SIGNATURE).write_bytes(store.read(SIGNATURE, 0, MAX_SIGNATURE_BYTES))
+        mark(made, Origin(place.text, place.url))
+        try:
+            made.rename(folder)
+        except OSError:
+            if not (folder / MARKER).is_file():  # another process has made it
+                raise
+    return folder, manifest
+
+
+def _digest(component: Any) -> str:
+    """Returns a name for the bytes of a component's chunk files."""
+    lines = (f"{path} {one.layout} {one.sha256}\n" for path, one in sorted(component.parameters.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]

@@ -1,0 +1,80 @@
+"""The lock file: which revision of each address is run, so that every run is of the same artifact."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from wanhub.atomic import write_atomic
+from wanrun.errors import UsageError, unwritable
+
+VARIABLE: Final = "WANRUN_LOCK"
+"""The environment variable that names the lock file."""
+
+MAX_BYTES: Final = 2**22
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an address stands for.
+
+    Attributes:
+        revision: the commit of a repository; empty of a URL.
+        manifest_digest: the artifact's, which covers all of it.
+    """
+
+    revision: str
+    manifest_digest: str
+
+
+def lock_file(cache: Path) -> Path:
+    """Returns the lock file: that of ``WANRUN_LOCK``, or the one of the user's cache."""
+    return Path(os.environ.get(VARIABLE) or cache / "lock.json")
+
+
+def read_pins(path: Path) -> Mapping[str, Pin]:
+    """Returns the pins of a lock file, by address; none without one.
+
+    Raises:
+        UsageError: if it is something else.
+    """
+    try:
+        if not path.exists():
+            return {}
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_BYTES), type=dict[str, Pin])
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no lock file", found=str(error)[:200], remedy=f"remove it, or set {VARIABLE}"
+        ) from None
+
+
+def pin(path: Path, address: str, value: Pin) -> None:
+    """Writes a pin; those of other addresses stay, also if another process writes one meanwhile.
+
+    Raises:
+        UsageError: if the file cannot be written, or is something else.
+    """
+    with _held(path):
+        pins = dict(read_pins(path))
+        if pins.get(address) != value:
+            pins[address] = value
+            text = msgspec.json.format(msgspec.json.encode(dict(sorted(pins.items()))), indent=2)
+            write_atomic(path, text + b"\n")
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Holds the right to write a lock file; the system gives it back if this process is killed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_name(f".{path.name}.held").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise unwritable(f"the lock file {path}", error, f"set {VARIABLE} to another") from error

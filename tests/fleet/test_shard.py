@@ -1,0 +1,144 @@
+"""Jobs of an array share the prompts of a file: each prompt is made once, by whatever scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from helpers.run_options import run_options
+from wanfleet.shard import ARRAYS, Shard, find_shard
+from wanrun.errors import UsageError
+from wanrun.jobs.worklist import Worklist, make_worklist
+from wanrun.timing.timings import Timings
+
+COUNT = 3
+
+CONVENTIONS: Mapping[str, tuple[str | None, Mapping[str, str]]] = {
+    "kubernetes": (str(COUNT), {"JOB_COMPLETION_INDEX": "{}"}),
+    "slurm": (None, {"SLURM_ARRAY_TASK_ID": "{}", "SLURM_ARRAY_TASK_COUNT": str(COUNT)}),
+    "skypilot": (None, {"SKYPILOT_JOB_RANK": "{}", "SKYPILOT_NUM_JOBS": str(COUNT)}),
+    "aws": (None, {"AWS_BATCH_JOB_ARRAY_INDEX": "{}", "AWS_BATCH_JOB_ARRAY_SIZE": str(COUNT)}),
+    "given": ("{}/3", {}),
+}
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Seven prompts, and a line that cannot be used."""
+    path = tmp_path / "prompts.jsonl"
+    lines = [f'{{"prompt": "cat {number}"}}' for number in range(7)]
+    path.write_text("\n".join([*lines[:4], '{"prompt": "cat", "num_steps": "many"}', *lines[4:]]))
+    return path
+
+
+def shared(
+    artifact: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, convention: str, number: int
+) -> Worklist:
+    """The worklist of one job."""
+    given, variables = CONVENTIONS[convention]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(number))
+    run = run_options(
+        prompts=prompts,
+        output=prompts.with_name("{index}.npy"),
+        shard=None if given is None else given.format(number),
+    )
+    return make_worklist(artifact, run, {"num_steps": 1}, Timings())
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_each_prompt_is_of_one_job(
+    artifact: Path,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    convention: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    works = [shared(artifact, prompts, monkeypatch, convention, number) for number in range(COUNT)]
+    indexes = [[job.entry.index for job in work.jobs] for work in works]
+    assert indexes == [[1, 4, 7], [2, 8], [3, 6]]
+    names = [job.videos[0].name for work in works for job in work.jobs]
+    assert sorted(names) == [f"{index}.npy" for index in (1, 2, 3, 4, 6, 7, 8)]
+    assert [len(work.failures) for work in works] == [0, 1, 0]  # the line is reported once
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("shard 0/3") and said[0].endswith(": 3 prompts")
+
+
+def test_slurm_arrays_that_begin_elsewhere_or_skip() -> None:
+    slurm = {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "5"}
+    numbers = [find_shard(None, {**slurm, "SLURM_ARRAY_TASK_ID": text}) for text in ("10", "15", "20")]
+    assert [shard and shard.number for shard in numbers] == [0, 1, 2]
+
+
+def test_without_an_array_all_prompts_are_made() -> None:
+    assert find_shard(None, {}) is None
+    assert find_shard("0/1", {"JOB_COMPLETION_INDEX": "7"}) == Shard(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "message"),
+    [
+        ("1/2/3", {}, "--shard is no share; expected I/N, with I from 0, or N; found 1/2/3"),
+        ("-1/2", {}, "--shard is no share"),
+        ("3/3", {}, "expected a number from 0 to 2 of 3 jobs; found 3"),
+        ("0/0", {}, "expected 1 to 1000000 jobs; found 0"),
+        (
+            "3",
+            {},
+            "does not say which of 3 jobs this is; expected I/N, or one of JOB_COMPLETION",
+        ),
+        (None, {"JOB_COMPLETION_INDEX": "0"}, "how many jobs there are is not told; pass --shard N"),
+        ("3", {"JOB_COMPLETION_INDEX": "x"}, "JOB_COMPLETION_INDEX is no number; expected digits; found 'x'"),
+        ("2", {"JOB_COMPLETION_INDEX": "2"}, r"out of range \(JOB_COMPLETION_INDEX\)"),
+        (None, {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": ""}, "SLURM_ARRAY_TASK_COUNT is no"),
+    ],
+)
+def test_what_is_no_share(given: str | None, environment: Mapping[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_shard(given, environment)
+
+
+def test_a_share_needs_a_file(artifact: Path, tmp_path: Path) -> None:
+    run = run_options(prompt="a", shard="0/2", output=tmp_path / "a.npy")
+    with pytest.raises(UsageError, match="--shard is for a file of prompts; pass --prompts"):
+        make_worklist(artifact, run, {}, Timings())
+
+
+def test_processes_share_a_file_and_a_killed_one_is_repeated(toy_artifact: Path, tmp_path: Path) -> None:
+    """No video is missing, none is made twice, and what was finished stays."""
+    (tmp_path / "prompts.txt").write_text("".join(f"cat {number}\n" for number in range(6)))
+    command = [sys.executable, "-m", "wanrun", str(toy_artifact), "--prompts", str(tmp_path / "prompts.txt")]
+    command += ["--steps", "1", "-o", str(tmp_path / "{index}.npy"), "--shard", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def started(number: int) -> subprocess.Popen[str]:
+        variables = {**environment, "JOB_COMPLETION_INDEX": str(number)}
+        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+
+    first, second = started(0), started(1)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "1.npy").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.npy")}
+    again = started(0)
+    said, others = again.communicate()[0], second.communicate()[0]
+    assert (again.returncode, second.returncode) == (0, 0)
+    assert sorted(path.name for path in tmp_path.glob("*.npy")) == [f"{index}.npy" for index in range(1, 7)]
+    kept = {path for path in before if path.name in ("1.npy", "3.npy", "5.npy")}
+    assert kept and {path: path.stat().st_mtime_ns for path in before} == before
+    assert f"{3 - len(kept)} made, {len(kept)} skipped" in said and "3 made, 0 skipped" in others
+
+
+def test_the_variables_are_of_five_conventions() -> None:
+    """The four schedulers', and the option."""
+    told = {name for _, variables in CONVENTIONS.values() for name in variables}
+    assert {array.number for array in ARRAYS} <= told and len(CONVENTIONS) == 5

@@ -1,0 +1,50 @@
+"""An artifact with two targets, served from loopback."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.damage import linked
+from helpers.elsewhere import build_elsewhere, put_golden
+from helpers.hub_server import Repository, read_folder, serve
+from helpers.hub_uploads import UploadHub
+
+NAME = "me/wan"
+
+
+@pytest.fixture(scope="session")
+def two_targets(
+    toy_artifact: Path, golden: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The toy artifact with a recorded result and a second target, which is not of this machine. No links."""
+    folder = tmp_path_factory.mktemp("two")
+    artifact = linked(toy_artifact, folder / "linked")
+    put_golden(artifact, golden)
+    build_elsewhere(artifact, beside=True, packages={"jax": "0.1", "jaxlib": "0.1"})
+    return Path(shutil.copytree(artifact, folder / "two"))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UploadHub]:
+    """A hub, empty, which huggingface_hub talks to."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub._commit_api.is_xet_available", lambda: False)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with serve(UploadHub) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between tries
+        yield server
+
+
+@pytest.fixture
+def published(hub: UploadHub, two_targets: Path) -> UploadHub:
+    """The hub with the artifact of two targets as me/wan, without a model card."""
+    hub.repositories[NAME] = Repository()
+    hub.repositories[NAME].commit(read_folder(two_targets))
+    return hub

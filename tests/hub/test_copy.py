@@ -1,0 +1,286 @@
+"""Partial copies: what is read is fetched, checked and kept, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from crc32c import crc32c
+
+import wanrun
+from helpers.damage import flip, linked
+from helpers.hub_server import read_folder
+from helpers.hub_uploads import UploadHub
+from wanbuild.cli import wanbuild
+from wanhub import store
+from wanhub.complete import complete
+from wanhub.copy import PartialCopy, fetch
+from wanhub.opening import open_copy
+from wanhub.pins import VARIABLE, Pin, read_pins
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.cli import wanrun as command
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import artifact_folder, open_regular, origin_of, user_cache
+from wanrun.media.write_video import read_metadata
+
+ADDRESS = "hf://me/wan"
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def weight(manifest: Manifest) -> str:
+    """A chunk file of the transformer."""
+    names = sorted(_names(manifest))
+    return next(name for name in names if name.startswith("weights/transformer/blocks.attn1.to_q.weight"))
+
+
+def _names(manifest: Manifest) -> list[str]:
+    from wanhub.expected import expected_files
+
+    return list(expected_files(manifest))
+
+
+def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
+    published: UploadHub, tmp_path: Path
+) -> None:
+    published.forget()
+    options = ["--prompt", "a cat", "--steps", "1", "--explain"]
+    result = CliRunner().invoke(command, [ADDRESS, *options, "-o", str(tmp_path / "a.npy")])
+    assert result.exit_code == 0, result.output
+    commit = published.head("me/wan")
+    assert f"{ADDRESS}@{commit}, manifest sha256:" in result.output and "pinned in" in result.output
+    assert "96x64x9-b1-cfg  cpu: taken" in result.output
+    assert published.listings == 1
+    folder = artifact_folder(ADDRESS)
+    manifest = read_manifest(folder)
+    names = {name for name in published.names if name not in ("manifest.json", "model.sig")}
+    assert not any(name.startswith(("golden", "requirements")) or "-elsewhere-" in name for name in names)
+    weights = {name for name in _names(manifest) if name.startswith("weights")}
+    asked = [request.name for request in published.requests if not request.at_content]
+    assert weights <= names and len(asked) == len(names) + 2  # each once
+    assert published.sent < 0.9 * sum(map(len, published.files("me/wan").values()))
+    metadata = read_metadata(tmp_path / "a.npy")
+    assert (
+        metadata["artifact"] == f"{ADDRESS}@{commit}"
+        and origin_of(folder)["artifact"] == metadata["artifact"]
+    )
+
+    published.silent = True
+    published.forget()
+    result = CliRunner().invoke(command, [ADDRESS, *options, "-o", str(tmp_path / "b.npy")])
+    assert result.exit_code == 0 and published.requests == [], result.output
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+
+
+def test_the_text_encoder_stays_where_it_is_if_embeddings_suffice(
+    published: UploadHub, two_targets: Path, tmp_path: Path
+) -> None:
+    artifact = linked(two_targets, tmp_path / "embedded")
+    texts = [text for prompt in ("a cat", "") for text in ("--prompt", prompt)]
+    assert CliRunner().invoke(wanbuild, ["embed", str(artifact), *texts]).exit_code == 0
+    published.repositories["me/wan"].commit(read_folder(artifact) | read_folder_links(artifact))
+    published.forget()
+    options = ["--prompt", "a cat", "--negative-prompt", "", "--steps", "1", "-o", str(tmp_path / "a.npy")]
+    result = CliRunner().invoke(command, [ADDRESS, *options])
+    assert result.exit_code == 0, result.output
+    assert not any("text_encoder" in name for name in published.names)
+
+
+def read_folder_links(artifact: Path) -> dict[str, bytes]:
+    """The files of a folder of links."""
+    return {
+        f"{entry.name}/{name}": data
+        for entry in artifact.iterdir()
+        if entry.is_symlink()
+        for name, data in read_folder(entry.resolve()).items()
+    }
+
+
+def test_the_pin_stays_until_a_pull_moves_it(
+    published: UploadHub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_copy(ADDRESS, cache, quiet)
+    commit = published.head("me/wan")
+    files = published.files("me/wan")
+    manifest = json.loads(files["manifest.json"])
+    changed = read_manifest(first).changed(tool={"name": "wanbuild", "version": "9"})
+    published.repositories["me/wan"].commit({**files, "manifest.json": changed.encoded()})
+    assert open_copy(ADDRESS, cache, quiet) == first
+    # On another machine with the same lock file, the same revision.
+    monkeypatch.setenv(VARIABLE, str(cache / "lock.json"))
+    elsewhere = open_copy(ADDRESS, tmp_path / "other", quiet)
+    assert read_manifest(elsewhere).manifest_digest == manifest["manifest_digest"]
+    newest = open_copy(ADDRESS, cache, quiet, newest=True)
+    assert newest != first and open_copy(ADDRESS, cache, quiet) == newest
+    pinned = read_pins(cache / "lock.json")[ADDRESS]
+    assert pinned == Pin(published.head("me/wan"), changed.manifest_digest) and pinned.revision != commit
+    # Equal components are on disk once.
+    copies = [PartialCopy(folder) for folder in (first, newest)]
+    name = weight(copies[0].manifest)
+    assert copies[0].fetch(name) and (newest / name).is_file()
+
+
+def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -> None:
+    folder = open_copy(ADDRESS, cache, quiet)
+    copy = PartialCopy(folder)
+    entry = next(name for name in copy.expected if name.startswith("executables/cpu"))
+    for name, offset in ((weight(copy.manifest), 3), (entry, 100), (copy.manifest.tokenizer.file, 50)):
+        published.repositories["me/wan"].faults[name] = [("damage", offset)]
+        with pytest.raises(ArtifactError, match=r"is damaged; expected (sha256|crc32c)"):
+            copy.fetch(name)
+        assert not (folder / name).exists()
+        assert copy.fetch(name) and (folder / name).read_bytes() == published.files("me/wan")[name]
+
+
+def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> None:
+    """The file's own crc32c fits; the parameter's sha256 does not."""
+    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    name = weight(copy.manifest)
+    files = published.files("me/wan")
+    rows = files[name][:-4]
+    half = len(rows) // 2
+    turned = rows[half:] + rows[:half]
+    files[name] = turned + crc32c(turned).to_bytes(4, "little")
+    published.repositories["me/wan"].commits[published.head("me/wan")] = files
+    with pytest.raises(ArtifactError, match="is damaged; expected sha256"):
+        copy.fetch(name)
+    assert not (copy.folder / name).exists()
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset", "status"])
+def test_a_cut_connection_resumes(
+    published: UploadHub, cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
+    monkeypatch.setattr(store, "RETRY_SECONDS", (0.01, 0.01))
+    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    name = weight(copy.manifest)
+    published.forget()
+    published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)]
+    assert copy.fetch(name)
+    assert (copy.folder / name).read_bytes() == published.files("me/wan")[name]
+    size = len(published.files("me/wan")[name])
+    assert len(published.requests) == -(-size // 1000) + 1  # one range came twice
+    published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)] * 3
+    (copy.folder / name).unlink()
+    with pytest.raises(ArtifactError, match=r"(does not answer|may not be read); found .*; check "):
+        copy.fetch(name)
+
+
+def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, two_targets: Path) -> None:
+    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    name = copy.manifest.tokenizer.file
+    published.repositories["me/wan"].faults[name] = [("slow", 2000)]
+    code = (
+        "from pathlib import Path\nfrom wanhub import copy\ncopy.RANGE_BYTES = 2000\n"
+        f"copy.fetch(Path({str(copy.folder)!r}), {name!r})"
+    )
+    part = (copy.folder / name).with_name(f".{Path(name).name}.part")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HF_ENDPOINT": published.url}
+    child = subprocess.Popen([sys.executable, "-c", code], env={**environment, "HF_HUB_OFFLINE": "0"})
+    deadline = time.monotonic() + 20
+    while (not part.exists() or part.stat().st_size < 4000) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    came = part.stat().st_size
+    if not (copy.folder / name).exists():
+        published.forget()
+        assert came >= 4000 and copy.fetch(name)
+        assert published.ranges(name)[0] == f"bytes={came}-{came + 2**23 - 1}"
+    assert (copy.folder / name).read_bytes() == (two_targets / name).read_bytes()
+
+
+def test_threads_and_processes_fetch_a_file_once(published: UploadHub, cache: Path) -> None:
+    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    name = weight(copy.manifest)
+    published.forget()
+    copies = [copy, PartialCopy(copy.folder)] * 4
+    threads = [threading.Thread(target=one.fetch, args=(name,)) for one in copies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(published.requests) == 1
+    assert [path.name for path in (copy.folder / name).parent.iterdir()] == [Path(name).name]
+
+
+def test_what_the_hub_refuses(published: UploadHub, cache: Path) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"there is no hf://me/none, or it may not be read; found HTTP 404"
+    ):
+        open_copy("hf://me/none", cache, quiet)
+    published.repositories["me/empty"] = type(published.repositories["me/wan"])()
+    published.repositories["me/empty"].commit({"README.md": b"nothing"})
+    with pytest.raises(ArtifactError, match=r"is no artifact; found no manifest\.json"):
+        open_copy("hf://me/empty", cache, quiet)
+    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    name = weight(copy.manifest)
+    files = published.files("me/wan")
+    del files[name]
+    published.repositories["me/wan"].commits[published.head("me/wan")] = files
+    with pytest.raises(ArtifactError, match=r"is not at hf://me/wan@.*; expected all files of its manifest"):
+        copy.fetch(name)
+    assert not copy.fetch("README.md") and not fetch(copy.folder, "weights")
+
+
+def test_an_address_that_changes_is_not_what_was_pinned(
+    two_targets: Path, tmp_path: Path, cache: Path
+) -> None:
+    """An artifact at a file:// address is another one than the lock file says."""
+    artifact = linked(two_targets, tmp_path / "moving")
+    address = f"file://{artifact}"
+    folder = open_copy(address, cache, quiet)
+    with open_regular(folder / read_manifest(folder).tokenizer.file) as file:
+        assert file.read() == (two_targets / "tokenizer/tokenizer.json").read_bytes()
+    manifest = read_manifest(artifact)
+    manifest.changed(tool={**manifest.tool, "version": "9"}).write(artifact)
+    assert open_copy(address, cache, quiet) == folder
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() or path.is_symlink() else path.rmdir()
+    folder.rmdir()
+    with pytest.raises(ArtifactError, match=r"is another artifact than the one that is pinned; .*pull"):
+        open_copy(address, cache, quiet)
+
+
+def test_complete_mends_what_is_damaged(published: UploadHub, cache: Path) -> None:
+    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    came: list[int] = []
+    complete(copy, copy.expected, came.append)
+    assert sum(came) == sum((copy.folder / name).stat().st_size for name in copy.expected)
+    flip(copy.folder / weight(copy.manifest), 5)
+    published.forget()
+    complete(copy, copy.expected, came.append)
+    assert [request.name for request in published.requests] == [weight(copy.manifest)]
+
+
+def test_a_copy_is_not_changed_by_a_build(published: UploadHub, cache: Path) -> None:
+    folder = open_copy(ADDRESS, cache, quiet)
+    result = CliRunner().invoke(wanbuild, ["embed", str(folder), "--prompt", "a"])
+    assert isinstance(result.exception, ArtifactError) and "is a partial copy" in str(result.exception)
+
+
+def test_python_takes_an_address(published: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with wanrun.load(ADDRESS, prompts=["a cat"]) as pipeline:
+        result = pipeline.generate("a cat", steps=1)
+    assert result.options["artifact"].startswith(f"{ADDRESS}@")
+    assert artifact_folder("a/b") == Path("a/b")
+    monkeypatch.setitem(sys.modules, "wanhub.opening", None)
+    with pytest.raises(UsageError, match=r"needs wanhub\.opening; pip install"):
+        artifact_folder(ADDRESS)
+    assert user_cache().is_dir()

@@ -1,0 +1,172 @@
+"""Addresses, the lock file, files that a manifest lists, and signatures."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+import wanrun.files
+from helpers.damage import flip, linked, own
+from wanhub import copy
+from wanhub.address import parse_address, resolved
+from wanhub.atomic import write_atomic
+from wanhub.expected import expected_files
+from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
+from wanhub.required import require_signature
+from wanhub.signature import SIGNATURE, check_signature, sign
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, UsageError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_addresses() -> None:
+    plain, tagged = parse_address("hf://me/wan"), parse_address("hf://me/wan@v1.0")
+    assert (plain.repository, plain.revision, plain.fixed) == ("me/wan", "", False)
+    assert (tagged.repository, tagged.revision, tagged.fixed) == ("me/wan", "v1.0", False)
+    fixed = plain.at(COMMIT)
+    assert fixed == parse_address(f"hf://me/wan@{COMMIT}") and fixed.fixed and resolved(fixed) is fixed
+    url = parse_address("https://host/a/b/?key=secret#part")
+    assert (url.text, url.url, url.repository) == ("https://host/a/b", "https://host/a/b?key=secret", "")
+    assert parse_address("file:///a/b").url == "file:///a/b" and resolved(url) is url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf://wan",
+        "hf://me/wan/more",
+        "hf://me/wan@",
+        "hf://me/wan@a/../b",
+        "hf:///x",
+        "ftp://host/a",
+        "http://",
+        "://",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address"):
+        parse_address(text)
+
+
+def test_the_lock_file_keeps_all_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lock_file(tmp_path) == tmp_path / "lock.json"
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "own" / "wan.lock"))
+    lock = lock_file(tmp_path)
+    assert lock == tmp_path / "own" / "wan.lock" and read_pins(lock) == {}
+    pins = {f"hf://me/{number}": Pin(COMMIT, f"sha256:{number}") for number in range(20)}
+    threads = [threading.Thread(target=pin, args=(lock, *one)) for one in pins.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_pins(lock) == pins
+    for text in ("{", '{"a": 1}', '{"a": {"revision": "", "manifest_digest": "", "more": 1}}'):
+        lock.write_text(text)
+        with pytest.raises(UsageError, match="is no lock file"):
+            read_pins(lock)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "a", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wanhub.atomic.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(tmp_path / "a", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_the_listed_files_are_those_of_the_folder(two_targets: Path) -> None:
+    expected = expected_files(read_manifest(two_targets))
+    there = {path.relative_to(two_targets).as_posix() for path in two_targets.rglob("*") if path.is_file()}
+    metadata = {name for name in there if name.endswith(("zarr.json", "_METADATA", "_CHECKPOINT_METADATA"))}
+    assert expected.keys() == there - metadata - {"manifest.json"}
+    sizes = {name: (two_targets / name).stat().st_size for name in expected}
+    assert all(one.nbytes in (None, sizes[name]) for name, one in expected.items())
+
+
+def test_both_packages_mark_a_copy_alike() -> None:
+    assert copy.MARKER == wanrun.files.PARTIAL_COPY
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two pairs of keys, a.pem and a.pub, b.pem and b.pub."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in "ab":
+        for command in (
+            f"openssl ecparam -genkey -name prime256v1 -noout -out {name}.pem",
+            f"openssl ec -in {name}.pem -pubout -out {name}.pub",
+        ):
+            subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def signed(two_targets: Path, keys: Path, tmp_path: Path) -> Path:
+    """A signed artifact, whose folders are links until ``own``."""
+    artifact = linked(two_targets, tmp_path / "signed")
+    sign(artifact, keys / "a.pem")
+    return artifact
+
+
+def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, tmp_path: Path) -> None:
+    require_signature(signed, keys / "a.pub")
+    moved = signed.rename(tmp_path / "another name")
+    require_signature(moved, keys / "a.pub")
+    with pytest.raises(ArtifactError, match=r"the signature of .* does not fit; .* found Key mismatch"):
+        require_signature(moved, keys / "b.pub")
+
+
+def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
+    """Of weights, a program, an executable, a recorded result, the tokenizer, manifest and signature."""
+    names = expected_files(read_manifest(signed))
+    kinds = (
+        "weights/transformer",
+        "weights/vae",
+        "programs",
+        "executables/cpu",
+        "golden",
+        "tokenizer",
+        "requirements",
+    )
+    changed = [next(name for name in sorted(names) if name.startswith(kind)) for kind in kinds]
+    for folder in ("weights", "programs", "executables", "golden", "tokenizer"):
+        own(signed, folder)
+    for name in (*changed, "manifest.json", SIGNATURE):
+        for offset in (0, (signed / name).stat().st_size - 1):
+            flip(signed / name, offset)
+            with pytest.raises(ArtifactError):
+                require_signature(signed, keys / "a.pub")
+            flip(signed / name, offset)
+    (signed / changed[0]).rename(signed / "gone")
+    with pytest.raises(ArtifactError, match="cannot be read; found No such file"):
+        require_signature(signed, keys / "a.pub")
+    (signed / "gone").rename(signed / changed[0])
+    require_signature(signed, keys / "a.pub")
+
+
+def test_a_rewritten_manifest_with_digests_that_fit_is_refused(signed: Path, keys: Path) -> None:
+    manifest = read_manifest(signed)
+    manifest.changed(tool={**manifest.tool, "version": "9"}).write(signed)
+    read_manifest(signed)
+    with pytest.raises(ArtifactError, match="found one of another manifest; do not run it"):
+        require_signature(signed, keys / "a.pub")
+
+
+def test_keys_and_signatures_that_are_none(signed: Path, keys: Path, tmp_path: Path) -> None:
+    for key in (signed / "manifest.json", keys / "none.pub", keys):
+        with pytest.raises(UsageError, match="is no public key; expected an elliptic curve key"):
+            check_signature(signed, key)
+    for key in (keys / "a.pub", keys / "none.pem"):
+        with pytest.raises(UsageError, match="is no private key"):
+            sign(signed, key)
+    (signed / SIGNATURE).unlink()
+    with pytest.raises(ArtifactError, match=r"is not signed; expected model\.sig"):
+        check_signature(signed, keys / "a.pub")
