@@ -66,7 +66,8 @@ def parse_address(text: str) -> Address:
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise UsageError(f"{text!r} is no address of an artifact", expected=f"a folder, or one of {schemes}")
     plain = url._replace(path=url.path.rstrip("/"), fragment="")
-    return Address(urlunsplit(plain._replace(query="")), urlunsplit(plain))
+    told = urlunsplit(plain._replace(query=""))
+    return Address(told, urlunsplit(plain) if url.scheme in ("http", "https") else told)
 
 
 def resolved(address: Address) -> Address:
