@@ -1,4 +1,5 @@
-# Two images from one file: `--target build` has wanbuild and makes artifacts, `--target serve` has wanrun alone.
+# Three images from one file: `--target build` has wanbuild and makes artifacts, `--target runtime` has wanrun alone, and
+# `--target serve` is `runtime` with an artifact in it.
 #
 #   docker build --target serve --build-arg ARTIFACT=wan2.1-1.3b -t wan .      # an artifact inside the context
 #   docker run --rm --user "$(id -u)" -v "$PWD/videos:/videos" -v wan-cache:/cache wan \
@@ -9,8 +10,13 @@
 #   docker run --rm -p 8000:8000 -e WANRUN_API_KEYS="me $(openssl rand -hex 16)" -v wan-videos:/videos wan \
 #     serve /artifact --host 0.0.0.0 --data /videos
 #
+# Without an artifact, which is then mounted at /artifact or named as hf://OWNER/NAME (docs/deploy):
+#
+#   docker build --target runtime --build-arg EXTRA=cuda13 -t wanrun .
+#   docker run --rm --gpus all -v "$PWD/wan2.1-1.3b:/artifact:ro" -v "$PWD/videos:/videos" wanrun --prompt "A cat"
+#
 # It runs as any user id. /cache keeps embeddings of prompts, and programs that were compiled there.
-# For NVIDIA GPUs: --build-arg EXTRA=cuda13, and `docker run --gpus all`.
+# For NVIDIA GPUs: --build-arg EXTRA=cuda13, and `docker run --gpus all`. For TPUs: EXTRA=tpu.
 ARG PYTHON=3.12.11-slim-bookworm
 
 FROM python:${PYTHON} AS base
@@ -31,26 +37,30 @@ WORKDIR /artifact
 ENTRYPOINT ["wanbuild"]
 CMD ["--help"]
 
-# The packages that the artifact's executables load with, in its own versions; the others as in constraints.txt.
+# The packages that the artifact's executables load with, in its own versions; the others as in constraints.txt. Without
+# an artifact in the context (the pattern then matches nothing), all as in constraints.txt.
 FROM base AS wheels
 ARG EXTRA=
 ARG ARTIFACT=artifacts/demo/artifact
-COPY ${ARTIFACT}/requirements.txt /artifact/requirements.txt
-RUN sed -nE 's/^([A-Za-z0-9_.-]+)==.*/^\1/p' /artifact/requirements.txt > /own \
+COPY constraints.txt ${ARTIFACT}/requirements.tx[t] /artifact/
+RUN touch /artifact/requirements.txt \
+  && sed -nE 's/^([A-Za-z0-9_.-]+)==.*/^\1/p' /artifact/requirements.txt > /own \
   && grep --invert-match --ignore-case --file=/own constraints.txt > /others \
   && pip wheel --constraint /others --requirement /artifact/requirements.txt --wheel-dir /wheels \
     ".[serve${EXTRA:+,${EXTRA}}]"
 
-FROM python:${PYTHON} AS serve
+FROM python:${PYTHON} AS runtime
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 \
   WANRUN_ARTIFACT=/artifact XDG_CACHE_HOME=/cache
 RUN useradd --create-home --uid 10001 wan && mkdir --mode=1777 /videos /cache
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels pip install --no-index /wheels/*.whl
-ARG ARTIFACT=artifacts/demo/artifact
-COPY --chown=root:root ${ARTIFACT} /artifact
 VOLUME /cache
 EXPOSE 8000
 USER 10001
 WORKDIR /videos
 ENTRYPOINT ["wanrun"]
 CMD ["--help"]
+
+FROM runtime AS serve
+ARG ARTIFACT=artifacts/demo/artifact
+COPY --chown=root:root ${ARTIFACT} /artifact
