@@ -19,7 +19,7 @@ TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 PAGES = sorted(
     path.relative_to(REPOSITORY).as_posix()
-    for folder in (".", "benchmarks", "docs", "docs/notes", "training")
+    for folder in (".", "benchmarks", "docs", "docs/deploy", "docs/notes", "training")
     for path in (REPOSITORY / folder).glob("*.md")
 )
 CODE = [
