@@ -34,7 +34,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cli",
             "__main__",
         ),
-        "runtime/wanfleet": ("shard",),
+        "runtime/wanfleet": ("outbox shard", "ray"),
         "runtime/wanhub": (
             "address atomic expected",
             "pins signature store",

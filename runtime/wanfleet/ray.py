@@ -1,0 +1,166 @@
+"""Videos of a Ray dataset: rows of options in, rows with videos and metadata out (extra ``ray``).
+
+    rows = ray.data.read_json("prompts.jsonl")
+    made = wanfleet.ray.make_videos(rows, "hf://OWNER/NAME", "s3://bucket/videos", workers=8, num_gpus=1)
+    made.write_parquet("s3://bucket/made")
+
+Each worker loads the artifact once. Ray gives the rows of a worker that has died to another one. A row whose
+video is there already is not made again; if two workers make it at once, the second video is discarded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import wanrun
+from wanfleet.outbox import Outbox
+from wanrun.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+RETRIES: Final = 3
+"""How often a row is tried again whose worker has died."""
+
+_MEDIA: Final = frozenset(inspect.signature(wanrun.Media).parameters)
+"""The options that ``wanrun.Media`` has."""
+
+Row = dict[str, Any]
+
+
+class VideoMaker:
+    """An actor of Ray Data. ``make_videos`` makes some; a class of callable objects for ``Dataset.map``.
+
+    Args:
+        artifact: an artifact's folder or address.
+        output: the folder or URL of the videos.
+        suffix: the kind of video, such as ``.mp4``.
+        loading: keywords of ``wanrun.load``.
+
+    Raises:
+        ArtifactError, UsageError: as ``wanrun.load`` and ``Outbox``.
+    """
+
+    def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
+        self._outbox, self._suffix = Outbox(output), suffix
+        self._pipeline = wanrun.load(artifact, **loading)
+        self._content = wanrun.read_manifest(wanrun.artifact_folder(artifact)).content_digest
+        self._known = {name for row in wanrun.options() for name in (row.name, *row.also)}
+
+    def __call__(self, row: Row) -> Row:
+        """Makes the videos of a row.
+
+        Args:
+            row: ``prompt`` and other options of a generation by name, images and videos as paths; ``output``,
+                a name for the video without a suffix; other columns stay as they are.
+
+        Returns:
+            The row with ``videos``, their paths or URLs; ``metadata``, JSON; ``made``, whether they were made
+            now; ``seconds``; and ``error``, why there is no video, or "".
+
+        Raises:
+            ArtifactError: if the artifact is not usable: then no row is.
+        """
+        started = time.monotonic()
+        out = {**row, "videos": [], "metadata": "", "made": False, "error": ""}
+        try:
+            out |= self._made({key: _plain(value) for key, value in row.items()})
+        except ArtifactError:
+            raise
+        except UsageError as error:
+            out["error"] = str(error)
+        return {**out, "seconds": time.monotonic() - started}
+
+    def _made(self, row: Row) -> Row:
+        """Returns what is added to a row; makes its videos unless they are there."""
+        asked = {name: row[name] for name in row.keys() & self._known if row[name] is not None}
+        request = hashlib.sha256(json.dumps([self._content, asked], sort_keys=True).encode()).hexdigest()
+        name = str(row.get("output") or request[:16])
+        if "/" in name or name.startswith("."):
+            raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
+        there = self._outbox.read(f"{name}.json")
+        if there is not None:
+            return self._found(name, there, request)
+        with tempfile.TemporaryDirectory(prefix="wan-video-") as folder:
+            given = {name: asked.pop(name) for name in asked.keys() & _MEDIA}
+            media = wanrun.Media(**given) if given else None
+            result = self._pipeline.generate(asked.pop("prompt", ""), media=media, **asked)
+            files = result.save(Path(folder) / f"{name}{self._suffix}")
+            facts = {"request": request, "videos": [file.name for file in files], **result.options}
+            record = Path(folder) / "record"
+            record.write_text(json.dumps(facts, sort_keys=True, default=str))
+            for file in files:
+                self._outbox.put(file, file.name)
+            if not self._outbox.put(record, f"{name}.json"):  # last: all of them are there
+                return self._found(name, self._outbox.read(f"{name}.json") or b"", request)
+            return self._told(record.read_text()) | {"made": True}
+
+    def _found(self, name: str, record: bytes, request: str) -> Row:
+        """Returns what is added to a row whose record is there.
+
+        Raises:
+            UsageError: if it is of another request.
+        """
+        try:
+            if json.loads(record)["request"] == request:
+                return self._told(record.decode())
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise UsageError(
+            f"{self._outbox.where(name)} is there, and was made otherwise", remedy="choose another output"
+        )
+
+    def _told(self, record: str) -> Row:
+        videos = [self._outbox.where(one) for one in json.loads(record)["videos"]]
+        return {"videos": videos, "metadata": record}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a Python value for one of NumPy's."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+
+
+def make_videos(
+    rows: Dataset,
+    artifact: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    suffix: str = ".mp4",
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    **loading: Any,
+) -> Dataset:
+    """Makes a video of each row, by actors that load the artifact once.
+
+    Args:
+        rows: a dataset; see ``VideoMaker.__call__``.
+        artifact: an artifact's folder, which every node has, or an address.
+        output: the folder, which every node has, or URL of the videos.
+        workers: how many actors.
+        suffix: the kind of video.
+        num_cpus: CPUs of an actor, for Ray.
+        num_gpus: GPUs of an actor, for Ray.
+        loading: keywords of ``wanrun.load``.
+
+    Returns:
+        The rows with ``videos``, ``metadata``, ``made``, ``seconds`` and ``error``, in no particular order.
+        As all of Ray's datasets it is computed when it is read.
+    """
+    return rows.repartition(target_num_rows_per_block=1).map(
+        VideoMaker,  # type: ignore[arg-type]
+        fn_constructor_args=(os.fspath(artifact), os.fspath(output), suffix),
+        fn_constructor_kwargs=loading,
+        concurrency=workers,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        max_restarts=-1,
+        max_task_retries=RETRIES,
+    )
