@@ -29,6 +29,10 @@ for _ in {1..500}; do sleep 0.02; done
 """
 
 
+NUMBERS: Final = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "7"}
+"""Of the last task of an array, whose job has the array's own number."""
+
+
 @dataclass
 class Task:
     """A task of the array that runs here."""
@@ -64,7 +68,7 @@ def begin(tmp_path: Path, ends: str = "", **variables: str) -> Task:
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "PLACE": str(tmp_path), "ENDS": ends}
     process = subprocess.Popen(
         ["bash", SCRIPT, "/shared/an artifact", "/shared/prompts.txt", "/shared/videos"],
-        env={**environment, "SLURM_JOB_ID": "77", **variables},
+        env={**environment, **NUMBERS, **variables},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -119,7 +123,13 @@ def test_its_end_is_that_of_wanrun(tmp_path: Path, code: int) -> None:
 def test_before_the_time_limit_it_ends_and_is_put_back(tmp_path: Path) -> None:
     task = begin(tmp_path, SLURM_RESTART_COUNT="3")
     assert task.end(signal.SIGUSR1) == 143
-    assert task.put_back == ["requeue 77"]
+    assert task.put_back == ["requeue 77_7"]
+
+
+def test_a_refusal_to_put_it_back_keeps_the_exit_code(tmp_path: Path) -> None:
+    task = begin(tmp_path)
+    (tmp_path / "bin" / "scontrol").write_text("#!/bin/bash\nexit 1\n")
+    assert task.end(signal.SIGUSR1) == 143
 
 
 def test_what_is_cancelled_is_not_put_back(tmp_path: Path) -> None:
