@@ -39,7 +39,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "address atomic expected",
             "pins signature store",
             "copy",
-            "complete opening required",
+            "complete opening",
         ),
         "runtime/wanserve": (
             "devices job names process refusal retention settings",

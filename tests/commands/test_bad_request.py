@@ -170,9 +170,9 @@ def bad_outputs(tmp_path: Path, read_only: Path) -> list[Bad]:
         (["--timing-json", tmp_path], ["--timing-json", str(tmp_path), "cannot be written"]),
         (
             ["--timing-json", tmp_path / "out.mp4"],
-            [f"two outputs are the same file, {tmp_path / 'out.mp4'}", "names of their own"],
+            [f"the output {tmp_path / 'out.mp4'} is also that of", "give each its own name"],
         ),
-        (["--save-latents", tmp_path / "." / "out.mp4"], ["two outputs are the same file"]),
+        (["--save-latents", tmp_path / "." / "out.mp4"], ["is also that of this prompt"]),
     ]
 
 

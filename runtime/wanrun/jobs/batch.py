@@ -78,7 +78,7 @@ class Batch:
 
     def report_worklist(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""
-        for failure in self._work.failures:
+        for failure in self._work.failures.values():
             self._fail(failure)
         for job in self._work.finished:
             entry, names = job.entry, ", ".join(map(str, job.videos))

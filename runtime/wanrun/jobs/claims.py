@@ -14,11 +14,10 @@ class Claims:
 
     Args:
         artifact: the artifact's folder, in which no output may lie.
-        many: whether the prompts come from a file, for the remedy in messages.
     """
 
-    def __init__(self, artifact: Path, many: bool) -> None:
-        self._artifact, self._many = Path(os.path.realpath(artifact)), many
+    def __init__(self, artifact: Path) -> None:
+        self._artifact = Path(os.path.realpath(artifact))
         self._written: dict[str, str] = {}
         self._read: dict[str, str] = {}
 
@@ -39,14 +38,9 @@ class Claims:
             name = os.path.realpath(path)
             self._check_not_read(path, name)
             other = owner if name in names else self._written.get(name)
-            if other is not None and not self._many:
-                raise UsageError(
-                    f"two outputs are the same file, {name}",
-                    remedy="give --output, --save-latents and the files of timings names of their own",
-                )
             if other is not None:
                 raise UsageError(
-                    f"the output {path} is also that of {other}",
+                    f"the output {path} is also that of {other or 'this prompt'}",
                     remedy="give each its own name, for example with {index}",
                 )
             if Path(name).is_relative_to(self._artifact):

@@ -41,7 +41,7 @@ class Worklist:
     Attributes:
         jobs: the jobs to make, in order.
         finished: the jobs whose results all exist.
-        failures: the errors of the other lines of the prompts file, in order.
+        failures: the errors of the other lines of the prompts file, by their number, in order.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
         many: whether the prompts come from a file.
         media: reads the media of the jobs.
@@ -50,7 +50,7 @@ class Worklist:
     manifest: Manifest
     jobs: Sequence[Job]
     finished: Sequence[Job]
-    failures: Sequence[WanError]
+    failures: Mapping[int, WanError]
     noise: np.ndarray | None
     many: bool
     media: MediaSets
@@ -154,7 +154,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         manifest,
         [job for job in jobs if not job.finished],
         [job for job in jobs if job.finished],
-        [bad[index] for index in sorted(bad)],
+        dict(sorted(bad.items())),
         None if noise is None else np.array(noise),
         many,
         media,
@@ -172,7 +172,7 @@ def _default_output(run: RunOptions, num_videos: int) -> Path:
 
 def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims:
     """Notes the files that the run reads, and the files that it writes beside those of its jobs."""
-    claims = Claims(artifact, run.prompts is not None)
+    claims = Claims(artifact)
     for entry in entries:
         for name, path in entry.media_files:
             claims.read(path, f"{entry.where} ({name})" if entry.where else field(name))

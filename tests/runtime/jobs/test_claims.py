@@ -17,7 +17,7 @@ def artifact(tmp_path: Path) -> Path:
 
 
 def test_files_of_their_own(artifact: Path, tmp_path: Path) -> None:
-    claims = Claims(artifact, many=True)
+    claims = Claims(artifact)
     claims.read(tmp_path / "a.png", "line 1")
     claims.read(tmp_path / "a.png", "line 2")  # which any number of lines may read
     claims.write([tmp_path / "1.mp4", None, tmp_path / "1.npy"], "line 1")
@@ -27,7 +27,7 @@ def test_files_of_their_own(artifact: Path, tmp_path: Path) -> None:
 
 
 def test_none_is_written_twice(artifact: Path, tmp_path: Path) -> None:
-    claims = Claims(artifact, many=True)
+    claims = Claims(artifact)
     claims.write([tmp_path / "a.mp4"], "line 1")
     (tmp_path / "link").symlink_to(tmp_path)
     for path in (tmp_path / "a.mp4", tmp_path / "artifact" / ".." / "a.mp4", tmp_path / "link" / "a.mp4"):
@@ -38,23 +38,21 @@ def test_none_is_written_twice(artifact: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_refused_is_not_claimed(artifact: Path, tmp_path: Path) -> None:
-    claims = Claims(artifact, many=True)
+    claims = Claims(artifact)
     with pytest.raises(UsageError):
         claims.write([tmp_path / "a.mp4", artifact / "b"], "line 1")
     claims.write([tmp_path / "a.mp4"], "line 2")
 
 
 def test_a_single_prompt_is_told_its_options(artifact: Path, tmp_path: Path) -> None:
-    claims = Claims(artifact, many=False)
+    claims = Claims(artifact)
     claims.write([tmp_path / "a"], "--timing-json")
-    with pytest.raises(
-        UsageError, match=r"two outputs are the same file, .*/a; give --output, --save-latents"
-    ):
+    with pytest.raises(UsageError, match=r"the output .*/a is also that of .*; give each its own name"):
         claims.write([tmp_path / "a"], "")
 
 
 def test_none_is_written_that_is_read(artifact: Path, tmp_path: Path) -> None:
-    claims = Claims(artifact, many=True)
+    claims = Claims(artifact)
     claims.read(tmp_path / "frames", "line 1 (video)")
     claims.read(artifact / "sample.png", "line 1 (image)")  # reading there is no harm
     with pytest.raises(UsageError, match=r"frames is also that of line 1 \(video\), which is read"):
@@ -66,7 +64,7 @@ def test_none_is_written_that_is_read(artifact: Path, tmp_path: Path) -> None:
 
 def test_none_is_written_into_the_artifact(artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artifact)
-    claims = Claims(tmp_path / "link", many=True)
+    claims = Claims(tmp_path / "link")
     for path in (artifact / "a.mp4", tmp_path / "link" / "weights" / "a.mp4", artifact):
         with pytest.raises(UsageError, match="lies inside the artifact; write the results elsewhere"):
             claims.write([path], "line 1")

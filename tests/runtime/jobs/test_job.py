@@ -35,7 +35,7 @@ def maker(artifact: Path, tmp_path: Path) -> Callable[..., JobMaker]:
     ) -> JobMaker:
         manifest = read_manifest(artifact)
         how = run_options(**{"output": tmp_path / "o.npy", **run})
-        media, claims = MediaSets(Timings()), Claims(artifact, many)
+        media, claims = MediaSets(Timings()), Claims(artifact)
         return JobMaker(artifact, manifest, how, many, noise, facts or {}, media, claims)
 
     return make

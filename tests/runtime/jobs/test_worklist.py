@@ -32,7 +32,7 @@ def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -
     work = worklist_of({"seed": 3}, prompt="a fox")
     (job,) = work.jobs
     assert job.entry.where == "" and job.videos == (tmp_path / "o.npy",)
-    assert (work.finished, work.failures, work.noise, work.many) == ([], [], None, False)
+    assert (work.finished, work.failures, work.noise, work.many) == ([], {}, None, False)
     assert work.media.inputs(job.generation) is None and work.first_prompts() == ["a fox", ""]
     assert job.generation.warnings == ()
 
@@ -50,7 +50,7 @@ def test_without_an_output_a_single_prompt_takes_a_free_name(
     (job,) = worklist_of({}, prompt="a fox", output=None, overwrite=True).jobs
     assert job.videos == (Path("out.mp4"),)
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"})
-    assert "out.mp4 exists" in str(worklist_of(prompts=file, output=None).failures[0])
+    assert "out.mp4 exists" in str(worklist_of(prompts=file, output=None).failures[1])
 
 
 def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Path) -> None:
@@ -63,7 +63,10 @@ def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Pa
     file = write_lines(tmp_path / "p.jsonl", *lines)  # type: ignore[arg-type]
     work = worklist_of(prompts=file)
     assert [job.entry.index for job in work.jobs] == [1, 4]
-    assert [str(failure).partition(": ")[0] for failure in work.failures] == [f"{file}:2", f"{file}:3"]
+    assert [str(failure).partition(": ")[0] for failure in work.failures.values()] == [
+        f"{file}:2",
+        f"{file}:3",
+    ]
     assert work.jobs[0].generation.table is work.jobs[1].generation.table  # 100 000 lines compute it once
     assert work.first_prompts() == ["one", "", "four", "n"] and work.first_prompts(1) == ["one", ""]
     assert work.many
@@ -129,10 +132,10 @@ def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -
 
 def test_files_of_the_run_are_claimed_too(worklist_of: WorklistOf, tmp_path: Path) -> None:
     file, output = write_lines(tmp_path / "p.txt", "one"), tmp_path / "o.npy"
-    assert "two outputs are the same file" in refusal(worklist_of, prompt="a", timing_json=output)
+    assert "is also that of --timing-json; give" in refusal(worklist_of, prompt="a", timing_json=output)
     assert "is also that of --prompts, which is read" in refusal(worklist_of, prompts=file, timing_json=file)
     work = worklist_of(prompts=file, timing_json=output)  # a line that cannot be made does not end the run
-    (failure,) = work.failures
+    (failure,) = work.failures.values()
     assert work.jobs == [] and "o.npy is also that of --timing-json" in str(failure)
 
 
@@ -151,7 +154,7 @@ def test_media_of_the_command_line_are_checked_once(
     one_line = write_lines(tmp_path / "one.txt", "one")
     (failure,) = worklist_of(
         {"image": picture}, prompts=one_line, output=Path(picture), overwrite=True
-    ).failures
+    ).failures.values()
     assert f"a.png is also that of {one_line}:1 (image), which is read" in str(failure)
 
 
@@ -160,7 +163,7 @@ def test_what_all_lines_lack_is_told_once(worklist_of: WorklistOf, tmp_path: Pat
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": 3})
     assert refusal(worklist_of, {"boundary": 0.5}, prompts=file).startswith("boundary has no effect")
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "boundary": 0.5}, {"prompt": "two"})
-    assert [str(failure)[-3:] for failure in worklist_of(prompts=file).failures] == ["rts"]
+    assert [str(failure)[-3:] for failure in worklist_of(prompts=file).failures.values()] == ["rts"]
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "size": "64x64"})
     assert len(worklist_of({"size": "32x32"}, prompts=file).failures) == 2
 
