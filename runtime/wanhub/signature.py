@@ -7,7 +7,10 @@ fetches). Source: https://github.com/ossf/model-signing-spec, and the library mo
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -79,6 +82,20 @@ def check_signature(folder: Path, public_key: Path) -> None:
                 found="one of another manifest" if other else " ".join(str(error).split())[:200],
                 remedy="do not run it; ask its maker",
             ) from None
+
+
+def is_signed(folder: Path) -> bool:
+    """Returns whether there is a signature of the manifest as it is now, by whatever key.
+
+    A build changes the manifest, and leaves the signature of the one before it.
+    """
+    try:
+        envelope = json.loads((folder / SIGNATURE).read_bytes())["dsseEnvelope"]
+        signed = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]
+        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        return [(one["name"], one["digest"]) for one in signed] == [(MANIFEST, digest)]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 @contextlib.contextmanager

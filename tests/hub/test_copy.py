@@ -66,6 +66,8 @@ def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     assert f"{ADDRESS}@{commit}, manifest sha256:" in result.output and "pinned in" in result.output
     assert "96x64x9-b1-cfg  cpu: taken" in result.output
     assert published.listings == 1
+    tokens = {request.at_content: request.token for request in published.requests}
+    assert tokens == {False: "Bearer secret", True: None}  # a token stays with the hub
     folder = artifact_folder(ADDRESS)
     manifest = read_manifest(folder)
     names = {name for name in published.names if name not in ("manifest.json", "model.sig")}

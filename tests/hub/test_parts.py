@@ -16,7 +16,7 @@ from wanhub.address import parse_address, resolved
 from wanhub.atomic import write_atomic
 from wanhub.expected import expected_files
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
-from wanhub.signature import SIGNATURE, check_signature, sign
+from wanhub.signature import SIGNATURE, check_signature, is_signed, sign
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun as wanrun_command
 from wanrun.errors import ArtifactError, UsageError
@@ -162,8 +162,10 @@ def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
 
 def test_a_rewritten_manifest_with_digests_that_fit_is_refused(signed: Path, keys: Path) -> None:
     manifest = read_manifest(signed)
+    assert is_signed(signed)
     manifest.changed(tool={**manifest.tool, "version": "9"}).write(signed)
     read_manifest(signed)
+    assert not is_signed(signed)
     with pytest.raises(ArtifactError, match="found one of another manifest; do not run it"):
         require_signature(signed, keys / "a.pub")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import tarfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -215,13 +216,24 @@ def test_a_signature_travels_with_the_whole(hub: UploadHub, two_targets: Path, t
     printed = run("sign", artifact, "--key", key)
     assert f"for manifest {read_manifest(artifact).manifest_digest}" in printed
     run("push", artifact, NAME)
+    run("oci", artifact, "-o", tmp_path / "layout")
+    run("oci", artifact, "-o", tmp_path / "layout", "--tag", "one", "--target", "cpu")
+    records = [path for path in (tmp_path / "layout").rglob("*") if path.is_file() and _has_signature(path)]
+    assert len(records) == 1
     options = ["--prompt", "a", "--steps", "1", "--require-signature", str(public)]
     result = CliRunner().invoke(wanrun, [f"hf://{NAME}", *options, "-o", str(tmp_path / "a.npy")])
     assert result.exit_code == 0, result.output
-    assert "the signature is of all targets" in run("push", artifact, "me/one", "--target", "cpu")
+    assert "without model.sig, which is of another" in run("push", artifact, "me/one", "--target", "cpu")
     assert SIGNATURE in hub.files(NAME) and SIGNATURE not in hub.files("me/one")
     result = CliRunner().invoke(wanrun, ["hf://me/one", *options, "-o", str(tmp_path / "b.npy")])
     assert "is not signed" in str(result.exception) and not (tmp_path / "b.npy").exists()
+
+
+def _has_signature(path: Path) -> bool:
+    if not tarfile.is_tarfile(path):
+        return False
+    with tarfile.open(path) as archive:
+        return SIGNATURE in archive.getnames()
 
 
 def refused(arguments: Sequence[object]) -> str:

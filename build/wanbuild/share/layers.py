@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.files import plain_relative
 
@@ -23,8 +24,8 @@ class Layer:
     files: tuple[str, ...]
 
 
-def layers_of(artifact: Path, manifest: Manifest) -> Iterator[Layer]:
-    """Yields an artifact's parts, those first that change least often.
+def layers_of(artifact: Path, manifest: Manifest, signed: bool = False) -> Iterator[Layer]:
+    """Yields an artifact's parts, those first that change least often; ``signed``: with its signature.
 
     A part depends on nothing but what it is of: it is the same beside others, and a file of two is in both.
 
@@ -47,7 +48,8 @@ def layers_of(artifact: Path, manifest: Manifest) -> Iterator[Layer]:
         files = (f"{target.folder}/{file}" for file in entries)
         yield layer(f"target {name}", *files, target.requirements.file)
     records = (*manifest.embeddings.values(), *manifest.golden.values())
-    yield layer("records", *(record.file for record in records), MANIFEST)
+    signature = [SIGNATURE] if signed else []
+    yield layer("records", *(record.file for record in records), *signature, MANIFEST)
 
 
 def _below(artifact: Path, folder: str) -> Iterator[str]:

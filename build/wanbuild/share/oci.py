@@ -18,6 +18,7 @@ from wanbuild.progress import Progress
 from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanbuild.share.tar import write_tar
+from wanhub.signature import is_signed
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import canonical_json, fsync_directory, read_bounded, replace_file, sha256_of
@@ -125,9 +126,10 @@ def _index(folder: Path) -> list[Descriptor]:
 def _write_image(request: OciRequest, manifest: Manifest, report: Report) -> Descriptor:
     """Writes an image's layers, its config and its manifest; returns the manifest's descriptor."""
     layers: list[Descriptor] = []
-    for layer in layers_of(request.artifact, manifest):
+    signed = not request.targets and is_signed(request.artifact)  # byte for byte
+    for layer in layers_of(request.artifact, manifest, signed):
         content: dict[str, Path | bytes] = {name: request.artifact / name for name in layer.files}
-        if MANIFEST in content:
+        if MANIFEST in content and not signed:
             content[MANIFEST] = manifest.encoded()
         layers.append(_write_layer(request.folder, layer.title, content))
         report(f"{layer.title:<24} {in_bytes(layers[-1]['size'])}")

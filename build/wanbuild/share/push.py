@@ -17,7 +17,7 @@ from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanhub.address import parse_address
-from wanhub.signature import SIGNATURE
+from wanhub.signature import SIGNATURE, is_signed
 from wanhub.store import Store
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError, UsageError
@@ -81,15 +81,15 @@ def push(request: PushRequest, report: Report) -> str:
     manifest = with_targets(whole, request.artifact, request.targets)
     example = None if request.example is None else Example.read(request.example, whole)
     check_intact(request.artifact, manifest, report)
-    signed = (request.artifact / SIGNATURE).is_file()
-    if signed and manifest != whole:
-        report("not signed: the signature is of all targets")
+    signed = manifest == whole and is_signed(request.artifact)
+    if (request.artifact / SIGNATURE).exists() and not signed:
+        report(f"without {SIGNATURE}, which is of another manifest")
     with _explained(request.repository), _quiet():
         api = HfApi()
         api.create_repo(request.repository, private=request.private, exist_ok=True)
         found = api.model_info(request.repository, revision="main")
         there = {one.rfilename for one in found.siblings or ()}
-        content = _content(request, manifest, signed and manifest == whole)
+        content = _content(request, manifest, signed)
         if example is not None:
             content[example.name] = example.path
         there_card = _card(request.repository, str(found.sha)) if CARD in there else None
@@ -121,13 +121,10 @@ def push(request: PushRequest, report: Report) -> str:
 
 def _content(request: PushRequest, manifest: Manifest, signed: bool) -> dict[str, Path | bytes]:
     """Returns the artifact's files, or their bytes, by name; the manifest is the last one."""
-    names = [name for layer in layers_of(request.artifact, manifest) for name in layer.files]
+    names = [name for layer in layers_of(request.artifact, manifest, signed) for name in layer.files]
     content: dict[str, Path | bytes] = {".gitattributes": ATTRIBUTES.encode()}
     content |= {name: request.artifact / name for name in names if name != MANIFEST}
-    if signed:
-        content[SIGNATURE] = request.artifact / SIGNATURE
-        return content | {MANIFEST: request.artifact / MANIFEST}
-    return content | {MANIFEST: manifest.encoded()}
+    return content | {MANIFEST: (request.artifact / MANIFEST).read_bytes() if signed else manifest.encoded()}
 
 
 def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
