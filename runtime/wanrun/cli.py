@@ -198,17 +198,22 @@ def _make(
     status = Status(lambda: timings.running if leads else ())
     batch = Batch(work, how.overwrite, timings, leads, status)
     batch.report_worklist()
-    try:
-        if work.jobs:
-            with status, undone_at_exit(batch.say_count):
-                _run(artifact, how, work, batch, timings, group)
-    except Exception:
-        with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
-            write_timings(timings, how.timing_json)
-        raise
-    finally:
-        batch.report_count()
-    write_timings(timings, how.timing_json)
+    with contextlib.ExitStack() as ending:
+        if how.report is not None:
+            from wanreport.run import reported
+
+            ending.enter_context(reported(how.report, artifact, how, work, batch.outcomes, timings))
+        try:
+            if work.jobs:
+                with status, undone_at_exit(batch.say_count):
+                    _run(artifact, how, work, batch, timings, group)
+        except Exception:
+            with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
+                write_timings(timings, how.timing_json)
+            raise
+        finally:
+            batch.report_count()
+        write_timings(timings, how.timing_json)
     if how.timing and leads:
         import shutil
 

@@ -88,7 +88,8 @@ class Session(Sampler):
         self._text_expected = True
 
     def describe(self, timings: Timings) -> None:
-        """Records in the timings of a call where the experts are kept."""
+        """Records in the timings of a call the target, and where the experts are kept."""
+        timings.target = self._opened.selected.name
         if self.placement is not None:
             timings.placement = self.placement.kind
 

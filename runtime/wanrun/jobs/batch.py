@@ -50,7 +50,7 @@ class Batch:
         self._work, self._overwrite, self._timings = work, overwrite, timings
         self._leads = leads
         self._status = Status(lambda: ()) if status is None else status
-        self._made = 0
+        self.outcomes: dict[int, float | WanError] = {}  # by the prompt's number: seconds, or why there are none
         self._failures: list[WanError] = []
         self._where = ""
 
@@ -100,17 +100,16 @@ class Batch:
             WanError: if the prompt of the command line fails.
         """
         for job in self._work.jobs:
-            self._where = f"{job.entry.where}: " if self._work.many else ""
+            self._where, began = f"{job.entry.where}: " if self._work.many else "", time.monotonic()
             try:
                 self._make(job, pipeline)
-            except ArtifactError:
-                raise
             except WanError as error:
-                if not self._work.many:
+                self.outcomes[job.entry.index] = error.again()
+                if isinstance(error, ArtifactError) or not self._work.many:
                     raise
                 self._fail(error.located(job.entry.where))
             else:
-                self._made += 1
+                self.outcomes[job.entry.index] = time.monotonic() - began
         self._where = ""
 
     def report_count(self) -> None:
@@ -125,9 +124,10 @@ class Batch:
 
     def _count(self) -> str:
         skipped, failed = len(self._work.finished), len(self._failures)
-        left = len(self._work.jobs) - self._made - (failed - len(self._work.failures))
+        made = [type(outcome) for outcome in list(self.outcomes.values())].count(float)
+        left = len(self._work.jobs) - made - (failed - len(self._work.failures))
         rest = f", {left} not tried" if left else ""
-        return f"{self._made} made, {skipped} skipped, {failed} failed{rest}"
+        return f"{made} made, {skipped} skipped, {failed} failed{rest}"
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
         work, entry, started = self._work, job.entry, time.monotonic()

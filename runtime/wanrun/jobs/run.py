@@ -62,6 +62,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     ] = False
     timing: Annotated[bool, option("Print a timing summary.", section=MEASURING)] = False
     timing_json: Annotated[Path | None, option("Write the timings to this file.", section=MEASURING)] = None
+    report: Annotated[Path | None, option("Write a page about the run (.html).", section=MEASURING)] = None
     distributed: Annotated[
         bool,
         option(

@@ -53,7 +53,7 @@ def worklist_of_several(
         work = agreed(group, work, run)
         entered = leaving.pop_all()
     if not group.leads:
-        run = structs.replace(run, timing_json=None)
+        run = structs.replace(run, timing_json=None, report=None)
     with entered:
         yield work, run, group
 

@@ -179,9 +179,10 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
     for read, option in ((run.prompts, "--prompts"), (run.latents, "--latents")):
         if read is not None:
             claims.read(read, option)
-    with usable_names():
-        check_file(run.timing_json, "--timing-json", overwrite=True)
-    claims.write([run.timing_json], "--timing-json")
+    for written, option in ((run.timing_json, "--timing-json"), (run.report, "--report")):
+        with usable_names():
+            check_file(written, option, overwrite=True)
+        claims.write([written], option)
     return claims
 
 

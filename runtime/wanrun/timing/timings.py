@@ -57,6 +57,7 @@ class Timings(Spans):
         placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
         loop: the form of the denoising loop of the latest steps; None before any steps.
+        target: the artifact's target that was loaded; None before that.
         step_seconds: the denoising steps so far; the steps of one call have equal times.
     """
 
@@ -70,6 +71,7 @@ class Timings(Spans):
         self.restore_bytes = 0
         self.placement: str | None = None
         self.loop: str | None = None
+        self.target: str | None = None
         self.step_seconds: list[float] = []
 
     def __repr__(self) -> str:

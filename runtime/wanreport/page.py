@@ -1,0 +1,199 @@
+"""A report as one page of HTML, which opens without a network: styles, script and pictures are inside.
+
+Every text of the records is escaped here. The page's policy (CSP) names its one script and its style by their
+digests, so nothing else would run even if it came into the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from html import escape
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from wanreport.report import (
+    Cell,
+    Column,
+    Fact,
+    Facts,
+    Film,
+    Films,
+    Lines,
+    Note,
+    Picture,
+    Report,
+    Section,
+    Table,
+    Waterfall,
+)
+from wanreport.waterfall import drawing, scale, seconds
+
+_DARK = "@media (prefers-color-scheme: dark)"
+
+
+def html(report: Report) -> str:
+    """Returns the page of a report."""
+    style, script = _style(), _own("sort.js")
+    policy = (
+        f"default-src 'none'; img-src data:; media-src data:; style-src {_digest(style)}; "
+        f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{escape(report.title)} – {escape(report.kind)}</title>
+<style>{style}</style>
+</head>
+<body>
+<header class="top"><p class="mark">wanrun</p><p class="kind">{escape(report.kind)}</p>
+<p class="made">{escape(report.made)}</p></header>
+<main>
+<h1>{escape(report.title)}</h1>
+<p class="verdict {"good" if report.passed else "bad"}">{escape(report.verdict)}</p>
+{_figures(report.figures)}
+{"".join(map(_section, report.sections))}
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _own(name: str) -> str:
+    return (resources.files("wanreport") / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    """Returns the server's values and elements, with dark colours for screens alone, and the page's own styles."""
+    base = (resources.files("wanserve") / "page" / "base.css").read_text(encoding="utf-8")
+    return base.replace(_DARK, _DARK.replace("@media", "@media screen and")) + _own("report.css")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
+
+
+def _figures(figures: tuple[Fact, ...]) -> str:
+    return f'<dl class="figures">{"".join(map(_fact, figures))}</dl>' if figures else ""
+
+
+def _fact(fact: Fact) -> str:
+    value = f"<code>{escape(fact.value)}</code>" if fact.code else escape(fact.value)
+    note = f'<dd class="note-of">{escape(fact.note)}</dd>' if fact.note else ""
+    return f"<div><dt>{escape(fact.name)}</dt><dd>{value}</dd>{note}</div>"
+
+
+def _section(section: Section) -> str:
+    parts = "".join(_PARTS[type(part)](part) for part in section.parts)
+    return f"<section><h2>{escape(section.title)}</h2>{parts}</section>"
+
+
+def _facts(part: Facts) -> str:
+    return f'<dl class="facts">{"".join(map(_fact, part.facts))}</dl>'
+
+
+def _note(part: Note) -> str:
+    return f'<p class="{"problem" if part.tone == "bad" else "remark"}">{escape(part.text)}</p>'
+
+
+def _lines(part: Lines) -> str:
+    return f'<ol class="lines">{"".join(f"<li>{escape(line)}</li>" for line in part.lines)}</ol>'
+
+
+def _films(part: Films) -> str:
+    alone = " alone" if len(part.films) == 1 else ""
+    return f'<div class="films{alone}">{"".join(map(_film, part.films))}</div>'
+
+
+def _film(film: Film) -> str:
+    alt, name = escape(film.alt), f' id="{escape(film.name)}"' if film.name else ""
+    shown = ""
+    if film.clip is not None:
+        uri = film.clip.uri
+        shown = f'<video controls loop muted playsinline src="{uri}" aria-label="{alt}"></video>'
+        if film.clip.animated:
+            shown = f'<img class="moving" src="{uri}" alt="{alt}">'
+    if film.sheet is not None:
+        kind = "sheet instead" if film.clip is not None else "sheet"
+        shown += _image(film.sheet, kind, f"{film.alt}: frames from the first to the last")
+    note = f'<p class="remark">{escape(film.note)}</p>' if film.note else ""
+    facts = f'<dl class="facts">{"".join(map(_fact, film.facts))}</dl>' if film.facts else ""
+    return (
+        f'<figure{name}><div class="screen">{shown}</div><figcaption><p class="title" dir="auto">'
+        f"{escape(film.title)}</p>{note}{facts}</figcaption></figure>"
+    )
+
+
+def _image(picture: Picture, kind: str, alt: str) -> str:
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return f'<img class="{kind}" src="{picture.uri}" {size} alt="{escape(alt)}">'
+
+
+def _table(part: Table) -> str:
+    heads = "".join(f'<th scope="col"{_numeric(column)}>{escape(column.name)}</th>' for column in part.columns)
+    rows = "".join(
+        f"<tr>{''.join(map(_cell, part.columns, row, range(len(row))))}</tr>" for row in part.rows
+    )
+    kind = "sortable" if part.sortable and len(part.rows) > 1 else "plain"
+    return (
+        f'<div class="wide" role="region" tabindex="0" aria-label="{escape(part.caption)}">'
+        f'<table class="{kind}"><caption>{escape(part.caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _numeric(column: Column) -> str:
+    return ' class="number"' if column.numeric else ""
+
+
+def _cell(column: Column, cell: Cell, place: int) -> str:
+    text = escape(cell.text)
+    if cell.link:
+        text = f'<a href="#{escape(cell.link)}">{text}</a>'
+    if cell.tone:
+        text = f'<span class="{cell.tone}">{text}</span>'
+    if cell.picture is not None:
+        text = f'<span class="with-picture">{_image(cell.picture, "small", "")}<span>{text}</span></span>'
+    if cell.detail:
+        text += f'<span class="detail">{escape(cell.detail)}</span>'
+    key = "" if cell.key is None else f' data-key="{cell.key!r}"'
+    tag, scope = ("td", "") if place else ("th", ' scope="row"')
+    return f'<{tag}{scope}{_numeric(column)}{key} dir="auto">{text}</{tag}>'
+
+
+def _waterfall(chart: Waterfall) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(bar.name)}</th><td>{drawing(chart, bar)}</td>'
+        f'<td class="number">{seconds(bar):.2f} s</td></tr>'
+        for bar in chart.bars
+    )
+    marks = "; ".join(f"{escape(name)} after {at:.2f} s" for name, at in chart.marks)
+    dashed = f'<span class="key mark">{marks}</span>' if marks else ""
+    return (
+        '<table class="waterfall"><caption>When each part took place, in seconds since the process started. '
+        '<span class="key loading">loading</span> <span class="key work">computing and writing</span> '
+        f'{dashed}</caption><thead><tr><th scope="col">Part</th><th scope="col">'
+        f'<span class="visually-hidden">When</span>{scale(chart)}</th>'
+        f'<th scope="col" class="number">Took</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+_PARTS: Mapping[type[Any], Callable[[Any], str]] = MappingProxyType(
+    {
+        Facts: _facts,
+        Films: _films,
+        Lines: _lines,
+        Note: _note,
+        Table: _table,
+        Waterfall: _waterfall,
+    }
+)
+"""The function of each kind of part."""

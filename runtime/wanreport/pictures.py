@@ -1,0 +1,148 @@
+"""Videos for a page: as they are if a browser plays them, and as a contact sheet, which is also what is printed."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image, ImageSequence
+
+from wanreport.report import Clip, Picture
+from wanrun.errors import UsageError
+
+PLAYED: Mapping[str, str] = MappingProxyType(
+    {
+        ".mp4": "video/mp4",
+        ".webm": "video/webm",
+        ".gif": "image/gif",
+        ".webp": "image/webp",
+        ".png": "image/png",
+    }
+)
+"""The formats that every browser plays, and what they are called."""
+
+CONTAINERS = (".mp4", ".mov", ".webm")
+"""What ffmpeg reads; Pillow reads the other files."""
+
+CLIP_BYTES, PAGE_BYTES = 12 << 20, 48 << 20
+"""The most bytes of one video, and of all videos of a page. Firefox takes data URIs of 32 MiB."""
+
+SHEET_FRAMES, SHEET_COLUMNS, SHEET_WIDTH, THUMBNAIL = 6, 3, 960, 160
+"""Frames of a contact sheet and in each of its rows; its width and that of a small picture, in pixels."""
+
+
+def sheet(frames: Sequence[Image.Image]) -> Picture:
+    """Returns a contact sheet of frames, which have one size: evenly spaced ones, the first and last among them."""
+    count = min(SHEET_FRAMES, len(frames))
+    chosen = [frames[round(index)] for index in np.linspace(0, len(frames) - 1, count)]
+    columns = min(SHEET_COLUMNS, count)
+    width, height = _fitted(chosen[0].size, SHEET_WIDTH // columns)
+    gap = max(width // 40, 2)
+    rows = -(-count // columns)
+    board = Image.new("RGBA", (columns * (width + gap) - gap, rows * (height + gap) - gap))
+    for place, frame in enumerate(chosen):
+        row, column = divmod(place, columns)
+        cell = frame.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        board.paste(cell, (column * (width + gap), row * (height + gap)))
+    return _picture(board)
+
+
+def thumbnail(frames: Sequence[Image.Image]) -> Picture:
+    """Returns the frame in the middle, small."""
+    middle = frames[len(frames) // 2].convert("RGB")
+    return _picture(middle.resize(_fitted(middle.size, THUMBNAIL), Image.Resampling.BICUBIC))
+
+
+def clip(video: Path, room: int) -> tuple[Clip | None, str]:
+    """Returns a video as it is; without one the reason why.
+
+    Args:
+        video: its file.
+        room: how many bytes more the page may hold.
+
+    Raises:
+        UsageError: if the file cannot be read.
+    """
+    suffix = video.suffix.lower()
+    if suffix not in PLAYED:
+        return None, f"Browsers do not play {suffix}: these are frames of it."
+    try:
+        size = video.stat().st_size
+        if size > min(CLIP_BYTES, room):
+            return None, f"The file has {size / 1e6:.1f} MB, too many to be in this page: these are frames of it."
+        data = video.read_bytes()
+    except OSError as error:
+        raise unreadable(video, error.strerror or str(error)) from None
+    return Clip(_uri(PLAYED[suffix], data), PLAYED[suffix].startswith("image/")), ""
+
+
+def frames_of(video: Path) -> list[Image.Image]:
+    """Returns all frames of a video that wanrun has written, in any of its formats, some of them made smaller.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    try:
+        found = [frame.copy() for frame in _opened(video)]
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise unreadable(video, str(error)) from None
+    if not found:
+        raise unreadable(video, "no frame")
+    return found
+
+
+def images(frames: np.ndarray) -> list[Image.Image]:
+    """Returns frames uint8 (T, H, W, 3) as images."""
+    return [Image.fromarray(frame) for frame in frames]
+
+
+def unreadable(video: Path, found: str) -> UsageError:
+    """Returns the error of a video that the report cannot show."""
+    return UsageError(f"{video} cannot be read", expected="the video that was written", found=found)
+
+
+def _opened(video: Path) -> Iterator[Image.Image]:
+    if video.is_dir():
+        for file in sorted(video.iterdir()):
+            with Image.open(file) as frame:
+                yield frame
+    elif video.suffix.lower() == ".npy":
+        yield from images(np.load(video, mmap_mode="r", allow_pickle=False))
+    else:
+        source = io.BytesIO(_animated(video)) if video.suffix.lower() in CONTAINERS else video
+        with Image.open(source) as opened:
+            yield from ImageSequence.Iterator(opened)
+
+
+def _animated(video: Path) -> bytes:
+    """Returns a video as an animated PNG of the width that a contact sheet needs."""
+    small = f"scale='min(iw,{SHEET_WIDTH // SHEET_COLUMNS})':-2"
+    program = imageio_ffmpeg.get_ffmpeg_exe()
+    done = subprocess.run(
+        [program, "-nostdin", "-v", "error", "-i", str(video.absolute()), "-vf", small, "-f", "apng", "-"],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2] or "ffmpeg failed")
+    return done.stdout
+
+
+def _fitted(size: tuple[int, int], width: int) -> tuple[int, int]:
+    return width, max(round(size[1] * width / size[0]), 1)
+
+
+def _picture(image: Image.Image) -> Picture:
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=85, method=4)
+    return Picture(_uri("image/webp", buffer.getvalue()), *image.size)
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

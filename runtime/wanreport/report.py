@@ -1,0 +1,210 @@
+"""What a report holds: sections of facts, tables, pictures, a waterfall and lines, all of them plain text.
+
+The records know no HTML. ``wanreport.page`` escapes every text in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Tone = Literal["", "good", "bad", "soft"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One named value.
+
+    Attributes:
+        note: what the value says more exactly, in small letters.
+        code: whether the value is a digest, a path or a command.
+    """
+
+    name: str
+    value: str
+    note: str = ""
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Named values beside one another."""
+
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A still picture.
+
+    Attributes:
+        uri: its bytes, as a data URI.
+        width: in pixels.
+        height: in pixels.
+    """
+
+    uri: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video, or an animated picture, that a browser plays.
+
+    Attributes:
+        uri: its bytes, as a data URI.
+        animated: whether it is a picture for browsers, such as a GIF.
+    """
+
+    uri: str
+    animated: bool
+
+
+@dataclass(frozen=True)
+class Film:
+    """A video.
+
+    Attributes:
+        title: a text of the user's, such as the prompt.
+        alt: what the pictures are, for people who do not see them.
+        sheet: some of its frames side by side; None if it cannot be read.
+        clip: the video itself; None if no browser plays it, or if it is too large.
+        note: why there is no sheet, or no clip.
+        facts: what is said below it.
+        name: of its place in the page, for links.
+    """
+
+    title: str
+    alt: str
+    sheet: Picture | None
+    clip: Clip | None = None
+    note: str = ""
+    facts: tuple[Fact, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Films:
+    """Videos beside one another."""
+
+    films: tuple[Film, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; that of numbers is aligned at their ends."""
+
+    name: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        key: the number to sort by; None to sort by the text.
+        detail: a second line, such as an error.
+        link: the name of a film.
+        picture: a small picture in front of the text, which says nothing more.
+    """
+
+    text: str
+    key: float | None = None
+    tone: Tone = ""
+    detail: str = ""
+    link: str = ""
+    picture: Picture | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. The first cell of a row names it.
+
+    Attributes:
+        caption: what the rows are, and what they are compared with.
+        rows: a cell for each column.
+        sortable: whether the reader may sort it by a column.
+    """
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    sortable: bool = True
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of a waterfall.
+
+    Attributes:
+        intervals: disjoint (start, end), in seconds.
+        loading: whether it reads or prepares; otherwise it computes or writes.
+    """
+
+    name: str
+    intervals: tuple[tuple[float, float], ...]
+    loading: bool
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """When each part of a run took place, in seconds.
+
+    Attributes:
+        marks: moments by name.
+    """
+
+    bars: tuple[Bar, ...]
+    begin: float
+    end: float
+    marks: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph; a ``bad`` one is an error."""
+
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a command printed, line by line."""
+
+    lines: tuple[str, ...]
+
+
+Part = Facts | Films | Table | Waterfall | Note | Lines
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report.
+
+    Attributes:
+        kind: what it is of, such as ``Report of a run``.
+        title: its heading.
+        verdict: the outcome, in one sentence.
+        passed: whether the outcome is the wanted one.
+        made: when, as ``2026-11-26 11:41 UTC``.
+        figures: the most important values.
+    """
+
+    kind: str
+    title: str
+    verdict: str
+    passed: bool
+    made: str
+    figures: tuple[Fact, ...] = ()
+    sections: tuple[Section, ...] = field(default=())

@@ -1,0 +1,319 @@
+"""The report of a run of ``wanrun``: from its worklist, outcomes and timings to the records of a page."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import wanrun
+from wanreport import pictures
+from wanreport.files import now, write_report
+from wanreport.report import Cell, Column, Fact, Facts, Film, Films, Note, Picture, Report, Section, Table
+from wanreport.waterfall import waterfall
+from wanrun.errors import UsageError, WanError
+
+
+class Entry(Protocol):
+    """The place of a prompt in its file."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def where(self) -> str: ...
+
+
+class Job(Protocol):
+    """One prompt with its generation and its videos."""
+
+    @property
+    def entry(self) -> Entry: ...
+    @property
+    def generation(self) -> wanrun.Generation: ...
+    @property
+    def videos(self) -> Sequence[Path]: ...
+
+
+class Worklist(Protocol):
+    """The jobs to make, those whose videos were there, and the errors of the other lines of a prompts file."""
+
+    @property
+    def manifest(self) -> Any: ...
+    @property
+    def jobs(self) -> Sequence[Job]: ...
+    @property
+    def finished(self) -> Sequence[Job]: ...
+    @property
+    def failures(self) -> Sequence[WanError]: ...
+    @property
+    def many(self) -> bool: ...
+
+
+Outcomes = Mapping[int, float | WanError]
+"""By the number of a prompt: the seconds that its videos took, or the error that it ended with."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A prompt, or a line of the prompts file that is none, and what became of it."""
+
+    index: int
+    job: Job | None
+    state: str
+    seconds: float | None = None
+    error: str = ""
+
+
+@contextlib.contextmanager
+def reported(
+    path: Path, artifact: Path, how: Any, work: Worklist, outcomes: Outcomes, timings: wanrun.Timings
+) -> Iterator[None]:
+    """Writes the report when the block ends, also by an error, which then stands in it.
+
+    Args:
+        path: the report's file.
+        artifact: the artifact's folder.
+        how: the options of the run, of which those of loading are named.
+        work: what was to be made.
+        outcomes: what became of it, once the block has ended.
+        timings: of the run.
+
+    Raises:
+        UsageError: if the report cannot be written. The error of the block has precedence.
+    """
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(UsageError):
+            write_report(path, run_report(artifact, how, work, outcomes, timings, error))
+        raise
+    write_report(path, run_report(artifact, how, work, outcomes, timings))
+
+
+def run_report(
+    artifact: Path,
+    how: Any,
+    work: Worklist,
+    outcomes: Outcomes,
+    timings: wanrun.Timings,
+    error: Exception | None = None,
+) -> Report:
+    """Returns the report of a run. ``error`` is what ended it early; other arguments as of ``reported``."""
+    rows, measured = _rows(work, outcomes), timings.as_json()
+    films, small = _films(rows, work.many)
+    sections = [Section("What ended the run", (Note(str(error), "bad"),))] if error is not None else []
+    if work.many:
+        sections.append(Section("Prompts", (_table(rows, small),)))
+    if films:
+        sections.append(Section("Videos" if len(films) > 1 else "Video", (Films(tuple(films)),)))
+    if options := _options(rows, how):
+        sections.append(Section("Options of every prompt" if work.many else "Options", (Facts(options),)))
+    marks = [("ready to denoise", measured["process_to_ready_seconds"])]
+    marks.append(("first step", measured["process_to_first_step_seconds"]))
+    spans = [(span.name, span.start, span.end) for span in timings.labelled_spans]
+    sections += [
+        Section("Time", (waterfall(spans, max(measured["total_seconds"], 1e-3), marks),)),
+        Section("Artifact", (Facts(_artifact(artifact, rows, work.manifest, timings.target)),)),
+        Section("Agreement", (Note(_agreement(artifact, rows, work.manifest)),)),
+    ]
+    failed = error is not None or any(row.state == "failed" for row in rows)
+    title = f"A run of {work.manifest.model.variant}"
+    figures = _figures(measured, rows, timings.target)
+    return Report("Report of a run", title, _verdict(rows), not failed, now(), figures, tuple(sections))
+
+
+def _rows(work: Worklist, outcomes: Outcomes) -> list[_Row]:
+    rows = {job.entry.index: _Row(job.entry.index, job, "there already") for job in work.finished}
+    for job in work.jobs:
+        index, outcome = job.entry.index, outcomes.get(job.entry.index)
+        if isinstance(outcome, WanError):
+            rows[index] = _Row(index, job, "failed", error=str(outcome))
+        else:
+            rows[index] = _Row(index, job, "not tried" if outcome is None else "made", outcome)
+    total = len(rows) + len(work.failures)
+    unused = [index for index in range(1, total + 1) if index not in rows]
+    for index, failure in zip(unused, work.failures, strict=True):  # both in the order of the file
+        rows[index] = _Row(index, None, "failed", error=str(failure))
+    return [rows[index] for index in sorted(rows)]
+
+
+def _verdict(rows: Sequence[_Row]) -> str:
+    counts = {state: sum(row.state == state for row in rows) for state in _TONES}
+    told = [f"{count} {state}" for state, count in counts.items() if count]
+    return f"{len(rows)} prompt{'s' * (len(rows) != 1)}: {', '.join(told)}"
+
+
+_TONES: Mapping[str, Any] = {"made": "good", "there already": "soft", "failed": "bad", "not tried": "soft"}
+
+
+def _films(rows: Sequence[_Row], many: bool) -> tuple[list[Film], dict[int, Picture]]:
+    """Returns the videos that are there, and a small picture of the first one of each prompt."""
+    films, small, room = list[Film](), dict[int, Picture](), pictures.PAGE_BYTES
+    for row in rows:
+        if row.job is None or row.state not in ("made", "there already"):
+            continue
+        for number, video in enumerate(row.job.videos):
+            name, title = f"video-{row.index}-{number}", str(row.job.generation.options["prompt"])
+            facts = (Fact("File", str(video), code=True), *_file_facts(row.job.generation, video))
+            alt = f"Video of prompt {row.index}" if many else "The video"
+            try:
+                frames = pictures.frames_of(video)
+                clip, note = pictures.clip(video, room)
+            except UsageError as error:
+                films.append(Film(title, alt, None, note=str(error), facts=facts, name=name))
+                continue
+            room -= len(clip.uri) * 3 // 4 if clip is not None else 0
+            films.append(Film(title, alt, pictures.sheet(frames), clip, note, facts, name))
+            small.setdefault(row.index, pictures.thumbnail(frames))
+    return films, small
+
+
+def _file_facts(generation: wanrun.Generation, video: Path) -> Iterator[Fact]:
+    profile = generation.profile
+    yield Fact("Shape", f"{profile.width}x{profile.height}, {generation.fps:g} frames a second")
+    if video.is_file():
+        with video.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        yield Fact("Size", in_bytes(video.stat().st_size))
+        yield Fact("sha256", digest, code=True)
+
+
+def _values(generation: wanrun.Generation) -> dict[str, str]:
+    """Returns the options of a generation as texts, as the command line names them."""
+    flags = {row.name: row.flag.strip("-").replace("-", " ") for row in wanrun.options()}
+    values = {name: value for name, value in generation.options.items() if name not in ("prompt", "height")}
+    values["width"] = f"{generation.profile.width}x{generation.profile.height}"
+    named = {"size" if name == "width" else flags.get(name, name): values[name] for name in values}
+    named |= {"fps": f"{generation.fps:g}", "profile": generation.profile.name}
+    return {name: _text(value) for name, value in named.items()}
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    return ", ".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _options(rows: Sequence[_Row], how: Any) -> tuple[Fact, ...]:
+    """Returns the options that all prompts have, and those of loading that are not the defaults."""
+    made = [_values(row.job.generation) for row in rows if row.job is not None]
+    same = {} if not made else {name: made[0][name] for name in made[0] if len(_told(made, name)) == 1}
+    loading = how.loading
+    changed = {
+        name.replace("_", " "): getattr(loading, name)
+        for name in loading.__struct_fields__
+        if getattr(loading, name) != getattr(type(loading)(), name)
+    }
+    facts = {**same, **{name: _text(value) for name, value in changed.items()}}
+    return tuple(Fact(name[:1].upper() + name[1:], value) for name, value in facts.items())
+
+
+def _told(made: Sequence[Mapping[str, str]], name: str) -> set[str]:
+    """Returns the values of an option among the prompts."""
+    return {values.get(name, "none") for values in made}
+
+
+def _table(rows: Sequence[_Row], small: Mapping[int, Picture]) -> Table:
+    """Returns a row for each prompt, with a column for each option in which they differ."""
+    made = {row.index: _values(row.job.generation) for row in rows if row.job is not None}
+    names = dict.fromkeys(name for values in made.values() for name in values)
+    differ = [name for name in names if len(_told(list(made.values()), name)) > 1]
+    columns = [Column("Prompt"), Column("No.", True), Column("Outcome"), Column("Took", True)]
+    columns += [Column(name[:1].upper() + name[1:], _numbers(made.values(), name)) for name in differ]
+    lines = []
+    for row in rows:
+        prompt = "no usable line" if row.job is None else str(row.job.generation.options["prompt"]) or "(empty)"
+        link = f"video-{row.index}-0" if row.state in ("made", "there already") else ""
+        cells = [Cell(prompt, None, "soft" if row.job is None else "", row.error, link, small.get(row.index))]
+        took = "" if row.seconds is None else f"{row.seconds:.2f} s"
+        cells += [Cell(str(row.index), float(row.index)), Cell(row.state, tone=_TONES[row.state])]
+        cells.append(Cell(took, row.seconds))
+        values = [made.get(row.index, {}).get(name, "") for name in differ]
+        lines.append((*cells, *(Cell(value, number(value)) for value in values)))
+    caption = "The prompts of this run, and the options in which they differ"
+    return Table(caption, tuple(columns), tuple(lines))
+
+
+def number(text: str) -> float | None:
+    """Returns the number that a text is; None if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _numbers(made: Any, name: str) -> bool:
+    return all(number(values[name]) is not None for values in made if name in values)
+
+
+def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | None) -> tuple[Fact, ...]:
+    def moment(name: str) -> str:
+        return "not reached" if measured[name] is None else f"{measured[name]:.2f} s"
+
+    steps = measured["step_seconds"]
+    found = measured["cache_hits"] + measured["cache_misses"]
+    figures = [
+        Fact("In all", f"{measured['total_seconds']:.2f} s", "since the process started"),
+        Fact("Ready to denoise", moment("process_to_ready_seconds")),
+        Fact("First step done", moment("process_to_first_step_seconds")),
+    ]
+    if steps:
+        middle = statistics.median(steps)
+        figures.append(Fact("Median step", f"{middle:.3g} s", f"of {len(steps)}, {measured['loop']}"))
+    figures.append(Fact("Peak memory", in_bytes(measured["peak_rss_bytes"]), "resident in the process"))
+    costs = [row.job.generation.cost().bytes.get(target or "") for row in rows if row.job is not None]
+    if known := [cost for cost in costs if cost is not None]:
+        figures.append(Fact("Largest program", in_bytes(max(known)), "with weights, by the compiler"))
+    figures += [
+        Fact("Weights read", in_bytes(measured["restore_bytes"]), "from storage"),
+        Fact("Cache hits", f"{measured['cache_hits']} of {found}", "executables that were not compiled"),
+    ]
+    return tuple(figures)
+
+
+def _artifact(artifact: Path, rows: Sequence[_Row], manifest: Any, target: str | None) -> tuple[Fact, ...]:
+    profiles = dict.fromkeys(row.job.generation.profile for row in rows if row.job is not None)
+    facts = [Fact("Folder", str(artifact), code=True)]
+    facts += [Fact(name[0].upper() + name[1:], digest, code=True) for name, digest in manifest.digests.items()]
+    facts.append(Fact("Target", target or "none was loaded", _machine(manifest, target)))
+    facts += [
+        Fact("Profile", profile.name, f"computed in {profile.options.dtype}, VAE in {profile.options.vae_dtype}")
+        for profile in profiles
+    ]
+    facts.append(Fact("Made by", " ".join(manifest.tool.values())))
+    facts.append(Fact("Run by", f"wanrun {wanrun.__version__}"))
+    return tuple(facts)
+
+
+def _machine(manifest: Any, target: str | None) -> str:
+    """Returns the kind of device that a target was built for, and with which packages."""
+    if target not in manifest.targets:
+        return ""
+    environment = manifest.targets[target].environment
+    packages = [f"{name} {version}" for name, version in environment.get("packages", {}).items()]
+    return ", ".join(map(str, filter(None, [environment.get("device_kind"), *packages])))
+
+
+def _agreement(artifact: Path, rows: Sequence[_Row], manifest: Any) -> str:
+    profiles = {row.job.generation.profile.name for row in rows if row.job is not None}
+    recorded = sorted(profiles & manifest.golden.keys())
+    what = f"golden/ has a recorded result of {', '.join(recorded)}" if recorded else "golden/ has no result"
+    return (
+        f"A run compares its videos with nothing. {what}: wanbuild verify {artifact} --report FILE.html compares "
+        "with it, and with --source CHECKPOINT with diffusers."
+    )
+
+
+def in_bytes(count: float) -> str:
+    """Returns a number of bytes in the unit that fits, such as ``3.28 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            break
+        count /= 1000
+    else:
+        unit = "TB"
+    return f"{count:.3g} {unit}"
