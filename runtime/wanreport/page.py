@@ -33,6 +33,9 @@ from wanreport.waterfall import drawing, scale, seconds
 
 _DARK = "@media (prefers-color-scheme: dark)"
 
+_SHORT = 32
+"""Characters of a value below which two facts stand in a line."""
+
 
 def html(report: Report) -> str:
     """Returns the page of a report."""
@@ -97,7 +100,8 @@ def _section(section: Section) -> str:
 
 
 def _facts(part: Facts) -> str:
-    return f'<dl class="facts">{"".join(map(_fact, part.facts))}</dl>'
+    short = all(len(fact.value) < _SHORT and not (fact.code or fact.note) for fact in part.facts)
+    return f'<dl class="facts{" short" if short else ""}">{"".join(map(_fact, part.facts))}</dl>'
 
 
 def _note(part: Note) -> str:
@@ -138,10 +142,10 @@ def _image(picture: Picture, kind: str, alt: str) -> str:
 
 
 def _table(part: Table) -> str:
-    heads = "".join(f'<th scope="col"{_numeric(column)}>{escape(column.name)}</th>' for column in part.columns)
-    rows = "".join(
-        f"<tr>{''.join(map(_cell, part.columns, row, range(len(row))))}</tr>" for row in part.rows
+    heads = "".join(
+        f'<th scope="col"{_numeric(column)}>{escape(column.name)}</th>' for column in part.columns
     )
+    rows = "".join(f"<tr>{''.join(map(_cell, part.columns, row, range(len(row))))}</tr>" for row in part.rows)
     kind = "sortable" if part.sortable and len(part.rows) > 1 else "plain"
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{escape(part.caption)}">'
@@ -179,8 +183,8 @@ def _waterfall(chart: Waterfall) -> str:
     dashed = f'<span class="key mark">{marks}</span>' if marks else ""
     return (
         '<table class="waterfall"><caption>When each part took place, in seconds since the process started. '
-        '<span class="key loading">loading</span> <span class="key work">computing and writing</span> '
-        f'{dashed}</caption><thead><tr><th scope="col">Part</th><th scope="col">'
+        '<span class="keys"><span class="key loading">loading</span> <span class="key work">computing and writing</span> '
+        f'{dashed}</span></caption><thead><tr><th scope="col">Part</th><th scope="col">'
         f'<span class="visually-hidden">When</span>{scale(chart)}</th>'
         f'<th scope="col" class="number">Took</th></tr></thead><tbody>{rows}</tbody></table>'
     )

@@ -75,7 +75,10 @@ def clip(video: Path, room: int) -> tuple[Clip | None, str]:
     try:
         size = video.stat().st_size
         if size > min(CLIP_BYTES, room):
-            return None, f"The file has {size / 1e6:.1f} MB, too many to be in this page: these are frames of it."
+            return (
+                None,
+                f"The file has {size / 1e6:.1f} MB, too many to be in this page: these are frames of it.",
+            )
         data = video.read_bytes()
     except OSError as error:
         raise unreadable(video, error.strerror or str(error)) from None

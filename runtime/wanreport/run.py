@@ -118,12 +118,14 @@ def run_report(
     sections += [
         Section("Time", (waterfall(spans, max(measured["total_seconds"], 1e-3), marks),)),
         Section("Artifact", (Facts(_artifact(artifact, rows, work.manifest, timings.target)),)),
-        Section("Agreement", (Note(_agreement(artifact, rows, work.manifest)),)),
+        Section("Agreement", _agreement(artifact, rows, work.manifest)),
     ]
     failed = error is not None or any(row.state == "failed" for row in rows)
     title = f"A run of {work.manifest.model.variant}"
     figures = _figures(measured, rows, timings.target)
-    return Report("Report of a run", title, _verdict(rows), not failed, now(), figures, tuple(sections))
+    return Report(
+        "Report of a run", title, _verdict(rows, work.many), not failed, now(), figures, tuple(sections)
+    )
 
 
 def _rows(work: Worklist, outcomes: Outcomes) -> list[_Row]:
@@ -141,7 +143,9 @@ def _rows(work: Worklist, outcomes: Outcomes) -> list[_Row]:
     return [rows[index] for index in sorted(rows)]
 
 
-def _verdict(rows: Sequence[_Row]) -> str:
+def _verdict(rows: Sequence[_Row], many: bool) -> str:
+    if not many:
+        return "The video was made" if rows[0].state == "made" else "No video was made"
     counts = {state: sum(row.state == state for row in rows) for state in _TONES}
     told = [f"{count} {state}" for state, count in counts.items() if count]
     return f"{len(rows)} prompt{'s' * (len(rows) != 1)}: {', '.join(told)}"
@@ -226,7 +230,9 @@ def _table(rows: Sequence[_Row], small: Mapping[int, Picture]) -> Table:
     columns += [Column(name[:1].upper() + name[1:], _numbers(made.values(), name)) for name in differ]
     lines = []
     for row in rows:
-        prompt = "no usable line" if row.job is None else str(row.job.generation.options["prompt"]) or "(empty)"
+        prompt = (
+            "no usable line" if row.job is None else str(row.job.generation.options["prompt"]) or "(empty)"
+        )
         link = f"video-{row.index}-0" if row.state in ("made", "there already") else ""
         cells = [Cell(prompt, None, "soft" if row.job is None else "", row.error, link, small.get(row.index))]
         took = "" if row.seconds is None else f"{row.seconds:.2f} s"
@@ -278,10 +284,16 @@ def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | No
 def _artifact(artifact: Path, rows: Sequence[_Row], manifest: Any, target: str | None) -> tuple[Fact, ...]:
     profiles = dict.fromkeys(row.job.generation.profile for row in rows if row.job is not None)
     facts = [Fact("Folder", str(artifact), code=True)]
-    facts += [Fact(name[0].upper() + name[1:], digest, code=True) for name, digest in manifest.digests.items()]
+    facts += [
+        Fact(name[0].upper() + name[1:], digest, code=True) for name, digest in manifest.digests.items()
+    ]
     facts.append(Fact("Target", target or "none was loaded", _machine(manifest, target)))
     facts += [
-        Fact("Profile", profile.name, f"computed in {profile.options.dtype}, VAE in {profile.options.vae_dtype}")
+        Fact(
+            "Profile",
+            profile.name,
+            f"computed in {profile.options.dtype}, VAE in {profile.options.vae_dtype}",
+        )
         for profile in profiles
     ]
     facts.append(Fact("Made by", " ".join(manifest.tool.values())))
@@ -298,13 +310,16 @@ def _machine(manifest: Any, target: str | None) -> str:
     return ", ".join(map(str, filter(None, [environment.get("device_kind"), *packages])))
 
 
-def _agreement(artifact: Path, rows: Sequence[_Row], manifest: Any) -> str:
+def _agreement(artifact: Path, rows: Sequence[_Row], manifest: Any) -> tuple[Note, Facts]:
+    """Returns what is known of the results, and the commands that find out more."""
     profiles = {row.job.generation.profile.name for row in rows if row.job is not None}
-    recorded = sorted(profiles & manifest.golden.keys())
-    what = f"golden/ has a recorded result of {', '.join(recorded)}" if recorded else "golden/ has no result"
+    recorded = ", ".join(sorted(profiles & manifest.golden.keys()))
+    what = f"a recorded result of {recorded}" if recorded else "no recorded result of these profiles"
+    command = f"wanbuild verify {artifact} --report FILE.html"
+    with_diffusers = Fact("Compare with diffusers", f"{command} --source CHECKPOINT", code=True)
     return (
-        f"A run compares its videos with nothing. {what}: wanbuild verify {artifact} --report FILE.html compares "
-        "with it, and with --source CHECKPOINT with diffusers."
+        Note(f"A run compares its videos with nothing. The artifact's golden/ has {what}."),
+        Facts((Fact("Compare with golden/", command, code=True), with_diffusers)),
     )
 
 

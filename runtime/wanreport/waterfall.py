@@ -20,7 +20,7 @@ LOADING = frozenset(
 NARROWEST = 0.3
 """In hundredths of the width: what is shorter is still seen. Gaps below it are not drawn."""
 
-TICKS = 5
+TICKS = 7
 """About how many numbers there are on the scale."""
 
 HEIGHT, THICKNESS = 26, 12

@@ -29,37 +29,57 @@ def warn_of_age(artifact: Path) -> None:
 @click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
 @click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
+@click.option(
+    "--report", "page", type=click.Path(path_type=Path), help="Write a page about the outcome (.html)."
+)
 @DEBUG
 def verify_command(
-    artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None
+    artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None, page: Path | None
 ) -> None:
     """Checks every file, and replays what was recorded."""
     import json
 
-    from wanbuild.check import verify as verification
     from wanrun.files import replace_file
 
-    outcome: dict[str, Any]
     verdict = "verified"
     if record and source is not None:
         raise UsageError("--record and --source exclude each other", remedy="run verify twice")
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
         raise UsageError(f"--json {json_file} cannot be written", remedy="name a file in an existing folder")
-    if record:
-        verification.record(artifact, report)
-        outcome = {"recorded": True}
-    elif source is not None:
-        from wanbuild.check.reference import compare_with_reference
+    if page is not None:
+        from wanreport.files import check_file
 
-        outcome = compare_with_reference(artifact, source, steps, report)
-    else:
-        outcome = {"profiles": verification.replay(artifact, report)}
-        if not outcome["profiles"]:
-            verdict = "is whole, and nothing was replayed"
+        check_file(page, outside=artifact, others=[json_file])
+    outcome = _outcome(artifact, record, source, steps, page)
+    if outcome == {"profiles": {}}:
+        verdict = "is whole, and nothing was replayed"
     if json_file is not None:
         replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
     warn_of_age(artifact)
     report(f"{artifact} {verdict}")
+
+
+def _outcome(
+    artifact: Path, record: bool, source: str | None, steps: int, page: Path | None
+) -> dict[str, Any]:
+    """Verifies, writes the report, and returns the outcome for ``--json``."""
+    from wanbuild.check import verify as verification
+    from wanbuild.check.findings import Findings, reported
+
+    findings = Findings()
+    say = report if page is None else findings.saying(report)
+    kept = None if page is None else findings
+    if record:
+        with reported(page, artifact, findings, "recorded golden/ anew"):
+            verification.record(artifact, say, kept)
+        return {"recorded": True}
+    if source is not None:
+        from wanbuild.check.reference import compare_with_reference
+
+        with reported(page, artifact, findings, "compared the artifact with diffusers"):
+            return compare_with_reference(artifact, source, steps, say, kept)
+    with reported(page, artifact, findings, "replayed golden/"):
+        return {"profiles": verification.replay(artifact, say, kept)}
 
 
 @click.command("embed")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.check.embed import open_profile
+from wanbuild.check.findings import Findings, measured
 from wanbuild.check.given_configs import with_given_configs
 from wanbuild.check.parts import image_tokens, velocity
 from wanbuild.check.reference_pipeline import Made, Reference
@@ -138,6 +139,7 @@ class _Comparison:
         self._video_dtype = "float32" if self._dtype == self._vae_dtype == "float32" else "bfloat16"
         self._limits, self._vae_limits = LIMITS[self._dtype], LIMITS[self._vae_dtype]
         self._prompts = [PROMPT, NEGATIVE_PROMPT] if self._profile.guidance else [PROMPT]
+        self.made: list[tuple[str, np.ndarray]] = []
 
     def _coarser(self, options: Sequence[str], components: Sequence[str]) -> str:
         """Returns bfloat16 if a component is stored in it or a build option names it, else float32."""
@@ -258,6 +260,7 @@ class _Comparison:
             **options,
         )
         error, suffix = relative_error(ours.latents, made.latents), f" ({sample.name})" if sample.name else ""
+        self.made += [(f"The artifact{suffix}", ours.frames[0]), (f"diffusers{suffix}", made.levels[0])]
         return [
             Check(f"final latents{suffix}", error, self._limits["latents"], note),
             self._frames(f"video{suffix}", ours.frames, made.frames, self._video_dtype),
@@ -337,7 +340,9 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
     return located.path
 
 
-def compare_with_reference(artifact: Path, source: str, steps: int, report: Report) -> dict[str, Any]:
+def compare_with_reference(
+    artifact: Path, source: str, steps: int, report: Report, findings: Findings | None = None
+) -> dict[str, Any]:
     """Compares the first built profile with diffusers and reports a table of errors.
 
     Args:
@@ -345,6 +350,7 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
         source: the checkpoint folder or hub id that the artifact was made from.
         steps: denoising steps of the whole video.
         report: gets one line per check.
+        findings: gets the checks and both videos, for a report.
 
     Returns:
         Every check by name, as a dict of its fields.
@@ -377,6 +383,10 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
         report(f"{'component':<27} {'error':>10} {'limit':>10}")
         checks = [comparison.text(), *comparison.image(), *comparison.experts()]
         checks += [comparison.encode(), comparison.decode(), *comparison.videos(steps)]
+    if findings is not None:
+        against = f"diffusers in float32, of {source}"
+        findings.comparisons += [measured(c.name, c.error, c.limit, against, c.note) for c in checks]
+        findings.videos += comparison.made
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"
         report(f"{check.name:<27} {check.error:>10.2e} {check.limit:>10.0e}  {verdict:<6} {check.note}")

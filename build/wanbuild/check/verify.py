@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
+from wanbuild.check.findings import Findings
 from wanbuild.check.preview import fitted
 from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
@@ -33,7 +34,7 @@ from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.intact import check_others, checked_programs
 from wanrun.machine.environment import open_devices
-from wanrun.replay.golden import Golden, compare, read_golden, replayed
+from wanrun.replay.golden import PROMPT, STEPS, Golden, compare, read_golden, replayed
 
 COPY = "copy the artifact again or rebuild it"
 
@@ -113,12 +114,18 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
 
 
 def _run(
-    artifact: Path, manifest: Manifest, profile: Profile, look: Callable[[Pipeline], object] = str
+    artifact: Path,
+    manifest: Manifest,
+    profile: Profile,
+    findings: Findings | None,
+    look: Callable[[Pipeline], object] = str,
 ) -> tuple[Golden, Any]:
     """Runs one profile from the fixed seed; returns also what a function finds in its pipeline."""
     environment = select_target(manifest, artifact, profile).target.environment
     with open_profile(artifact, profile) as pipeline:
-        return replayed(pipeline, environment), look(pipeline)
+        title = f"{profile.name}, {STEPS} steps of: {PROMPT}"
+        watched = pipeline if findings is None else findings.watched(pipeline, title)
+        return replayed(watched, environment), look(pipeline)
 
 
 def start_jax() -> None:
@@ -134,7 +141,7 @@ def start_jax() -> None:
         open_devices()
 
 
-def record(artifact: Path, report: Report) -> None:
+def record(artifact: Path, report: Report, findings: Findings | None = None) -> None:
     """Checks every file, runs every profile that can run here, and commits the results to golden/.
 
     It also embeds the default negative prompt.
@@ -142,6 +149,7 @@ def record(artifact: Path, report: Report) -> None:
     Args:
         artifact: the artifact's folder.
         report: gets one line per check and profile.
+        findings: gets the videos, for a report.
 
     Raises:
         ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
@@ -155,7 +163,8 @@ def record(artifact: Path, report: Report) -> None:
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
-            manifest = with_golden(artifact, manifest, profile, *_run(artifact, manifest, profile, fitted))
+            recorded = _run(artifact, manifest, profile, findings, fitted)
+            manifest = with_golden(artifact, manifest, profile, *recorded)
             manifest.write(artifact)  # minutes of a large profile are not lost with a later one
             report(f"{profile.name}: recorded")
         add_embeddings(artifact, manifest, profiles, (), report, report).write(artifact)
@@ -178,12 +187,13 @@ def with_golden(
     return manifest.changed(golden={**manifest.golden, profile.name: record})
 
 
-def replay(artifact: Path, report: Report) -> dict[str, str]:
+def replay(artifact: Path, report: Report, findings: Findings | None = None) -> dict[str, str]:
     """Checks every file and runs every recorded profile again that can run here.
 
     Args:
         artifact: the artifact's folder.
         report: gets one line per check and profile.
+        findings: gets the comparisons and the videos, for a report.
 
     Returns:
         For each profile that was run, the text of ``compare``.
@@ -200,7 +210,10 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
         if profile.name not in manifest.golden:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
-        expected = read_golden(artifact / manifest.golden[profile.name].file)
-        outcomes[profile.name] = compare(expected, _run(artifact, manifest, profile)[0])
+        file = manifest.golden[profile.name].file
+        expected, (found, _) = read_golden(artifact / file), _run(artifact, manifest, profile, findings)
+        if findings is not None:
+            findings.replayed(profile.name, file, expected, found)
+        outcomes[profile.name] = compare(expected, found)
         report(f"{profile.name}: {outcomes[profile.name]}")
     return outcomes
