@@ -29,6 +29,7 @@ COPY runtime/wanrun runtime/wanrun
 COPY runtime/wanserve runtime/wanserve
 COPY runtime/wanhub runtime/wanhub
 COPY runtime/wanfleet runtime/wanfleet
+COPY runtime/wanreport runtime/wanreport
 
 FROM base AS build
 RUN pip install --constraint constraints.txt '.[build]'

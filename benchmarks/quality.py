@@ -13,6 +13,8 @@ The row ``diffusers`` needs the test extra. ``--random`` makes the videos with r
 and VAE of the same sizes. They draw noise; so the row is left out, and only the distances mean something.
 
     PYTHONPATH=training python benchmarks/quality.py [--variant wan2.1-t2v] [--captions 64] [--seeds 2]
+
+``--report FILE.html`` writes the tables as a page too, in which they can be sorted.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets import target
 from wanbuild.toy.checkpoint import write_toy
+from wanreport.files import check_file, now, write_report
+from wanreport.report import Cell, Column, Fact, Facts, Note, Report, Section, Table
+from wanrun.errors import UsageError
 
 STEPS = 30
 BF16, F32 = "bfloat16", "float32"
@@ -300,13 +305,48 @@ HEADER = """
 
 def row(name: str, found: Figures) -> str:
     """Returns a line of the table."""
+    return f"| {name} | {' | '.join(cells(found))} |"
 
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
 
+def cells(found: Figures) -> list[str]:
+    """Returns the figures as texts, empty for those that there are not."""
     digits = (3, 3, 3, 1, 1, 4, 4, 0)
-    cells = [number(value, places) for value, places in zip(asdict(found).values(), digits, strict=True)]
-    return f"| {name} | {' | '.join(cells)} |"
+    pairs = zip(asdict(found).values(), digits, strict=True)
+    return ["" if value is None else f"{value:.{places}f}" for value, places in pairs]
+
+
+COMPARED = (
+    "Score, held out and motions: the share of facts that a judge finds in the videos, of all captions, of "
+    "those that no training video had, and of motions. PSNR, SSIM and GMSD: against the frames of "
+    f"{next(iter(CHOICES))}, which is the float32 run with UniPC and {STEPS} steps. First frame: against the "
+    "image that was given."
+)
+
+
+def page(found: Mapping[str, Mapping[str, Figures]], options: argparse.Namespace) -> Report:
+    """Returns the tables of all variants as a report."""
+    names = [name.strip() for name in HEADER.split("\n")[1].split("|")[2:-1]]
+    columns = (Column("Choice"), *(Column(name[:1].upper() + name[1:], numeric=True) for name in names))
+    sections = []
+    for variant, rows in found.items():
+        lines = [(name, asdict(made).values(), cells(made)) for name, made in rows.items()]
+        caption = f"{variant}: each row makes the same videos in another way"
+        table = Table(
+            caption,
+            columns,
+            tuple((Cell(name), *map(Cell, texts, values)) for name, values, texts in lines),
+        )
+        sections.append(Section(variant, (table,)))
+    facts = (
+        Fact("Captions", str(options.captions)),
+        Fact("Seeds", str(options.seeds)),
+        Fact("Weights", "random" if options.random else "trained"),
+        Fact("Steps", str(STEPS)),
+    )
+    sections.append(Section("What is compared", (Note(COMPARED), Facts(facts))))
+    verdict = f"{sum(map(len, found.values()))} choices measured"
+    title = "What each choice costs in quality"
+    return Report("Report of a benchmark", title, verdict, True, now(), sections=tuple(sections))
 
 
 def asked_for(options: argparse.Namespace) -> dict[str, Choice]:
@@ -348,11 +388,19 @@ def main() -> None:
     parser.add_argument("--choice", choices=list(CHOICES), action="append", help="all of them by default")
     parser.add_argument("--random", action="store_true", help="random weights in the place of trained ones")
     parser.add_argument("--folder", type=Path, help="of artifacts, kept and used again")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write the tables as a page too")
     options = parser.parse_args()
+    if options.report is not None:
+        try:
+            check_file(options.report)
+        except UsageError as error:
+            parser.error(str(error))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         found = {variant: measure(variant, folder, options) for variant in options.variant or known}
+    if options.report is not None:
+        write_report(options.report, page(found, options))
     print(
         json.dumps({name: {row: asdict(made) for row, made in rows.items()} for name, rows in found.items()})
     )

@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType
         "runtime/wanrun": ((), ("remote",)),
         "runtime/wanfleet": ((), ("ray",)),
         "runtime/wanhub": ((), ("hub", "sign")),
+        "runtime/wanreport": ((), ()),
         "runtime/wanserve": (("serve",), ()),
         "build/wanbuild": (("build",), ("share", "test")),
     }
@@ -30,7 +31,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType
 """By package, the extras that it is installed with, and those that a function may ask for besides."""
 
 
-OURS = ("wanrun", "wanfleet", "wanhub", "wanserve", "wanbuild")
+OURS = ("wanrun", "wanfleet", "wanhub", "wanreport", "wanserve", "wanbuild")
 
 
 def project() -> dict[str, Any]:
@@ -86,7 +87,7 @@ def foreign(folder: str, everywhere: bool) -> dict[str, str]:
 @pytest.mark.parametrize("folder", EXTRAS)
 def test_imports_are_declared(folder: str) -> None:
     always, asked = EXTRAS[folder]
-    few = {"wanfleet": set[str](), "wanhub": {"msgspec"}, "wanserve": {"click"}}
+    few = {"wanfleet": set[str](), "wanhub": {"msgspec"}, "wanserve": {"click"}, "wanreport": {"numpy", "pillow"}}
     sure = few.get(folder.rpartition("/")[2], {"click", "numpy"})
     for everywhere, extras in ((False, always), (True, (*always, *asked))):
         found = foreign(folder, everywhere)

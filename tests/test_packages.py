@@ -51,6 +51,13 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "service",
             "cli",
         ),
+        "runtime/wanreport": (
+            "report",
+            "pictures waterfall",
+            "page",
+            "files",
+            "run",
+        ),
         "build/wanbuild": (
             "building config devices listed progress published",
             "staging targets",
@@ -146,13 +153,19 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-@pytest.mark.parametrize("package", ["wanfleet", "wanhub", "wanserve"])
+@pytest.mark.parametrize("package", ["wanfleet", "wanhub", "wanreport", "wanserve"])
 def test_other_packages_use_what_the_runtime_exports(package: str) -> None:
     """Each could be somebody else's; only the server's command is made as the others are."""
     root = REPOSITORY / "runtime" / package
     for file in root.rglob("*.py"):
         command = {"command", "terminal"} if file.name == "cli.py" else set()
         assert set(imported(file, "wanrun")) <= {"errors", *wanrun.__all__} | command, file.name
+
+
+def test_reports_and_the_server_import_nothing_of_each_other() -> None:
+    for package, other in (("wanserve", "wanreport"), ("wanreport", "wanserve")):
+        for file in (REPOSITORY / "runtime" / package).rglob("*.py"):
+            assert not set(imported(file, other)), file.name
 
 
 def test_a_circle_is_found() -> None:

@@ -1,4 +1,4 @@
-"""The file of a report: checked before the work that it is about, and written at its end, whole or not at all."""
+"""The file of a report: checked before the work that it is about, and written whole at its end."""
 
 from __future__ import annotations
 

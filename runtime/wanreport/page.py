@@ -75,7 +75,7 @@ def _own(name: str) -> str:
 
 
 def _style() -> str:
-    """Returns the server's values and elements, with dark colours for screens alone, and the page's own styles."""
+    """Returns the server's values and elements, dark on screens alone, and the page's own styles."""
     base = (resources.files("wanserve") / "page" / "base.css").read_text(encoding="utf-8")
     return base.replace(_DARK, _DARK.replace("@media", "@media screen and")) + _own("report.css")
 
@@ -182,9 +182,11 @@ def _waterfall(chart: Waterfall) -> str:
     marks = "; ".join(f"{escape(name)} after {at:.2f} s" for name, at in chart.marks)
     dashed = f'<span class="key mark">{marks}</span>' if marks else ""
     return (
-        '<table class="waterfall"><caption>When each part took place, in seconds since the process started. '
-        '<span class="keys"><span class="key loading">loading</span> <span class="key work">computing and writing</span> '
-        f'{dashed}</span></caption><thead><tr><th scope="col">Part</th><th scope="col">'
+        '<table class="waterfall">'
+        "<caption>When each part took place, in seconds since the process started. "
+        '<span class="keys"><span class="key loading">loading</span> '
+        f'<span class="key work">computing and writing</span> {dashed}</span></caption>'
+        '<thead><tr><th scope="col">Part</th><th scope="col">'
         f'<span class="visually-hidden">When</span>{scale(chart)}</th>'
         f'<th scope="col" class="number">Took</th></tr></thead><tbody>{rows}</tbody></table>'
     )

@@ -1,4 +1,4 @@
-"""Videos for a page: as they are if a browser plays them, and as a contact sheet, which is also what is printed."""
+"""Videos for a page: as they are if a browser plays them, and as a contact sheet, which is printed too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHEET_FRAMES, SHEET_COLUMNS, SHEET_WIDTH, THUMBNAIL = 6, 3, 960, 160
 
 
 def sheet(frames: Sequence[Image.Image]) -> Picture:
-    """Returns a contact sheet of frames, which have one size: evenly spaced ones, the first and last among them."""
+    """Returns a contact sheet: evenly spaced frames, the first and the last among them. All have one size."""
     count = min(SHEET_FRAMES, len(frames))
     chosen = [frames[round(index)] for index in np.linspace(0, len(frames) - 1, count)]
     columns = min(SHEET_COLUMNS, count)
@@ -75,10 +75,7 @@ def clip(video: Path, room: int) -> tuple[Clip | None, str]:
     try:
         size = video.stat().st_size
         if size > min(CLIP_BYTES, room):
-            return (
-                None,
-                f"The file has {size / 1e6:.1f} MB, too many to be in this page: these are frames of it.",
-            )
+            return None, f"The file is too large for this page ({size / 1e6:.1f} MB): these are frames of it."
         data = video.read_bytes()
     except OSError as error:
         raise unreadable(video, error.strerror or str(error)) from None
@@ -86,7 +83,7 @@ def clip(video: Path, room: int) -> tuple[Clip | None, str]:
 
 
 def frames_of(video: Path) -> list[Image.Image]:
-    """Returns all frames of a video that wanrun has written, in any of its formats, some of them made smaller.
+    """Returns all frames of a video that wanrun has written, in any of its formats; large ones made smaller.
 
     Raises:
         UsageError: if it cannot be read.
@@ -117,24 +114,27 @@ def _opened(video: Path) -> Iterator[Image.Image]:
                 yield frame
     elif video.suffix.lower() == ".npy":
         yield from images(np.load(video, mmap_mode="r", allow_pickle=False))
+    elif video.suffix.lower() in CONTAINERS:
+        yield from images(_decoded(video))
     else:
-        source = io.BytesIO(_animated(video)) if video.suffix.lower() in CONTAINERS else video
-        with Image.open(source) as opened:
+        with Image.open(video) as opened:
             yield from ImageSequence.Iterator(opened)
 
 
-def _animated(video: Path) -> bytes:
-    """Returns a video as an animated PNG of the width that a contact sheet needs."""
+def _decoded(video: Path) -> np.ndarray:
+    """Returns a video's frames, uint8 (T, H, W, 3), at most of the width that a contact sheet needs."""
     small = f"scale='min(iw,{SHEET_WIDTH // SHEET_COLUMNS})':-2"
-    program = imageio_ffmpeg.get_ffmpeg_exe()
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-v", "error", "-i", str(video.absolute())]
     done = subprocess.run(
-        [program, "-nostdin", "-v", "error", "-i", str(video.absolute()), "-vf", small, "-f", "apng", "-"],
-        capture_output=True,
-        check=False,
+        [*command, "-vf", small, "-f", "image2pipe", "-c:v", "ppm", "-"], capture_output=True, check=False
     )
     if done.returncode:
         raise OSError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2] or "ffmpeg failed")
-    return done.stdout
+    kind, size, most, *_ = done.stdout.split(b"\n", 3)  # each picture has the same three lines in front
+    width, height = map(int, size.split())
+    head = sum(map(len, (kind, size, most))) + 3
+    pictures = np.frombuffer(done.stdout, np.uint8).reshape(-1, head + height * width * 3)
+    return pictures[:, head:].reshape(-1, height, width, 3)
 
 
 def _fitted(size: tuple[int, int], width: int) -> tuple[int, int]:

@@ -39,7 +39,7 @@ class Job(Protocol):
 
 
 class Worklist(Protocol):
-    """The jobs to make, those whose videos were there, and the errors of the other lines of a prompts file."""
+    """The jobs to make, those whose videos were there, and the errors of the other lines of the file."""
 
     @property
     def manifest(self) -> Any: ...
@@ -273,7 +273,7 @@ def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | No
     figures.append(Fact("Peak memory", in_bytes(measured["peak_rss_bytes"]), "resident in the process"))
     costs = [row.job.generation.cost().bytes.get(target or "") for row in rows if row.job is not None]
     if known := [cost for cost in costs if cost is not None]:
-        figures.append(Fact("Largest program", in_bytes(max(known)), "with weights, by the compiler"))
+        figures.append(Fact("Largest program", in_bytes(max(known)), "on the device, with its weights"))
     figures += [
         Fact("Weights read", in_bytes(measured["restore_bytes"]), "from storage"),
         Fact("Cache hits", f"{measured['cache_hits']} of {found}", "executables that were not compiled"),
@@ -325,10 +325,8 @@ def _agreement(artifact: Path, rows: Sequence[_Row], manifest: Any) -> tuple[Not
 
 def in_bytes(count: float) -> str:
     """Returns a number of bytes in the unit that fits, such as ``3.28 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            break
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 999.5 and len(units) > 1:
         count /= 1000
-    else:
-        unit = "TB"
-    return f"{count:.3g} {unit}"
+        del units[0]
+    return f"{count:.3g} {units[0]}"

@@ -1,7 +1,7 @@
 """A waterfall: from spans of time to bars, and from bars to SVG.
 
-Each row of the table has a drawing of its own, in shares of its width. So it fits a telephone and a sheet of paper,
-and its text is as large as the rest of the page.
+Each row of the table has a drawing of its own, in shares of its width. So it fits a telephone and a sheet of
+paper, and its text is as large as the rest of the page.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def ticks(begin: float, end: float) -> list[float]:
 
 def scale(chart: Waterfall) -> str:
     """Returns the SVG of the scale above the rows."""
-    numbers = ticks(chart.begin, chart.end)
     texts = []
-    for number in numbers:
+    for index, number in enumerate(ticks(chart.begin, chart.end)):
         share = _share(chart, number)
         anchor = "start" if share < 4 else "end" if share > 94 else "middle"
-        texts.append(f'<text x="{share:.2f}%" y="14" text-anchor="{anchor}">{number:g} s</text>')
+        kind = ' class="more"' if index % 3 else ""  # a telephone shows every third number
+        texts.append(f'<text{kind} x="{share:.2f}%" y="14" text-anchor="{anchor}">{number:g} s</text>')
     return _svg(20, "".join(texts))
 
 
@@ -92,10 +92,10 @@ def drawing(chart: Waterfall, bar: Bar) -> str:
 
 def _rectangle(chart: Waterfall, bar: Bar, start: float, end: float) -> str:
     wide = max(_share(chart, end) - _share(chart, start), NARROWEST)
-    left = min(_share(chart, start), 100 - wide)
+    left, top = min(_share(chart, start), 100 - wide), (HEIGHT - THICKNESS) // 2
     return (
-        f'<rect class="{"loading" if bar.loading else "work"}" x="{left:.2f}%" y="{(HEIGHT - THICKNESS) // 2}"'
-        f' width="{wide:.2f}%" height="{THICKNESS}" rx="2"><title>{start:.2f} to {end:.2f} s</title></rect>'
+        f'<rect class="{"loading" if bar.loading else "work"}" x="{left:.2f}%" y="{top}" rx="2" '
+        f'width="{wide:.2f}%" height="{THICKNESS}"><title>{start:.2f} to {end:.2f} s</title></rect>'
     )
 
 
@@ -109,4 +109,5 @@ def _line(kind: str, share: float) -> str:
 
 
 def _svg(height: int, content: str) -> str:
-    return f'<svg class="row" width="100%" height="{height}" aria-hidden="true" focusable="false">{content}</svg>'
+    hidden = 'aria-hidden="true" focusable="false"'  # the table has the names and the times
+    return f'<svg class="row" width="100%" height="{height}" {hidden}>{content}</svg>'

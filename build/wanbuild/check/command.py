@@ -70,15 +70,15 @@ def _outcome(
     say = report if page is None else findings.saying(report)
     kept = None if page is None else findings
     if record:
-        with reported(page, artifact, findings, "recorded golden/ anew"):
+        with reported(page, artifact, findings, "Every file is whole, and golden/ was recorded"):
             verification.record(artifact, say, kept)
         return {"recorded": True}
     if source is not None:
         from wanbuild.check.reference import compare_with_reference
 
-        with reported(page, artifact, findings, "compared the artifact with diffusers"):
+        with reported(page, artifact, findings, "The artifact agrees with diffusers"):
             return compare_with_reference(artifact, source, steps, say, kept)
-    with reported(page, artifact, findings, "replayed golden/"):
+    with reported(page, artifact, findings, "Every file is whole, and what was replayed agrees with golden/"):
         return {"profiles": verification.replay(artifact, say, kept)}
 
 

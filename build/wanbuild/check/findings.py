@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -23,6 +23,21 @@ from wanrun.timing.timings import Timings
 from wanrun.units import in_bytes
 
 Say = Callable[[str], None]
+Videos = list[tuple[str, np.ndarray]]
+"""Titles, and frames uint8 (T, H, W, 3)."""
+
+
+class Check(Protocol):
+    """A check of ``wanbuild.check.reference``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def error(self) -> float: ...
+    @property
+    def limit(self) -> float: ...
+    @property
+    def note(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ class Findings:
 
     lines: list[str] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    videos: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    videos: Videos = field(default_factory=list)
 
     def saying(self, say: Say) -> Say:
         """Returns a function that says a line, and keeps it."""
@@ -76,7 +91,8 @@ class Findings:
 
     def replayed(self, profile: str, file: str, expected: Golden, found: Golden) -> None:
         """Adds the comparisons of ``wanrun.replay.golden.compare``, those that fail too."""
-        against = f"{file}, recorded on {'this' if expected.machine == found.machine else 'another'} kind of machine"
+        kind = "this" if expected.machine == found.machine else "another"
+        against = f"{file}, recorded on {kind} kind of machine"
         if expected.machine == found.machine:
             for what in ("latents", "frames"):
                 same = getattr(expected, f"{what}_sha256") == getattr(found, f"{what}_sha256")
@@ -96,6 +112,13 @@ class Findings:
         told = (f"{levels:.2f} levels", f"{most:.1f} of {LEVELS} levels")
         self._add(Comparison(f"{profile}: frames", *told, levels / most, levels <= most, against))
 
+    def compared(self, checks: Iterable[Check], source: str, videos: Videos) -> None:
+        """Adds the checks of a comparison with diffusers on a checkpoint, and the videos of both."""
+        against = f"diffusers in float32, of {source}"
+        for check in checks:
+            self._add(measured(check.name, check.error, check.limit, against, check.note))
+        self.videos += videos
+
     def _add(self, comparison: Comparison) -> None:
         self.comparisons.append(comparison)
 
@@ -108,7 +131,7 @@ def measured(name: str, error: float, limit: float, against: str, note: str = ""
 class _Watched:
     """A pipeline that keeps the frames of its results."""
 
-    def __init__(self, pipeline: Pipeline, title: str, videos: list[tuple[str, np.ndarray]]) -> None:
+    def __init__(self, pipeline: Pipeline, title: str, videos: Videos) -> None:
         self._pipeline, self._title, self._videos = pipeline, title, videos
 
     def __getattr__(self, name: str) -> Any:
@@ -125,7 +148,7 @@ def reported(path: Path | None, artifact: Path, findings: Findings, what: str) -
     """Writes the report of the block when it ends, also by an error; None means no report.
 
     Args:
-        what: what the block does, such as ``replayed golden/``.
+        what: the verdict if it ends well.
 
     Raises:
         UsageError: if the report cannot be written. The error of the block has precedence.
@@ -145,9 +168,9 @@ def reported(path: Path | None, artifact: Path, findings: Findings, what: str) -
 def verification(
     artifact: Path, findings: Findings, timings: Timings, what: str, error: Exception | None = None
 ) -> Report:
-    """Returns the report of a verification; ``error`` is what ended it."""
+    """Returns the report of a verification; ``what`` is the verdict, unless an error ended it."""
     sections = [] if error is None else [Section("What failed", (Note(str(error), "bad"),))]
-    sections.append(Section("Agreement", tuple(_agreement(findings, what))))
+    sections.append(Section("Agreement", (_agreement(findings),)))
     if findings.videos:
         films = tuple(
             Film(title, title, pictures.sheet(pictures.images(frames)), note=_shape(frames))
@@ -166,15 +189,14 @@ def verification(
         if manifest is None
         else f"{artifact.resolve().name}, {manifest.model.variant}"
     )
-    verdict = f"Every file was checked, and verify {what}" if error is None else "Verification failed"
+    verdict = what if error is None else "The verification failed"
     figures = _figures(findings, timings)
     return Report("Report of a verification", name, verdict, error is None, now(), figures, tuple(sections))
 
 
-def _agreement(findings: Findings, what: str) -> Iterator[Part]:
+def _agreement(findings: Findings) -> Part:
     if not findings.comparisons:
-        yield Note(f"Nothing was compared: verify {what}.")
-        return
+        return Note("Nothing was compared.")
     columns = (
         *(
             Column("Result"),
@@ -185,7 +207,7 @@ def _agreement(findings: Findings, what: str) -> Iterator[Part]:
         *(Column("Verdict"), Column("Compared with")),
     )
     rows = tuple(_row(comparison) for comparison in findings.comparisons)
-    yield Table("What the artifact computes, and what that is compared with", columns, rows)
+    return Table("What the artifact computes, and what that is compared with", columns, rows)
 
 
 def _row(one: Comparison) -> tuple[Cell, ...]:
@@ -200,10 +222,10 @@ def _figures(findings: Findings, timings: Timings) -> tuple[Fact, ...]:
     found = timings.as_json()
     passed = sum(one.passed for one in findings.comparisons)
     shares = [one.share for one in findings.comparisons if one.share is not None]
-    worst = "none" if not shares else f"{100 * max(shares):.3g} %"
+    worst = [Fact("Largest difference", f"{100 * max(shares):.3g} %", "of its tolerance")] if shares else []
     return (
         Fact("Comparisons passed", f"{passed} of {len(findings.comparisons)}"),
-        Fact("Largest difference", worst, "of its tolerance"),
+        *worst,
         Fact("Took", f"{found['total_seconds']:.1f} s"),
         Fact("Peak memory", in_bytes(found["peak_rss_bytes"]), "resident in the process"),
     )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.check.embed import open_profile
-from wanbuild.check.findings import Findings, measured
+from wanbuild.check.findings import Findings, Videos
 from wanbuild.check.given_configs import with_given_configs
 from wanbuild.check.parts import image_tokens, velocity
 from wanbuild.check.reference_pipeline import Made, Reference
@@ -139,7 +139,7 @@ class _Comparison:
         self._video_dtype = "float32" if self._dtype == self._vae_dtype == "float32" else "bfloat16"
         self._limits, self._vae_limits = LIMITS[self._dtype], LIMITS[self._vae_dtype]
         self._prompts = [PROMPT, NEGATIVE_PROMPT] if self._profile.guidance else [PROMPT]
-        self.made: list[tuple[str, np.ndarray]] = []
+        self.made: Videos = []
 
     def _coarser(self, options: Sequence[str], components: Sequence[str]) -> str:
         """Returns bfloat16 if a component is stored in it or a build option names it, else float32."""
@@ -384,9 +384,7 @@ def compare_with_reference(
         checks = [comparison.text(), *comparison.image(), *comparison.experts()]
         checks += [comparison.encode(), comparison.decode(), *comparison.videos(steps)]
     if findings is not None:
-        against = f"diffusers in float32, of {source}"
-        findings.comparisons += [measured(c.name, c.error, c.limit, against, c.note) for c in checks]
-        findings.videos += comparison.made
+        findings.compared(checks, source, comparison.made)
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"
         report(f"{check.name:<27} {check.error:>10.2e} {check.limit:>10.0e}  {verdict:<6} {check.note}")
