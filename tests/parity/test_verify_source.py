@@ -14,6 +14,7 @@ import pytest
 from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.damage import linked
 from helpers.manifests import with_model, without_profiles
+from helpers.pages import Seen
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -69,8 +70,12 @@ def failed(error: str) -> list[str]:
 
 
 @pytest.mark.essential
-def test_one_transformer(toy_artifact: Path, toy_checkpoint: Path, verify: Verify) -> None:
-    code, checks, _ = verify(toy_artifact, toy_checkpoint)
+def test_one_transformer(toy_artifact: Path, toy_checkpoint: Path, verify: Verify, tmp_path: Path) -> None:
+    code, checks, _ = verify(toy_artifact, toy_checkpoint, "--report", tmp_path / "r.html")
+    page = Seen((tmp_path / "r.html").read_text())
+    assert {row[4] for row in page.rows[1:]} == {"passed"} and len(page.rows) == 1 + len(ALL)
+    assert "diffusers in float32, of " in page.rows[1][5]
+    assert [one["class"] for one in page.all("img")] == ["sheet"] * 2  # ours and theirs
     assert code == 0 and list(checks) == sorted(ALL)
     assert checks["final latents"]["error"] < LATENTS and checks["final latents"]["note"] == "4 steps"
 

@@ -15,6 +15,7 @@ from helpers.damage import PROGRAMS
 from helpers.manifests import plain_manifest, plain_model, programs_of, with_model
 from helpers.media_files import task_of
 from wanbuild.check import verify
+from wanbuild.check.findings import Findings
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
@@ -175,7 +176,10 @@ def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         verify.record(Path(), lines.append)
     manifest = read_manifest(artifact_copy)
     file = artifact_copy / manifest.golden[PROFILE].file
-    assert verify.replay(artifact_copy, lines.append) == {PROFILE: "digests equal"}
+    findings = Findings()
+    assert verify.replay(artifact_copy, lines.append, findings) == {PROFILE: "digests equal"}
+    assert [one.passed for one in findings.comparisons] == [True, True]
+    assert [frames.shape for _, frames in findings.videos] == [(9, 64, 96, 3)]
 
     golden = read_golden(file)
     other = dataclasses.replace(golden, latents_sha256="0" * 64)

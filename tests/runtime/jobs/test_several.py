@@ -102,6 +102,21 @@ def test_waiting_for_the_others_is_said(
     assert "waiting: waiting for the other processes, 0 s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_process_0_alone_writes_files_beside_videos(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    group: Any = Agreeing([1])
+    group.leads = leads
+    monkeypatch.setattr(several, "_group", lambda run, seconds: contextlib.nullcontext(group))
+    monkeypatch.setattr(several, "keep_stdout", lambda quiet: None)
+    who: dict[str, Any] = {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": int(not leads)}
+    files = {"timing_json": tmp_path / "t.json", "report": tmp_path / "r.html"}
+    options = run_options(prompt="a fox", output=tmp_path / "a.npy", **who, **files)
+    with worklist_of_several(artifact, options, {}, Timings()) as (_, how, _):
+        assert {name: getattr(how, name) for name in files} == (files if leads else dict.fromkeys(files))
+
+
 def test_one_prompt(worklist_of: Callable[..., Worklist]) -> None:
     work, group = worklist_of(prompt="a fox"), Agreeing([1])
     together = agreed(cast(ProcessGroup, group), work, run_options())

@@ -124,7 +124,7 @@ def test_latents_that_cannot_be_read(worklist_of: WorklistOf, tmp_path: Path, co
 def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -> None:
     path = tmp_path / "z.npy"
     np.save(path, np.zeros(LATENTS, np.float32))
-    for option in ("output", "save_latents", "timing_json"):
+    for option in ("output", "save_latents", "timing_json", "report"):
         given = {"output": tmp_path / "o.npy", option: path}
         message = refusal(worklist_of, prompt="a fox", latents=path, overwrite=True, **given)
         assert f"the output {path} is also that of --latents, which is read" in message
@@ -133,7 +133,9 @@ def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -
 def test_files_of_the_run_are_claimed_too(worklist_of: WorklistOf, tmp_path: Path) -> None:
     file, output = write_lines(tmp_path / "p.txt", "one"), tmp_path / "o.npy"
     assert "is also that of --timing-json; give" in refusal(worklist_of, prompt="a", timing_json=output)
+    assert "is also that of --report; give" in refusal(worklist_of, prompt="a", report=output)
     assert "is also that of --prompts, which is read" in refusal(worklist_of, prompts=file, timing_json=file)
+    assert "--report . cannot be written" in refusal(worklist_of, prompt="a", report=Path())
     work = worklist_of(prompts=file, timing_json=output)  # a line that cannot be made does not end the run
     (failure,) = work.failures.values()
     assert work.jobs == [] and "o.npy is also that of --timing-json" in str(failure)
