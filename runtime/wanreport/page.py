@@ -121,8 +121,11 @@ def _film(film: Film) -> str:
     alt, name = escape(film.alt), f' id="{escape(film.name)}"' if film.name else ""
     shown = ""
     if film.clip is not None:
-        uri = film.clip.uri
-        shown = f'<video controls loop muted playsinline src="{uri}" aria-label="{alt}"></video>'
+        uri, still = film.clip.uri, film.poster
+        poster = (
+            "" if still is None else f' poster="{still.uri}" width="{still.width}" height="{still.height}"'
+        )
+        shown = f'<video controls loop muted playsinline src="{uri}"{poster} aria-label="{alt}"></video>'
         if film.clip.animated:
             shown = f'<img class="moving" src="{uri}" alt="{alt}">'
     if film.sheet is not None:

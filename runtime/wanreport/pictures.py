@@ -33,8 +33,11 @@ CONTAINERS = (".mp4", ".mov", ".webm")
 CLIP_BYTES, PAGE_BYTES = 12 << 20, 48 << 20
 """The most bytes of one video, and of all videos of a page. Firefox takes data URIs of 32 MiB."""
 
-SHEET_FRAMES, SHEET_COLUMNS, SHEET_WIDTH, THUMBNAIL = 6, 3, 960, 160
-"""Frames of a contact sheet and in each of its rows; its width and that of a small picture, in pixels."""
+SHEET_FRAMES, SHEET_COLUMNS, SHEET_WIDTH = 6, 3, 960
+"""Frames of a contact sheet and in each of its rows, and its width in pixels."""
+
+POSTER, THUMBNAIL = 480, 160
+"""Widths of the first frame of a video, and of the picture in a table, in pixels."""
 
 
 def sheet(frames: Sequence[Image.Image]) -> Picture:
@@ -53,10 +56,9 @@ def sheet(frames: Sequence[Image.Image]) -> Picture:
     return _picture(board)
 
 
-def thumbnail(frames: Sequence[Image.Image]) -> Picture:
-    """Returns the frame in the middle, small."""
-    middle = frames[len(frames) // 2].convert("RGB")
-    return _picture(middle.resize(_fitted(middle.size, THUMBNAIL), Image.Resampling.BICUBIC))
+def still(frame: Image.Image, width: int) -> Picture:
+    """Returns one frame of this width, in pixels."""
+    return _picture(frame.convert("RGB").resize(_fitted(frame.size, width), Image.Resampling.BICUBIC))
 
 
 def clip(video: Path, room: int) -> tuple[Clip | None, str]:
@@ -122,8 +124,8 @@ def _opened(video: Path) -> Iterator[Image.Image]:
 
 
 def _decoded(video: Path) -> np.ndarray:
-    """Returns a video's frames, uint8 (T, H, W, 3), at most of the width that a contact sheet needs."""
-    small = f"scale='min(iw,{SHEET_WIDTH // SHEET_COLUMNS})':-2"
+    """Returns a video's frames, uint8 (T, H, W, 3), none wider than the pictures that are made of them."""
+    small = f"scale='min(iw,{POSTER})':-2"
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-v", "error", "-i", str(video.absolute())]
     done = subprocess.run(
         [*command, "-vf", small, "-f", "image2pipe", "-c:v", "ppm", "-"], capture_output=True, check=False

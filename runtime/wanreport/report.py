@@ -70,6 +70,7 @@ class Film:
         alt: what the pictures are, for people who do not see them.
         sheet: some of its frames side by side; None if it cannot be read.
         clip: the video itself; None if no browser plays it, or if it is too large.
+        poster: its first frame, which is seen until it plays.
         note: why there is no sheet, or no clip.
         facts: what is said below it.
         name: of its place in the page, for links.
@@ -79,6 +80,7 @@ class Film:
     alt: str
     sheet: Picture | None
     clip: Clip | None = None
+    poster: Picture | None = None
     note: str = ""
     facts: tuple[Fact, ...] = ()
     name: str = ""

@@ -171,8 +171,10 @@ def _films(rows: Sequence[_Row], many: bool) -> tuple[list[Film], dict[int, Pict
                 films.append(Film(title, alt, None, note=str(error), facts=facts, name=name))
                 continue
             room -= len(clip.uri) * 3 // 4 if clip is not None else 0
-            films.append(Film(title, alt, pictures.sheet(frames), clip, note, facts, name))
-            small.setdefault(row.index, pictures.thumbnail(frames))
+            poster = None if clip is None or clip.animated else pictures.still(frames[0], pictures.POSTER)
+            films.append(Film(title, alt, pictures.sheet(frames), clip, poster, note, facts, name))
+            middle = frames[len(frames) // 2]
+            small.setdefault(row.index, pictures.still(middle, pictures.THUMBNAIL))
     return films, small
 
 
@@ -231,7 +233,9 @@ def _table(rows: Sequence[_Row], small: Mapping[int, Picture]) -> Table:
     lines = []
     for row in rows:
         prompt = (
-            "no usable line" if row.job is None else str(row.job.generation.options["prompt"]) or "(empty)"
+            "(a line that cannot be used)"
+            if row.job is None
+            else str(row.job.generation.options["prompt"]) or "(empty)"
         )
         link = f"video-{row.index}-0" if row.state in ("made", "there already") else ""
         cells = [Cell(prompt, None, "soft" if row.job is None else "", row.error, link, small.get(row.index))]

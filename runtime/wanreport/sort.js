@@ -8,10 +8,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const cell = row.cells[column];
     return cell.dataset.key === undefined ? cell.textContent.trim() : Number(cell.dataset.key);
   };
-  const compare = (one, other) => {
-    if (typeof one === "number" && typeof other === "number") return one - other;
-    if (typeof one !== typeof other) return typeof one === "number" ? -1 : 1;
-    return one.localeCompare(other, "en", { numeric: true });
+  const compare = (one, other, sign) => {
+    if (typeof one !== typeof other) return typeof one === "number" ? -1 : 1; // what has no number is last
+    return sign * (typeof one === "number" ? one - other : one.localeCompare(other, "en", { numeric: true }));
   };
   heads.forEach((head, column) => {
     const button = document.createElement("button");
@@ -23,7 +22,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = head.getAttribute("aria-sort") === "ascending";
       for (const other of heads) other.setAttribute("aria-sort", "none");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const rows = [...body.rows].sort((a, b) => compare(read(a, column), read(b, column)) * (down ? -1 : 1));
+      const rows = [...body.rows].sort((a, b) => compare(read(a, column), read(b, column), down ? -1 : 1));
       body.append(...rows);
     });
   });

@@ -36,7 +36,7 @@ def everything(text: str) -> str:
     clips = (None, Clip("data:video/mp4;base64,AAAA", False), Clip("data:image/gif;base64,AAAA", True))
     return page_of(
         Facts((fact, Fact(text, text, code=True))),
-        Films(tuple(Film(text, text, PICTURE, clip, text, (fact,), text) for clip in clips)),
+        Films(tuple(Film(text, text, PICTURE, clip, PICTURE, text, (fact,), text) for clip in clips)),
         Films((Film(text, text, None, note=text),)),
         Table(text, (Column(text), Column(text, numeric=True)), ((cell, cell), (cell, cell))),
         Waterfall((Bar(text, ((0.0, 1.0),), True),), 0.0, 2.0, ((text, 1.0),)),
@@ -59,7 +59,9 @@ def test_hostile_texts_stay_texts() -> None:
 
 def test_nothing_is_fetched() -> None:
     seen = Seen(everything("a fox"))
-    sources = [value for _, found in seen.tags for name, value in found.items() if name in ("src", "href")]
+    sources = [
+        value for _, found in seen.tags for name, value in found.items() if name in ("src", "href", "poster")
+    ]
     assert len(sources) > 5 and all(source.startswith(("data:", "#")) for source in sources)
     assert not {"link", "iframe", "base", "form", "object"} & {tag for tag, _ in seen.tags}
     (style,) = [text for tag, text in seen.texts if tag == "style" and len(text) > 100]

@@ -57,7 +57,7 @@ def test_a_contact_sheet_has_the_first_and_the_last_frame() -> None:
     assert greys == pytest.approx(expected, abs=6)
     one = opened(pictures.sheet(pictures.images(FRAMES[:1])))
     assert one.height == pytest.approx(one.width * 32 / 48, abs=1)
-    small = opened(pictures.thumbnail(pictures.images(FRAMES)))
+    small = opened(pictures.still(pictures.images(FRAMES)[3], pictures.THUMBNAIL))
     assert small.width == pictures.THUMBNAIL and small.convert("L").getpixel((5, 5)) == pytest.approx(
         108, abs=4
     )
