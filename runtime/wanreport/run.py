@@ -39,7 +39,7 @@ class Job(Protocol):
 
 
 class Worklist(Protocol):
-    """The jobs to make, those whose videos were there, and the errors of the other lines of the file."""
+    """The jobs to make, those whose videos were there, and the errors of other lines by their number."""
 
     @property
     def manifest(self) -> Any: ...
@@ -48,7 +48,7 @@ class Worklist(Protocol):
     @property
     def finished(self) -> Sequence[Job]: ...
     @property
-    def failures(self) -> Sequence[WanError]: ...
+    def failures(self) -> Mapping[int, WanError]: ...
     @property
     def many(self) -> bool: ...
 
@@ -136,9 +136,7 @@ def _rows(work: Worklist, outcomes: Outcomes) -> list[_Row]:
             rows[index] = _Row(index, job, "failed", error=str(outcome))
         else:
             rows[index] = _Row(index, job, "not tried" if outcome is None else "made", outcome)
-    total = len(rows) + len(work.failures)
-    unused = [index for index in range(1, total + 1) if index not in rows]
-    for index, failure in zip(unused, work.failures, strict=True):  # both in the order of the file
+    for index, failure in work.failures.items():
         rows[index] = _Row(index, None, "failed", error=str(failure))
     return [rows[index] for index in sorted(rows)]
 

@@ -172,8 +172,8 @@ def unsealed(name: str, content: bytes) -> bytes:
     return data
 
 
-def file_sha256(path: Path) -> str:
-    with open_regular(path) as file:
+def file_sha256(path: Path, most: int | None = None) -> str:
+    with open_regular(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -183,8 +183,7 @@ def digest_found(path: Path, most: int) -> str:
     One of more than ``most`` bytes is not: a sparse file may have more than can be read in a day.
     """
     try:
-        with open_regular(path, most) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(path, most)
     except OSError as error:
         return error.strerror or str(error)
 

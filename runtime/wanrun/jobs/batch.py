@@ -50,9 +50,7 @@ class Batch:
         self._work, self._overwrite, self._timings = work, overwrite, timings
         self._leads = leads
         self._status = Status(lambda: ()) if status is None else status
-        self.outcomes: dict[
-            int, float | WanError
-        ] = {}  # by the prompt's number: seconds, or why there are none
+        self.outcomes: dict[int, float | WanError] = {}  # by prompt: seconds, or why there are none
         self._failures: list[WanError] = []
         self._where = ""
 
