@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,11 +93,24 @@ def frames_of(video: Path) -> list[Image.Image]:
     """
     try:
         found = [frame.copy() for frame in _opened(video)]
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
+    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError) as error:  # the last: no ffmpeg
         raise unreadable(video, str(error)) from None
     if not found:
         raise unreadable(video, "no frame")
     return found
+
+
+def digest(video: Path) -> tuple[int, str]:
+    """Returns a file's number of bytes and its sha256.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    try:
+        with video.open("rb") as file:
+            return video.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(video, error.strerror or str(error)) from None
 
 
 def images(frames: np.ndarray) -> list[Image.Image]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,11 +159,12 @@ def _films(rows: Sequence[_Row], many: bool) -> tuple[list[Film], dict[int, Pict
             continue
         for number, video in enumerate(row.job.videos):
             name, title = f"video-{row.index}-{number}", str(row.job.generation.options["prompt"])
-            facts = (Fact("File", str(video), code=True), *_file_facts(row.job.generation, video))
+            facts: tuple[Fact, ...] = (Fact("File", str(video), code=True),)
             alt = f"Video of prompt {row.index}" if many else "The video"
             try:
                 frames = pictures.frames_of(video)
                 clip, note = pictures.clip(video, room)
+                facts += tuple(_file_facts(row.job.generation, video))
             except UsageError as error:
                 films.append(Film(title, alt, None, note=str(error), facts=facts, name=name))
                 continue
@@ -180,9 +180,8 @@ def _file_facts(generation: wanrun.Generation, video: Path) -> Iterator[Fact]:
     profile = generation.profile
     yield Fact("Shape", f"{profile.width}x{profile.height}, {generation.fps:g} frames a second")
     if video.is_file():
-        with video.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield Fact("Size", in_bytes(video.stat().st_size))
+        size, digest = pictures.digest(video)
+        yield Fact("Size", in_bytes(size))
         yield Fact("sha256", digest, code=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from pathlib import Path
 
@@ -80,9 +81,26 @@ def test_what_is_no_video_is_one_line(tmp_path: Path, name: str, there: bool) ->
         (tmp_path / name).write_bytes(b"no video")
     with pytest.raises(UsageError, match=r"cannot be read; expected the video that was written; found ."):
         pictures.frames_of(tmp_path / name)
-    if not there:
+    if there:
+        assert pictures.digest(tmp_path / name) == (8, hashlib.sha256(b"no video").hexdigest())
+        return
+    for read in (
+        lambda: pictures.clip(tmp_path / "a.mp4", 1 << 20),
+        lambda: pictures.digest(tmp_path / name),
+    ):
         with pytest.raises(UsageError, match="No such file"):
-            pictures.clip(tmp_path / "a.mp4", 1 << 20)
+            read()
+
+
+def test_without_ffmpeg_it_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(FRAMES, tmp_path / "a.mp4", 8.0, {})
+
+    def missing() -> str:
+        raise RuntimeError("No ffmpeg exe could be found")
+
+    monkeypatch.setattr(pictures.imageio_ffmpeg, "get_ffmpeg_exe", missing)
+    with pytest.raises(UsageError, match="found No ffmpeg exe"):
+        pictures.frames_of(tmp_path / "a.mp4")
 
 
 def test_a_folder_without_frames(tmp_path: Path) -> None:
