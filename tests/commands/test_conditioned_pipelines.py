@@ -183,7 +183,11 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
         fails(UsageError, "exclude each other", media=animation(20), inputs=inputs)
         fails(UsageError, "segment_overlap is not that of the inputs", inputs=inputs, segment_overlap=5)
         other = load_media(manifest, msgspec.structs.replace(profile, num_frames=17), animation(20))
-        fails(UsageError, "pose_video of shape", inputs=replace(other, arrays=cut(other.arrays, 5)))
+        fails(
+            ArtifactError,
+            "is given what it does not take",
+            inputs=replace(other, arrays=cut(other.arrays, 5)),
+        )
         fails(UsageError, "video cannot be used", media=Media(video=pictures(9, 96, 64)))
     older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
     manifest = read_manifest(older)

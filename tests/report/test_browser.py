@@ -20,6 +20,9 @@ from helpers.elsewhere import put_golden
 from helpers.fake_pipeline import run_here, write_lines
 from wanbuild.check import verify
 from wanbuild.cli import wanbuild
+from wanreport.page import html
+from wanreport.report import Report, Section
+from wanreport.waterfall import waterfall
 from wanrun.terminal.console import run
 
 CHROMIUM = shutil.which("chromium")
@@ -116,6 +119,15 @@ def test_reports(browser: Browser, reports: dict[str, Path]) -> None:
             shown(browser, file, lambda page, name=name: shoot(page, Path(SHOTS) / f"{name}.png"))  # type: ignore[misc]
     shown(browser, reports["prompts"], sorts)
     shown(browser, reports["run"], plays)
+
+
+def test_a_run_of_hours_fits_a_telephone(browser: Browser, tmp_path: Path) -> None:
+    spans = [("executables encode_text_64", 0.0, 31520.3), ("denoise", 31500.3, 31523.4)]
+    chart = waterfall(spans, 31523.45, [("ready to denoise", 31523.1)])
+    sections = (Section("Time", (chart,)),)
+    report = Report("Report of a run", "A run", "The video was made", True, "2026", (), sections)
+    (tmp_path / "run.html").write_text(html(report), encoding="utf-8")
+    shown(browser, tmp_path / "run.html", fits, viewport={"width": 360, "height": 800})
 
 
 def on_paper(page: Page) -> None:

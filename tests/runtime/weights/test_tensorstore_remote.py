@@ -89,23 +89,6 @@ def test_other_forms_behind_a_web_server(
     assert server.requests and all(request.endswith("?key=value") for request in server.requests)
 
 
-def test_a_storage_that_denies_what_is_not_there(tmp_path: Path, serve: Callable[[Path], Server]) -> None:
-    """S3 answers so to whom it does not let list a bucket: the form is found all the same."""
-    value = np.random.default_rng(7).standard_normal((6, 30), np.float32)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True)) as checkpointer:
-        checkpointer.save(tmp_path / "model", {"stack": value})
-    server = serve(tmp_path)
-
-    def answer(request: BaseHTTPRequestHandler) -> bool:
-        if (tmp_path / request.path.lstrip("/")).is_file():
-            return False
-        request.send_error(403)
-        return True
-
-    server.answer = answer
-    assert read_one(f"{server.url}/model", parameter_of(value, 3)).tobytes() == value.tobytes()
-
-
 def _status(code: int) -> Callable[[BaseHTTPRequestHandler], bool]:
     def answer(request: BaseHTTPRequestHandler) -> bool:
         request.send_error(code)
