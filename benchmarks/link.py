@@ -179,7 +179,7 @@ def main() -> None:
         if not (artifact / "manifest.json").exists():
             checkpoint = ensure_checkpoint(folder, "1.3b", transformer_layers=options.layers)
             convert(ConvertRequest(checkpoint, artifact))
-            compile_artifact(CompileRequest(artifact, ["local"], [(256, 160)], [5]))
+            compile_artifact(CompileRequest(artifact, ["local"], [(256, 160)], [5]), print)
         runs = [measure(artifact, folder, options.rate * 1e6) for _ in range(options.repeat)]
     for name in runs[0]:
         values = sorted(run[name] for run in runs)
