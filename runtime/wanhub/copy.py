@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -80,7 +79,6 @@ class PartialCopy:
         self.expected = expected_files(self.manifest)
         self.store = Store(self.address)
         self._rows: dict[tuple[str, int], list[bytes]] = {}
-        self._lock = threading.Lock()
 
     def fetch(self, name: str, advance: Progress = lambda _: None) -> bool:
         """Fetches a file if it is missing, and checks it; another that fetches it is waited for.

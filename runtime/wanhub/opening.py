@@ -14,11 +14,10 @@ import wanrun
 from wanhub.address import Address, parse_address, resolved
 from wanhub.copy import MARKER, Origin, mark
 from wanhub.pins import Pin, lock_file, pin, read_pins
-from wanhub.signature import SIGNATURE
+from wanhub.signature import MANIFEST, SIGNATURE
 from wanhub.store import Store
 from wanrun.errors import ArtifactError, unwritable
 
-MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES = 2**26, 2**20
 Report = Callable[[str], None]
 

@@ -7,15 +7,15 @@ With ``WAN_REPORT_ARTIFACT=artifacts/demo/artifact WAN_REPORT_SHOTS=docs/reports
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
+from helpers.browser import IN_A_BROWSER, chromium
 from helpers.elsewhere import put_golden
 from helpers.fake_pipeline import run_here, write_lines
 from wanbuild.check import verify
@@ -25,7 +25,6 @@ from wanreport.report import Report, Section
 from wanreport.waterfall import waterfall
 from wanrun.terminal.console import run
 
-CHROMIUM = shutil.which("chromium")
 ARTIFACT, SHOTS = os.environ.get("WAN_REPORT_ARTIFACT"), os.environ.get("WAN_REPORT_SHOTS")
 PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "a red ball rolls to the right over green ground", "seed": 1},
@@ -35,22 +34,13 @@ PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "a small green triangle rolls to the left over brown ground", "seed": 6, "num_steps": 10},
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None and "WAN_TEST_BROWSER" not in os.environ, reason="there is no chromium"
-    ),
-]
+pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
-    arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

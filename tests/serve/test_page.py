@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 import pytest
 from axe_core_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from helpers.browser import IN_A_BROWSER, chromium
 from serve_client import Server, served
 
-CHROMIUM = shutil.which("chromium")
 SHOTS = os.environ.get("WAN_PAGE_SHOTS")
 LONG = "5000"
 PROMPT = "a red ball rolls to the right over green ground"
@@ -34,23 +33,14 @@ PROMPTS = (
 )
 KEY = "a key that is long enough"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None and "WAN_TEST_BROWSER" not in os.environ, reason="there is no chromium"
-    ),
-]
+pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
-    arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]
     expect.set_options(timeout=20_000)  # of a machine that does other tests too
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from wanhub.opening import open_copy
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import replace_file, user_cache
 from wanrun.machine.environment import host_mismatches
@@ -74,10 +75,10 @@ def _fitting(manifest: Manifest, folder: Path) -> list[str]:
     """Returns the targets that fit this machine. Raises UsageError if there is none."""
     reasons, fitting = [], []
     for name, target in sorted(manifest.targets.items()):
-        devices = num_devices(manifest.program_sets[target.program_set].mesh)
-        differs = host_mismatches(target.environment, folder / target.requirements.file, devices)
+        mesh = manifest.program_sets[target.program_set].mesh
+        differs = host_mismatches(target.environment, folder / target.requirements.file, num_devices(mesh))
         if differs:
-            reasons.append(f"{name} ({differs[0].what} {differs[0].expected}, found {differs[0].found})")
+            reasons.append(SelectedTarget(name, target, tuple(differs)).reason)
         else:
             fitting.append(name)
     if not fitting:
