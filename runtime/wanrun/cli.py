@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -215,13 +214,7 @@ def _make(
             batch.report_count()
         write_timings(timings, how.timing_json)
     if how.timing and leads:
-        import shutil
-
-        from wanrun.timing.waterfall import waterfall
-
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        picture = waterfall(timings.labelled_spans, 0.0, timings.now(), columns)
-        report(*timings.summary().split("\n"), *picture)
+        report(*timings.summary().split("\n"))
     return batch.exit_code
 
 
