@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import tempfile
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,30 +46,41 @@ class Outbox:
         return f"{self._place}/{name}"
 
     def read(self, name: str) -> bytes | None:
-        """Returns a small file's bytes; None if there is no such file."""
+        """Returns a small file's bytes; None if there is no such file.
+
+        Raises:
+            UsageError: if it cannot be read, for example without credentials.
+        """
+        where = self.where(name)
         try:
             if self._files is None:
-                with Path(self.where(name)).open("rb") as file:
+                with Path(where).open("rb") as file:
                     return file.read(MAX_BYTES)
-            return bytes(self._files.cat_file(self.where(name))[:MAX_BYTES])
+            return bytes(self._files.cat_file(where)[:MAX_BYTES])
         except FileNotFoundError:
             return None
+        except Exception as error:  # each object store's packages have their own
+            raise UsageError(f"{where} cannot be read", found=str(error)[:200]) from error
 
-    def put(self, path: Path, name: str) -> bool:
-        """Copies a file there unless one of this name is there; returns whether it was not.
+    def put(self, path: Path, name: str, overwrite: bool = False) -> bool:
+        """Copies a file there, in a URL's place with ``overwrite`` over one of this name.
+
+        Returns:
+            Whether it was copied: False if one of this name is there.
 
         Raises:
             UsageError: if there is no room, or it may not be written.
         """
         try:
-            if self._files is not None:
-                if self._files.exists(self.where(name)):
-                    return False
-                self._files.put_file(str(path), self.where(name))
-                return True
-            return self._linked(path, Path(self.where(name)))
-        except OSError as error:
-            raise unwritable(self.where(name), error) from error
+            if self._files is None:
+                return self._linked(path, Path(self.where(name)))
+            if not overwrite and self._files.exists(self.where(name)):
+                return False
+            self._files.put_file(str(path), self.where(name))
+        except Exception as error:  # each object store's packages have their own
+            reason = error if isinstance(error, OSError) else OSError(str(error)[:200])
+            raise unwritable(self.where(name), reason) from error
+        return True
 
     @staticmethod
     def _linked(path: Path, final: Path) -> bool:
@@ -85,6 +100,85 @@ class Outbox:
         return True
 
 
+class VideoStore(Outbox):
+    """The videos of a run of ``wanrun``, which are made in a folder here and then put into an object store.
+
+    Beside each video goes a record of how it was made, last: without one a video is not finished.
+
+    Attributes:
+        pattern: the path here, with the fields of the URL's name.
+
+    Args:
+        url: the videos' URL; its last part may have fields.
+        kept: whether videos also stay here until the process ends.
+
+    Raises:
+        UsageError: as ``Outbox``, or if a folder has fields.
+    """
+
+    def __init__(self, url: str, kept: bool = False) -> None:
+        place, _, name = url.rpartition("/")
+        if "{" in place:
+            raise UsageError(f"the folder {place} has a field", expected="fields in the file's name alone")
+        super().__init__(place)
+        self._kept, self._folder = kept, Path(tempfile.mkdtemp(prefix="wanrun-videos-"))
+        self._delivered = list[Path]()
+        weakref.finalize(self, _remove, self._delivered, self._folder)
+        self.pattern = self.file(name)
+
+    def file(self, name: str) -> str:
+        """Returns the path here for a video of this name, which may have fields.
+
+        Raises:
+            UsageError: for a name with a folder.
+        """
+        if "/" in name or not name:
+            raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
+        return str(self._folder / name)
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """Returns how a finished video was made, empty if that is not told; None if there is none.
+
+        Raises:
+            UsageError: if it cannot be read.
+        """
+        data = self.read(f"{name}.json")
+        try:
+            return None if data is None else dict(json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            return {}
+
+    def deliver(self, video: Path, facts: Mapping[str, Any], overwrite: bool) -> None:
+        """Puts a video there, unless another process has finished it meanwhile; removes it here.
+
+        Raises:
+            UsageError: if it cannot be written; then it stays here.
+        """
+        record = video.with_name(f"{video.name}.json")
+        try:
+            if overwrite or self.read(record.name) is None:
+                record.write_text(json.dumps(facts, sort_keys=True, default=str))
+                for file in sorted(video.iterdir()) if video.is_dir() else [video]:
+                    self.put(file, str(file.relative_to(video.parent)), overwrite=True)
+                self.put(record, record.name, overwrite=True)
+        except UsageError as error:
+            kept = f"the video is {video}" + (f"; {error.remedy}" if error.remedy else "")
+            raise type(error)(error.what, found=error.found, remedy=kept) from error
+        self._delivered += [video, record]
+        if not self._kept:
+            _remove(self._delivered)
+
+
+def _remove(delivered: list[Path], folder: Path | None = None) -> None:
+    """Removes what was delivered, and the folder if nothing else is left in it."""
+    while delivered:
+        path = delivered.pop()
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def _file_system(scheme: str, place: str) -> Any:
     """Returns fsspec's file system for a URL."""
     if scheme not in SCHEMES:
@@ -95,7 +189,7 @@ def _file_system(scheme: str, place: str) -> Any:
     try:
         import fsspec
 
-        return fsspec.filesystem(scheme)
+        return fsspec.filesystem(scheme, **({"auto_mkdir": True} if scheme == "file" else {}))
     except ImportError as error:
         packages = {"s3": "s3fs", "gs": "gcsfs"}
         remedy = f"pip install {packages[scheme]}" if scheme in packages else "pip install '.[hub]'"

@@ -50,6 +50,7 @@ class Worklist(Protocol):
     def failures(self) -> Mapping[int, WanError]: ...
     @property
     def many(self) -> bool: ...
+    def shown(self, video: Path) -> str: ...
 
 
 Outcomes = Mapping[int, float | WanError]
@@ -103,7 +104,7 @@ def run_report(
 ) -> Report:
     """Returns the report of a run. ``error`` is what ended it early; other arguments as of ``reported``."""
     rows, measured = _rows(work, outcomes), timings.as_json()
-    films, small = _films(rows, work.many)
+    films, small = _films(rows, work)
     sections = [Section("What ended the run", (Note(str(error), "bad"),))] if error is not None else []
     if work.many:
         sections.append(Section("Prompts", (_table(rows, small),)))
@@ -151,7 +152,7 @@ def _verdict(rows: Sequence[_Row], many: bool) -> str:
 _TONES: Mapping[str, Any] = {"made": "good", "there already": "soft", "failed": "bad", "not tried": "soft"}
 
 
-def _films(rows: Sequence[_Row], many: bool) -> tuple[list[Film], dict[int, Picture]]:
+def _films(rows: Sequence[_Row], work: Worklist) -> tuple[list[Film], dict[int, Picture]]:
     """Returns the videos that are there, and a small picture of the first one of each prompt."""
     films, small, room = list[Film](), dict[int, Picture](), pictures.PAGE_BYTES
     for row in rows:
@@ -159,8 +160,8 @@ def _films(rows: Sequence[_Row], many: bool) -> tuple[list[Film], dict[int, Pict
             continue
         for number, video in enumerate(row.job.videos):
             name, title = f"video-{row.index}-{number}", str(row.job.generation.options["prompt"])
-            facts: tuple[Fact, ...] = (Fact("File", str(video), code=True),)
-            alt = f"Video of prompt {row.index}" if many else "The video"
+            facts: tuple[Fact, ...] = (Fact("File", work.shown(video), code=True),)
+            alt = f"Video of prompt {row.index}" if work.many else "The video"
             try:
                 frames = pictures.frames_of(video)
                 clip, note = pictures.clip(video, room)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from wanrun.jobs.run import RunOptions
@@ -11,4 +10,5 @@ from wanrun.rows import record_of
 
 def run_options(**changes: Any) -> RunOptions:
     """The command line's defaults, with these changes: options of a run, and those of loading."""
-    return record_of(RunOptions, {"output": Path("out.mp4"), **changes})
+    output = changes.pop("output", "out.mp4")
+    return record_of(RunOptions, {"output": output and str(output), **changes})

@@ -81,7 +81,7 @@ class Batch:
         for failure in self._work.failures.values():
             self._fail(failure)
         for job in self._work.finished:
-            entry, names = job.entry, ", ".join(map(str, job.videos))
+            entry, names = job.entry, ", ".join(map(self._work.shown, job.videos))
             self.report(f"[{entry.index}/{entry.total}] {names} is there already")
         jobs = (*self._work.jobs, *self._work.finished)
         for warning in dict.fromkeys(text for job in jobs for text in job.generation.warnings):
@@ -143,23 +143,24 @@ class Batch:
             self._status.place = ""
         if not self._leads:
             return
+        sizes = dict[int, int]()
         with self._timings.phase("encode_video"):
             for index in job.missing:
-                with rescued(result.frames[index], job.videos[index]):
-                    facts = {**job.metadata, "video": index}
-                    write_video(
-                        result.frames[index], job.videos[index], job.generation.fps, facts, self._overwrite
-                    )
+                video, facts = job.videos[index], {**job.metadata, "video": index}
+                with rescued(result.frames[index], video):
+                    write_video(result.frames[index], video, job.generation.fps, facts, self._overwrite)
+                sizes[index] = sum(file.stat().st_size for file in files_of(video))
+                if work.store is not None:
+                    work.store.deliver(video, facts, self._overwrite)
         if job.latents is not None:
             _write_latents(job.latents, result.latents)
         seconds, start = time.monotonic() - started, f"seed {job.generation.options['seed']}"
         if work.noise is not None:
             start = f"latents {job.metadata['latents']}"
         _, num_frames, height, width, _ = result.frames.shape
-        for index in job.missing:
-            nbytes = in_bytes(sum(file.stat().st_size for file in files_of(job.videos[index])))
-            how = f"{start}, {num_frames} frames of {width}x{height}, {nbytes}, {seconds:.1f} s"
-            self.report(f"{place}wrote {job.videos[index]} ({how})")
+        for index, size in sizes.items():
+            how = f"{start}, {num_frames} frames of {width}x{height}, {in_bytes(size)}, {seconds:.1f} s"
+            self.report(f"{place}wrote {work.shown(job.videos[index])} ({how})")
 
 
 def _write_latents(path: Path, latents: np.ndarray) -> None:

@@ -5,35 +5,60 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import UsageError
 from wanrun.files import read_bounded
 from wanrun.media.video_paths import FOLDER
 from wanrun.media.write_video import MAX_METADATA_BYTES, check_free, metadata_sidecar, read_metadata
 
+if TYPE_CHECKING:
+    from wanfleet.outbox import VideoStore
 
-def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:
+
+def made_before(video: Path, store: VideoStore | None) -> dict[str, Any] | None:
+    """Returns the metadata of an existing video, empty if it has none; None if there is no such video.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    if store is not None:
+        return store.record(video.name)
+    return read_metadata(video) if video.exists() else None
+
+
+def missing_videos(
+    videos: Sequence[Path], metadata: Mapping[str, Any], store: VideoStore | None = None
+) -> tuple[int, ...]:
     """Returns the numbers of the videos that do not exist; the others must have the run's metadata.
 
-    The metadata is that of each video, except its number.
+    The metadata is that of each video, except its number. ``store`` is the object store of the videos.
 
     Raises:
         UsageError: for an existing video with other metadata, or without metadata.
     """
     missing = []
     for index, video in enumerate(videos):
-        expected = {**metadata, "video": index}
-        if video.exists():
-            if not (video.suffix.lower() == FOLDER and video.is_dir()):
-                check_free([video], overwrite=True)
-            _check_same(video, expected)
-        else:
-            missing.append(index)
-            # A run that was killed just before it named the video leaves the sidecar.
-            if not _is_leftover(metadata_sidecar(video), expected):
-                check_free([video], overwrite=False)
+        expected, shown = {**metadata, "video": index}, store.where(video.name) if store else str(video)
+        if store is None and video.exists() and not (video.suffix.lower() == FOLDER and video.is_dir()):
+            check_free([video], overwrite=True)
+        try:
+            there = made_before(video, store)
+        except (UsageError, RecursionError) as error:
+            if store is not None:
+                raise
+            raise UsageError(f"the output {shown} exists; {error}", remedy=_REMEDY) from None
+        if there is not None:
+            _check_same(shown, there, expected)
+            continue
+        missing.append(index)
+        # A run that was killed just before it named the video leaves the sidecar.
+        if store is None and not _is_leftover(metadata_sidecar(video), expected):
+            check_free([video], overwrite=False)
     return tuple(missing)
+
+
+_REMEDY = "pass --overwrite to make all again, or choose another output"
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,24 +69,19 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(plain)
 
 
-def _check_same(video: Path, expected: Mapping[str, Any]) -> None:
+def _check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises UsageError unless an existing video has the expected metadata."""
-    remedy = "pass --overwrite to make all again, or choose another output"
-    try:
-        there = _plain(read_metadata(video))
-    except (UsageError, RecursionError) as error:
-        raise UsageError(f"the output {video} exists; {error}", remedy=remedy) from None
-    wanted = _plain(expected)
+    there, wanted = _plain(found), _plain(expected)
     if there == wanted:
         return
     if not there:
-        raise UsageError(f"the output {video} exists, and does not say how it was made", remedy=remedy)
+        raise UsageError(f"the output {video} exists, and does not say how it was made", remedy=_REMEDY)
     key = next(key for key in sorted({*wanted, *there}) if wanted.get(key, ...) != there.get(key, ...))
     raise UsageError(
         f"the output {video} exists, and was made otherwise",
         expected=f"{key} {_shown(wanted, key)}",
         found=_shown(there, key),
-        remedy=remedy,
+        remedy=_REMEDY,
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
@@ -14,16 +14,19 @@ from msgspec import structs
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import UsageError
 from wanrun.jobs.claims import Claims
-from wanrun.jobs.existing import missing_videos
+from wanrun.jobs.existing import made_before, missing_videos
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.outputs import check_file, check_folder, expand, numbered, usable_names
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import numbered_video, video_paths
-from wanrun.media.write_video import check_free, metadata_sidecar, read_metadata
+from wanrun.media.write_video import check_free, metadata_sidecar
 from wanrun.request.generation import Generation
 from wanrun.request.options import check_latents, latents_shape
 from wanrun.request.resolve import resolve_request
+
+if TYPE_CHECKING:
+    from wanfleet.outbox import VideoStore
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class JobMaker:
         influences: facts beside a prompt's own options that decide its video, for the metadata.
         media: reads the media of the jobs.
         claims: notes the files that are written.
+        store: the object store of the videos, which are written in its folder before; or None.
     """
 
     artifact: Path
@@ -71,16 +75,19 @@ class JobMaker:
     influences: Mapping[str, Any]
     media: MediaSets
     claims: Claims
+    store: VideoStore | None = None
 
     def path(self, entry: Entry, option: str) -> Path:
         """Returns the path of --output or --save-latents for this prompt; its line may name an output.
 
         Raises:
-            UsageError: for a name with an unknown field.
+            UsageError: for a name with an unknown field, or of a folder in an object store.
         """
         line, pattern, name = entry.line, str(getattr(self.run, option)), "--" + option.replace("_", "-")
         if option == "output" and line.output is not None:
             pattern, name = line.output, "output"
+            if self.store is not None:
+                pattern = self.store.file(pattern)
         elif entry.total > 1:
             pattern = numbered(pattern)
         return Path(
@@ -116,8 +123,8 @@ class JobMaker:
             return entry
         with contextlib.suppress(UsageError):  # reported where the videos are checked
             path = self.path(entry, "output")
-            first = next((one for one in (path, numbered_video(path, 0)) if one.exists()), None)
-            seed = None if first is None else read_metadata(first).get("seed")
+            there = (made_before(one, self.store) for one in (path, numbered_video(path, 0)))
+            seed = next((found for found in there if found is not None), {}).get("seed")
             if type(seed) is int:
                 return replace(entry, line=structs.replace(entry.line, seed=seed))
         return entry
@@ -131,12 +138,13 @@ class JobMaker:
         overwrite, latents, missing = self.run.overwrite, job.latents, job.missing
         with usable_names():
             outputs = job.videos if latents is None else (*job.videos, latents)
-            there = self.many and not overwrite and all(file.exists() for file in outputs)
+            there = self.many and all(file.exists() for file in outputs)
+            there = not overwrite and (there or self.store is not None)
         inputs = self.media.facts(job.generation, digests=there)
         metadata = job.generation.metadata(inputs, self.influences)
         with usable_names():
             if not overwrite:  # a single prompt's videos are not there, but perhaps their sidecars
-                missing = missing_videos(job.videos, metadata)
+                missing = missing_videos(job.videos, metadata, self.store)
             if latents is not None and latents.exists() and not overwrite:
                 check_file(latents, "--save-latents", overwrite=not missing)
                 latents = None

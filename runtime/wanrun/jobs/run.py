@@ -46,11 +46,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         None
     )
     output: Annotated[
-        Path | None,
+        str | None,
         option(
-            ".mp4, .mov, .webm, .gif, .webp, .png, .npy or .frames (a folder of PNG). {index} or {index:04}, "
-            "{seed} and {slug} (the prompt's first words) are filled in. With several prompts out.mp4 is "
-            "out-{index}.mp4.",
+            ".mp4, .mov, .webm, .gif, .webp, .png, .npy or .frames (a folder of PNG), also s3:// or gs://. "
+            "{index} or {index:04}, {seed} and {slug} (the prompt's first words) are filled in. With several "
+            "prompts out.mp4 is out-{index}.mp4.",
+            value="PATH",
             default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
             section=RESULTS,
         ),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
@@ -33,6 +33,9 @@ from wanrun.request.reading import is_drawn, read_request
 from wanrun.terminal.lines import print_error
 from wanrun.timing.timings import Timings
 
+if TYPE_CHECKING:
+    from wanfleet.outbox import VideoStore
+
 
 @dataclass(frozen=True)
 class Worklist:
@@ -45,6 +48,7 @@ class Worklist:
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
         many: whether the prompts come from a file.
         media: reads the media of the jobs.
+        store: the object store of the videos; None where they stay in their folders.
     """
 
     manifest: Manifest
@@ -54,6 +58,11 @@ class Worklist:
     noise: np.ndarray | None
     many: bool
     media: MediaSets
+    store: VideoStore | None = None
+
+    def shown(self, video: Path) -> str:
+        """Returns a video's path or URL, for messages."""
+        return str(video) if self.store is None else self.store.where(video.name)
 
     def first_prompts(self, jobs: int | None = None) -> list[str]:
         """Returns the prompts and negative prompts of the first jobs (None: of all jobs), each once."""
@@ -141,10 +150,16 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         bad |= unread
     noise = None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(timings), _claims(artifact, run, entries)
-    run = structs.replace(run, output=run.output or _default_output(run, shared.num_videos or 1))
+    output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
+    if "://" in output:
+        from wanfleet.outbox import VideoStore
+
+        store = VideoStore(output, kept=run.report is not None)
+        output = store.pattern
+    run = structs.replace(run, output=output)
     name = None if run.latents is None else run.latents.name
     influences = origin_of(artifact) | influences_of(noise, name)
-    maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims)
+    maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims, store)
     if many:
         _check_names(maker, entries)
     jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
@@ -158,6 +173,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         None if noise is None else np.array(noise),
         many,
         media,
+        store,
     )
 
 
@@ -194,7 +210,7 @@ def _check_names(maker: JobMaker, entries: Sequence[Entry]) -> None:
             continue
         with usable_names():
             path = maker.path(users[0], option)
-            one_folder = "{" not in str(getattr(maker.run, option).parent)
+            one_folder = "{" not in str(Path(getattr(maker.run, option)).parent)
             if option == "output":
                 video_paths(path)
                 if one_folder:

@@ -1,0 +1,104 @@
+"""Videos in an object store: each is there whole, with its record, and a finished one is kept."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from wanfleet.outbox import Outbox, VideoStore
+from wanrun.cli import wanrun
+from wanrun.errors import UsageError
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def made(artifact: Path, *options: str) -> str:
+    """What the command says of prompts with one step each."""
+    return CliRunner().invoke(wanrun, [str(artifact), "--steps", "1", *options]).output
+
+
+def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
+    toy_artifact: Path, tmp_path: Path, here: Path
+) -> None:
+    """By the command: made, skipped, made otherwise, replaced; nothing is left here."""
+    prompts, store, page = tmp_path / "prompts.jsonl", tmp_path / "store", tmp_path / "report.html"
+    prompts.write_text('{"prompt": "cat"}\n{"prompt": "dog", "output": "dog.npy", "seed": "random"}\n')
+    url = store.as_uri()
+    options = ["--prompts", str(prompts), "-o", f"{url}/{{index}}.npy"]
+    first = made(toy_artifact, *options, "--report", str(page))
+    assert f"wrote {url}/1.npy" in first and "2 made, 0 skipped" in first
+    before = {path.name: path.read_bytes() for path in store.iterdir()}
+    assert sorted(before) == ["1.npy", "1.npy.json", "dog.npy", "dog.npy.json"]
+    assert np.load(store / "1.npy").ndim == 4 and json.loads(before["1.npy.json"])["prompt"] == "cat"
+    assert f"{url}/dog.npy" in page.read_text()
+
+    (store / "1.npy.json").unlink()  # a process that was killed between the video and its record
+    again = made(toy_artifact, *options)
+    assert "1 made, 1 skipped" in again and f"{url}/dog.npy is there already" in again
+    assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+
+    other = made(toy_artifact, *options, "--seed", "7")
+    assert "1 failed" in other and "1.npy exists, and was made otherwise; expected seed 7" in other
+    assert "2 made" in made(toy_artifact, *options, "--seed", "7", "--overwrite")
+    assert (store / "1.npy").read_bytes() != before["1.npy"] and not list(here.iterdir())
+
+
+def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:
+    """Also when the process ends."""
+    (tmp_path / "store").write_text("a file")
+    store = VideoStore(f"{(tmp_path / 'store').as_uri()}/{{index}}.npy")
+    video = Path(store.file("1.npy"))
+    video.write_bytes(b"frames")
+    with pytest.raises(UsageError, match=rf"the video is {video}"):
+        store.deliver(video, {}, overwrite=True)
+    del store
+    assert video.read_bytes() == b"frames"
+
+
+def test_a_video_that_another_process_has_finished_is_discarded(tmp_path: Path, here: Path) -> None:
+    """And a folder of pictures travels whole."""
+    store = VideoStore(f"{tmp_path.as_uri()}/store/a.frames")
+    for text in ("first", "second"):
+        video = Path(store.pattern)
+        video.mkdir()
+        (video / "0001.png").write_text(text)
+        store.deliver(video, {"made": text}, overwrite=False)
+    assert (tmp_path / "store/a.frames/0001.png").read_text() == "first"
+    assert store.record("a.frames") == {"made": "first"} and store.record("b.frames") is None
+    (tmp_path / "store/a.frames.json").write_text("[")
+    assert store.record("a.frames") == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ftp://host/a.npy", "results cannot be written to ftp://host"),
+        ("file:///tmp/{seed}/a.npy", "the folder file:///tmp/{seed} has a field"),
+        ("file:///tmp/", "'' is no name of a video"),
+    ],
+)
+def test_what_is_no_place(url: str, message: str, here: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        VideoStore(url)
+    assert message in str(caught.value)
+    with pytest.raises(UsageError, match="without a folder"):
+        VideoStore("memory://a/{index}.npy").file("b/c.npy")
+
+
+def test_a_store_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    """A folder where a record should be, as for any error of a store's package."""
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(UsageError, match=r"a\.json cannot be read"):
+        Outbox(tmp_path.as_uri()).read("a.json")
