@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from wanrun.errors import UsageError, unwritable
 
@@ -103,6 +103,7 @@ class Outbox:
 class VideoStore(Outbox):
     """The videos of a run of ``wanrun``, which are made in a folder here and then put into an object store.
 
+    The folder is there while the store is entered; a video that could not be delivered stays in it.
     Beside each video goes a record of how it was made, last: without one a video is not finished.
 
     Attributes:
@@ -110,7 +111,7 @@ class VideoStore(Outbox):
 
     Args:
         url: the videos' URL; its last part may have fields.
-        kept: whether videos also stay here until the process ends.
+        kept: whether videos also stay here until the store is left.
 
     Raises:
         UsageError: as ``Outbox``, or if a folder has fields.
@@ -121,10 +122,18 @@ class VideoStore(Outbox):
         if "{" in place:
             raise UsageError(f"the folder {place} has a field", expected="fields in the file's name alone")
         super().__init__(place)
-        self._kept, self._folder = kept, Path(tempfile.mkdtemp(prefix="wanrun-videos-"))
-        self._delivered = list[Path]()
-        weakref.finalize(self, _remove, self._delivered, self._folder)
+        self._kept, self._delivered = kept, list[Path]()
+        self._folder = Path(tempfile.gettempdir()) / f"wanrun-videos-{secrets.token_hex(8)}"
         self.pattern = self.file(name)
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(mode=0o700)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+        with contextlib.suppress(OSError):  # a video that was not delivered is in it
+            self._folder.rmdir()
 
     def file(self, name: str) -> str:
         """Returns the path here for a video of this name, which may have fields.
@@ -166,17 +175,13 @@ class VideoStore(Outbox):
             raise type(error)(error.what, found=error.found, remedy=kept) from error
         self._delivered += [video, record]
         if not self._kept:
-            _remove(self._delivered)
+            self._remove()
 
-
-def _remove(delivered: list[Path], folder: Path | None = None) -> None:
-    """Removes what was delivered, and the folder if nothing else is left in it."""
-    while delivered:
-        path = delivered.pop()
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+    def _remove(self) -> None:
+        """Removes what was delivered."""
+        while self._delivered:
+            path = self._delivered.pop()
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _file_system(scheme: str, place: str) -> Any:

@@ -197,7 +197,7 @@ def _make(
     status = Status(lambda: timings.running if leads else ())
     batch = Batch(work, how.overwrite, timings, leads, status)
     batch.report_worklist()
-    with contextlib.ExitStack() as ending:
+    with work.store or contextlib.nullcontext(), contextlib.ExitStack() as ending:
         if how.report is not None:
             from wanreport.run import reported
 

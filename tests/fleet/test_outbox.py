@@ -56,25 +56,24 @@ def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
 
 
 def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:
-    """Also when the process ends."""
+    """Where the error says."""
     (tmp_path / "store").write_text("a file")
     store = VideoStore(f"{(tmp_path / 'store').as_uri()}/{{index}}.npy")
     video = Path(store.file("1.npy"))
-    video.write_bytes(b"frames")
-    with pytest.raises(UsageError, match=rf"the video is {video}"):
+    with pytest.raises(UsageError, match=rf"the video is {video}"), store:
+        video.write_bytes(b"frames")
         store.deliver(video, {}, overwrite=True)
-    del store
     assert video.read_bytes() == b"frames"
 
 
 def test_a_video_that_another_process_has_finished_is_discarded(tmp_path: Path, here: Path) -> None:
     """And a folder of pictures travels whole."""
-    store = VideoStore(f"{tmp_path.as_uri()}/store/a.frames")
-    for text in ("first", "second"):
-        video = Path(store.pattern)
-        video.mkdir()
-        (video / "0001.png").write_text(text)
-        store.deliver(video, {"made": text}, overwrite=False)
+    with VideoStore(f"{tmp_path.as_uri()}/store/a.frames", kept=True) as store:
+        for text in ("first", "second"):
+            Path(store.pattern).mkdir(exist_ok=True)
+            (Path(store.pattern) / "0001.png").write_text(text)
+            store.deliver(Path(store.pattern), {"made": text}, overwrite=False)
+    assert not list(here.iterdir())
     assert (tmp_path / "store/a.frames/0001.png").read_text() == "first"
     assert store.record("a.frames") == {"made": "first"} and store.record("b.frames") is None
     (tmp_path / "store/a.frames.json").write_text("[")

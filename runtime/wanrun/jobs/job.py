@@ -110,7 +110,8 @@ class JobMaker:
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
             videos = video_paths(path, generation.profile.num_videos)
-            check_folder(path.parent)
+            if self.store is None:
+                check_folder(path.parent)
             check_file(latents, "--save-latents", overwrite=self.many or self.run.overwrite)
             self.claims.write([*videos, *map(metadata_sidecar, videos), latents], entry.where)
             if not self.many or self.run.overwrite:

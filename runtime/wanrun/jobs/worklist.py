@@ -213,7 +213,7 @@ def _check_names(maker: JobMaker, entries: Sequence[Entry]) -> None:
             one_folder = "{" not in str(Path(getattr(maker.run, option)).parent)
             if option == "output":
                 video_paths(path)
-                if one_folder:
+                if one_folder and maker.store is None:
                     check_folder(path.parent)
             elif one_folder:
                 check_file(path, "--save-latents", overwrite=True)
