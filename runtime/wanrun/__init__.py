@@ -19,6 +19,7 @@ __all__ = [
     "Timings",
     "__version__",
     "artifact_folder",
+    "check_signed",
     "join",
     "load",
     "options",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.generation.step import Step
+    from wanrun.intact import check_signed
     from wanrun.media.types import Media
     from wanrun.opened.cancel import CancelToken
     from wanrun.request.generation import Generation
@@ -57,6 +59,7 @@ def __getattr__(name: str) -> Any:
         "Step": "wanrun.generation.step",
         "Timings": "wanrun.timing.timings",
         "artifact_folder": "wanrun.files",
+        "check_signed": "wanrun.intact",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
         "options": "wanrun.request.rows",

@@ -24,7 +24,6 @@ from wanrun.command import (
     takes_artifact,
 )
 from wanrun.errors import UsageError
-from wanrun.files import origin_of
 from wanrun.jobs.run import RunOptions
 from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
@@ -113,11 +112,9 @@ def wanrun(
     wanrun serve ARTIFACT... answers over HTTP, and has a page (wanrun serve --help).
     """
     if public_key is not None:
-        from wanhub.signature import check_signature
+        from wanrun.intact import check_signed
 
-        check_signature(artifact, public_key)
-        if not origin_of(artifact):  # whose files were compared as they came
-            _check(artifact, lambda line: None)
+        check_signed(artifact, public_key)
         options["verify"] = "sha256"  # also of what is read now
     if explain:
         _explain(artifact, print_result if list_only else print_error)
@@ -126,17 +123,17 @@ def wanrun(
     if list_only:
         _print_list(artifact)
     if check_only:
-        _check(artifact, print_result)
+        _check(artifact)
     return 0
 
 
-def _check(artifact: Path, printed: Callable[[str], None]) -> None:
+def _check(artifact: Path) -> None:
     from wanrun.artifact.manifest import read_manifest
     from wanrun.intact import check_intact
 
     manifest = read_manifest(artifact)
-    check_intact(artifact, manifest, printed)
-    printed(f"{artifact} is whole: {manifest.content_digest}")
+    check_intact(artifact, manifest, print_result)
+    print_result(f"{artifact} is whole: {manifest.content_digest}")
 
 
 def _explain(artifact: Path, printed: Callable[[str], None]) -> None:

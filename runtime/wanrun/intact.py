@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.parameters import Parameter
 from wanrun.artifact.programs import Program, ProgramSet
 from wanrun.executables.entries import read_entry, read_program
-from wanrun.files import check_digest, digest_found
+from wanrun.files import check_digest, digest_found, origin_of
 from wanrun.text.embeddings import ArtifactEmbeddings
 from wanrun.timing.clock import now
 from wanrun.units import in_bytes
@@ -26,6 +26,26 @@ MAX_SMALL_BYTES = 2**30
 MB."""
 
 Report = Callable[[str], None]
+
+
+def check_signed(artifact: Path, public_key: Path) -> None:
+    """Checks that an artifact was signed with a key, and that its files are those that were (extra ``sign``).
+
+    What a partial copy fetches is compared as it comes. Load it with ``verify="sha256"`` then.
+
+    Args:
+        artifact: its folder, as of ``wanrun.artifact_folder``.
+        public_key: an elliptic curve key, PEM.
+
+    Raises:
+        ArtifactError: if it is not signed, by another key, or if a file is missing or another one.
+        UsageError: if the key is none, or the extra is not installed.
+    """
+    from wanhub.signature import check_signature
+
+    check_signature(artifact, public_key)
+    if not origin_of(artifact):
+        check_intact(artifact, read_manifest(artifact), lambda line: None)
 
 
 def check_intact(artifact: Path, manifest: Manifest, report: Report) -> None:

@@ -118,11 +118,21 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @_loading(
     "--verify", type=click.Choice(["fast", "sha256"]), default="fast", help="As of wanrun.  [default: fast]"
 )
+@_loading(
+    "--require-signature",
+    type=_path,
+    metavar="KEY",
+    help="Refuse artifacts that were not signed with this key (PEM), or whose files are not those.",
+)
 @_loading("--allow-compile", is_flag=True, help="As of wanrun.")
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
     """Serves artifacts: OpenAI's video API, and a page at its root."""
     folders = named(artifacts)
+    if given["require_signature"] is not None:
+        for folder in folders.values():
+            wanrun.check_signed(folder, given["require_signature"])
+        given["verify"] = "sha256"  # also of what is read now
     loading = {name: given[name] for name in ("target", "memory", "verify", "allow_compile")}
     settings = _settings(folders, {name: value for name, value in loading.items() if value}, given)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

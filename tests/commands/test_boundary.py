@@ -107,22 +107,7 @@ def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> 
     assert "cache_retrieval_time_sec" not in events  # JAX is handed the executables, and asks no cache
 
 
-@pytest.mark.parametrize("address", ["gs://bucket/weights", "https://host/weights?key=secret"])
-def test_remote_weights_want_an_extra(toy_artifact: Path, tmp_path: Path, address: str) -> None:
-    """A wrong option, refused before the artifact's programs are looked at or a weight is read."""
-    done = run_observed(True, toy_artifact, tmp_path / "run", "--weights", address)
-    (line,) = complaints(done.stderr)
-    assert done.returncode == 2, line
-    assert line == (
-        f"error: weights at '{address.partition('?')[0]}' are read through TensorStore; "
-        "found No module named 'tensorstore'; pip install tensorstore, or copy them into a folder"
-    )
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["events"] == {}
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
-
-
-def test_weights_in_another_form_want_an_extra(artifact: Path, tmp_path: Path) -> None:
+def test_weights_in_another_form_want_tensorstore(artifact: Path, tmp_path: Path) -> None:
     """An artifact whose transformer plain Orbax saved again cannot be used without TensorStore."""
     own(artifact, "weights")
     folder = artifact / "weights" / "transformer"

@@ -1,11 +1,8 @@
-"""Weights in forms that are not chunk files of ours, and a web server for them: what two tests share."""
+"""Weights in forms that are not chunk files of ours: what tests share."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +90,7 @@ def chunk_bytes(folder: Path, component: Component) -> dict[str, bytes]:
 
 
 def read(
-    location: Path | str, component: Component, verify: str = "fast", name: str = "transformer"
+    location: Path, component: Component, verify: str = "fast", name: str = "transformer"
 ) -> dict[str, bytes]:
     """Every parameter's bytes, read by several threads."""
     reader = TensorStoreReader(location, name)
@@ -115,13 +112,13 @@ def write_plain(folder: Path) -> tuple[Path, Parameter, np.ndarray]:
     return folder, parameter_of(value, 6), value
 
 
-def read_one(location: Path | str, parameter: Parameter, verify: str = "fast") -> np.ndarray:
+def read_one(location: Path, parameter: Parameter, verify: str = "fast") -> np.ndarray:
     data = np.zeros(parameter.layout.nbytes, np.uint8)
     TensorStoreReader(location, "model").read("stack", parameter, memoryview(data), verify)
     return data
 
 
-def refusal(location: Path | str, parameter: Parameter, verify: str = "fast") -> str:
+def refusal(location: Path, parameter: Parameter, verify: str = "fast") -> str:
     with pytest.raises(ArtifactError) as caught:
         read_one(location, parameter, verify)
     line = str(caught.value)
@@ -134,53 +131,3 @@ def flip(file: Path, offset: int) -> None:
     data = bytearray(file.read_bytes())
     data[offset] ^= 0x10
     file.write_bytes(data)
-
-
-class Server:
-    """Serves a folder on the loopback; ``answer`` may do something else with a request."""
-
-    def __init__(self, folder: Path) -> None:
-        self.requests: list[str] = []
-        self.answer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                server.requests.append(self.path)
-                if server.answer(self):
-                    return
-                try:
-                    data = (folder / self.path.partition("?")[0].lstrip("/")).read_bytes()
-                except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                    self.send_error(404)
-                    return
-                status, span = 200, self.headers.get("Range")
-                if span is not None:
-                    begin, _, end = span.removeprefix("bytes=").partition("-")
-                    first = int(begin) if begin else len(data) - int(end)
-                    last = int(end) if begin and end else len(data) - 1
-                    status, size = 206, len(data)
-                    data = data[first : last + 1]
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                if span is not None:
-                    self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-                self.end_headers()
-                self.wfile.write(data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import wanrun.files
+import wanserve.cli
 from helpers.damage import flip, linked, own
 from wanhub import copy
 from wanhub.address import parse_address, resolved
@@ -20,6 +21,7 @@ from wanhub.signature import SIGNATURE, check_signature, is_signed, sign
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun as wanrun_command
 from wanrun.errors import ArtifactError, UsageError
+from wanserve.settings import Settings
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -168,6 +170,20 @@ def test_a_rewritten_manifest_with_digests_that_fit_is_refused(signed: Path, key
     assert not is_signed(signed)
     with pytest.raises(ArtifactError, match="found one of another manifest; do not run it"):
         require_signature(signed, keys / "a.pub")
+
+
+def test_the_server_requires_a_signature_before_it_starts(
+    signed: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Settings]()
+    monkeypatch.setattr(wanserve.cli, "_started", started.append)
+    monkeypatch.setattr(wanserve.cli, "_serve", lambda *_: 0)
+    for key in "ba":
+        options = [str(signed), "--require-signature", str(keys / f"{key}.pub")]
+        result = CliRunner().invoke(wanserve.cli.serve, options)
+        assert (key == "b") == isinstance(result.exception, ArtifactError), result.output
+    (settings,) = started
+    assert settings.loading["verify"] == "sha256"
 
 
 def test_keys_and_signatures_that_are_none(signed: Path, keys: Path, tmp_path: Path) -> None:

@@ -97,12 +97,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     'artifact' ones, or 'none'."""
     weights: Annotated[
         str | None,
-        option(
-            "Folder, or URL (gs, s3, http; the remote extra), of the weights.",
-            default="in the artifact",
-            value="URL",
-            section=LOADING,
-        ),
+        option("Folder of the weights.", default="in the artifact", value="DIR", section=LOADING),
     ] = None
     """It holds the components instead of the artifact's ``weights`` folder."""
     loop: Annotated[
@@ -141,9 +136,9 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
             what = f"{named('text_encoder_device')} cannot be {self.text_encoder_device!r}"
             raise UsageError(what, expected="cpu, or nothing")
         if self.weights is not None:
-            from wanrun.opened.location import weights_location
+            from wanrun.opened.location import weights_folder
 
-            weights_location(self.weights)
+            weights_folder(self.weights)
 
     @property
     def low_memory(self) -> bool:

@@ -30,7 +30,7 @@ class Trust:
     """Trusts a target's executables, profile by profile.
 
     Args:
-        weights: a folder or URL of the weights instead of the artifact's.
+        weights: a folder of the weights instead of the artifact's.
         how: what of the ways of loading decides which executables are tried, as keywords of ``load``.
         trial: whether this is the trial itself, which uses executables without a verdict.
         attempt: tries executables, given the arguments of ``run_trial``.

@@ -155,7 +155,7 @@ class Restore:
     Args:
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
             whole. Of one of which some rows are read, only their crc32c can be checked.
-        weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
+        weights: a folder that holds the components instead of the artifact's ``weights`` folder.
         memory: the destination, if it is allocated already; for the same rows.
         rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
         direct: whether files are read past the page cache, which is for what is read again and again and does
@@ -165,7 +165,7 @@ class Restore:
         nbytes: the bytes of all rows that are read.
 
     Raises:
-        UsageError: if weights is neither an existing folder nor the URL of one.
+        UsageError: if weights is no folder.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class Restore:
         self.name, self._component, self._verify = name, component, verify
         parameters = sorted(component.parameters.items())
         self._direct, self.started_at = direct, now()
-        self._root: Path | str = artifact / component.folder
+        self._root = artifact / component.folder
         if weights is not None:
-            from wanrun.opened.location import component_location
+            from wanrun.opened.location import weights_folder
 
-            self._root = component_location(weights, component.folder)
+            self._root = weights_folder(weights) / component.folder.removeprefix("weights/")
         if memory is None:
             memory = Memory(component, rows)
             memory.touch_ahead()

@@ -1,12 +1,8 @@
-"""Reads through TensorStore the parameters that are not local chunk files in the artifact's own layout.
+"""Reads through TensorStore the parameters that are not chunk files in the artifact's own layout.
 
-These are weights that plain Orbax saved again (with other chunks, compressed, zarr or zarr3, in an OCDBT
-database or not), and weights in an object store or behind a web server. Every row is checked against the
-manifest, as for chunk files. TensorStore comes with the ``remote`` extra; nothing else needs it, and it is
-imported when the first such component is opened.
-
-Reading from a storage that does not answer fails after ``RETRIES``: after about 8 s if it refuses
-connections, about 110 s if it accepts one and stays silent. TensorStore's own defaults would try for hours.
+These are weights that plain Orbax saved again: with other chunks, compressed, zarr or zarr3, in an OCDBT
+database or not. Every row is checked against the manifest, as for chunk files. Nothing else needs
+TensorStore, and it is imported when the first such component is opened.
 """
 
 from __future__ import annotations
@@ -21,25 +17,20 @@ from concurrent.futures import CancelledError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from crc32c import crc32c
 
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
 from wanrun.artifact.parameters import Parameter
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.files import read_bounded
-from wanrun.opened.location import import_tensorstore
 
 MAX_METADATA_BYTES = 2**20
 """The largest zarr.json, in bytes; real ones have some hundreds."""
 
 BLOCK_BYTES = 64 * 2**20
 """Bytes per read, unless the array's chunks are larger: enough to keep several requests in flight."""
-
-RETRIES = {"max_retries": 4, "initial_delay": "500ms", "max_delay": "8s"}
-"""Retries of a request that the storage refused or broke off; the delay doubles each time."""
 
 OCDBT_CACHE_BYTES = 100_000_000
 """Cache for the index of an OCDBT database, so that it is read once per component."""
@@ -91,39 +82,24 @@ class TensorStoreReader:
     """A component's checkpoint, opened with TensorStore; its methods are thread-safe.
 
     Args:
-        location: the component's folder: a path or a URL.
+        location: the component's folder.
 
     Raises:
-        UsageError: for a URL that TensorStore does not understand, or a remote URL without TensorStore.
-        ArtifactError: for a local folder, if TensorStore is not installed.
+        ArtifactError: if TensorStore is not installed.
     """
 
-    def __init__(self, location: Path | str, name: str) -> None:
-        tensorstore = import_tensorstore(location)
-        self._tensorstore, self._name = tensorstore, name
-        self._context = tensorstore.Context(
-            {
-                "cache_pool#ocdbt": {"total_bytes_limit": OCDBT_CACHE_BYTES},
-                **{f"{storage}_request_retries": RETRIES for storage in ("http", "gcs", "s3")},
-            }
-        )
-        if isinstance(location, Path):
-            self._base: dict[str, Any] = {"driver": "file", "path": f"{location.absolute()}/"}
-            self._query = ""
-        else:
-            query = urlsplit(location).query
-            self._query = f"?{query}" if query else ""
-            try:
-                self._base = dict(tensorstore.KvStore.Spec(location).to_json())
-            except ValueError as error:
-                raise UsageError(
-                    f"weights cannot be read from {location.replace(self._query, '')!r}",
-                    found=str(error).rpartition(": ")[2],
-                    remedy="check --weights",
-                ) from None
-            self._base["path"] = self._base.get("path", "").rstrip("/") + "/"
-        self.location = str(location).replace(self._query, "")
-        """The folder for messages, without the URL's query, which may hold a key."""
+    def __init__(self, location: Path, name: str) -> None:
+        try:
+            import tensorstore
+        except ImportError as error:
+            raise ArtifactError(
+                f"the weights in {location} are not chunk files, which only TensorStore reads",
+                found=error,
+                remedy="pip install tensorstore, or give the weights that wanbuild wrote",
+            ) from None
+        self._tensorstore, self._name, self.location = tensorstore, name, location
+        self._context = tensorstore.Context({"cache_pool#ocdbt": {"total_bytes_limit": OCDBT_CACHE_BYTES}})
+        self._base: dict[str, Any] = {"driver": "file", "path": f"{location.absolute()}/"}
         self._format = FORMATS[0]
         self._cancelled = threading.Event()
 
@@ -227,21 +203,11 @@ class TensorStoreReader:
         status, _, detail = text.partition(": ")
         if status == "NOT_FOUND" and re.match(r'Error opening "\w+" driver: Metadata at ', detail):
             return _NotFoundError(detail)
-        detail = re.sub(
-            r" \[(tensorstore_spec|source locations|http_response_body)='.*", "", detail, flags=re.S
-        )
-        if self._query:
-            detail = detail.replace(self._query, "")
-        if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
-            remedy = "check the permissions and the credentials of this process"
-        elif status in ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"):
-            remedy = "check the address and the network, then run it again"
-        else:
-            remedy = "copy the weights again, or check --weights"
+        detail = re.sub(r" \[(tensorstore_spec|source locations)='.*", "", detail, flags=re.S)
         return ArtifactError(
             f"weights cannot be read: {self._name}/{path} at {self.location}",
             found=f"{status}: {detail}" if detail else text,
-            remedy=remedy,
+            remedy="copy the weights again, or check --weights",
         )
 
     def _check(self, what: str, path: str, expected: str, found: str) -> None:

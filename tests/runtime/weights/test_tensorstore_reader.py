@@ -8,7 +8,7 @@ import operator
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +330,11 @@ def test_metadata_that_cannot_be_used(plain: tuple[Path, Parameter, np.ndarray])
     ):
         metadata.write_text(text)
         assert "weights cannot be read: model/stack" in refusal(location, parameter)
+
+
+def test_a_read_can_be_cancelled(plain: tuple[Path, Parameter, np.ndarray]) -> None:
+    location, parameter, _ = plain
+    reader = TensorStoreReader(location, "model")
+    reader.cancel()
+    with pytest.raises(CancelledError):
+        reader.read("stack", parameter, memoryview(bytearray(parameter.layout.nbytes)))
