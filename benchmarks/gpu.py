@@ -35,7 +35,7 @@ A package that is missing where nothing can be installed travels as a folder. Wh
 
     pip download --only-binary=:all: --no-deps --python-version 3.12 --implementation cp \\
         --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 -d wheels \\
-        msgspec zstandard crc32c ftfy wcwidth imageio-ffmpeg
+        msgspec zstandard crc32c ftfy wcwidth imageio-ffmpeg gguf iced-x86
     pip install --no-index --no-deps --target packages wheels/*.whl
 
 The second command also runs on the other machine, from the wheels. Then PYTHONPATH=packages is all that this
@@ -78,7 +78,7 @@ COMMANDS = (
         "imageio-ffmpeg",
         "pillow",
     ),
-    *("crc32c", "orbax-checkpoint", "tensorstore", "huggingface_hub"),
+    *("crc32c", "orbax-checkpoint", "tensorstore", "huggingface_hub", "gguf", "iced-x86"),
 )
 """The packages that wanbuild and wanrun need."""
 
@@ -152,7 +152,7 @@ PARTS: Mapping[str, Part] = {
     "cross": Part(cross, COMMANDS, 30, 100),
     "native": Part(native, COMMANDS, 40, 150),
     "step-1.3b": Part(_step("1.3b", 5), PROGRAMS, 40, 150),
-    "decode": Part(decode, PROGRAMS, 40, 150),
+    "decode": Part(decode, PROGRAMS, 40, 300),
     "step-14b": Part(_step("14b", 3), PROGRAMS, 60, 200),
     "torch": Part(torch_block, ("torch",), 30, 150),
     "start": Part(start, COMMANDS, 90, 240),

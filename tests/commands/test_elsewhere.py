@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from helpers.elsewhere import (
     build_elsewhere,
     entry_of,
     impostor,
+    leave_to_the_chip,
     put_executable,
     put_golden,
     with_breakpoints,
@@ -95,6 +98,24 @@ def test_what_is_right_is_used_and_remembered(
     kept.write_bytes(b"{")  # counts as none
     third = make(elsewhere)
     assert (third.code, third.err[0]) == (3, CHECKING) and "started" in third.err[1]
+
+
+def test_what_was_left_to_the_chip_is_compiled_once(
+    make: Make, toy_artifact: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    """By the trial, which finds it right; later runs load it. Without what it has kept, a run compiles it."""
+    assert make(toy_artifact).code == 0
+    native = np.load(tmp_path / "o.npy")
+    leave_to_the_chip(elsewhere, "denoise_step")
+    first = make(elsewhere)
+    assert (first.code, first.err[0], len(first.err)) == (0, CHECKING, 2)
+    assert np.allclose(np.load(tmp_path / "o.npy"), native, atol=1)
+    second = make(elsewhere)
+    assert (second.code, second.err) == (0, [])
+    shutil.rmtree(user_cache() / "executables")
+    third = make(elsewhere)
+    assert third.code == 0 and len(third.err) == 1
+    assert re.search(r"compiled denoise_step in .* s, kept in .*: XLA compiles cuDNN's", third.err[0])
 
 
 def test_a_wrong_one_is_refused_or_compiled_around(

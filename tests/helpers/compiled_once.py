@@ -12,7 +12,7 @@ from unittest import mock
 
 from filelock import FileLock
 
-from wanbuild.programs import compile as compiling
+from wanbuild.programs import entry_compiler
 from wanbuild.programs.compiler import compile_into
 from wanbuild.targets.target import TargetSpec
 from wanrun.files import canonical_json, sha256_of
@@ -43,5 +43,5 @@ def compiled_once(store: Path) -> Iterator[None]:
         return kept
 
     store.mkdir(parents=True, exist_ok=True)
-    with mock.patch.object(compiling, "compile_into", compile_or_copy):
+    with mock.patch.object(entry_compiler, "compile_into", compile_or_copy):
         yield

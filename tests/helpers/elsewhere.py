@@ -111,6 +111,18 @@ def put_executable(artifact: Path, name: str, data: bytes, profile: str = PROFIL
     manifest.changed(targets={**manifest.targets, TARGET: changed}).write(artifact)
 
 
+def leave_to_the_chip(artifact: Path, name: str) -> None:
+    """Leaves a program's executable out, as a build without its GPU does."""
+    manifest = read_manifest(artifact)
+    target = manifest.targets[TARGET]
+    executables = {
+        profile: {key: entry for key, entry in each.items() if key != name}
+        for profile, each in target.executables.items()
+    }
+    changed = msgspec.structs.replace(target, executables=executables)
+    manifest.changed(targets={**manifest.targets, TARGET: changed}).write(artifact)
+
+
 def entry_of(artifact: Path, name: str) -> bytes:
     """The bytes of a program's executable."""
     target = read_manifest(artifact).targets[TARGET]

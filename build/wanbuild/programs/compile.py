@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.programs.build_options import BuildOptions, Shape
-from wanbuild.programs.compiler import compile_into
+from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler, intact
 from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
-from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.proxies import missing_proxies
@@ -26,14 +24,10 @@ from wanbuild.variants.table import variant_named
 from wanrun import __version__
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
-from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
-from wanrun.errors import UsageError
-from wanrun.executables.entries import read_program
-from wanrun.files import file_sha256, fsync_directory
 from wanrun.request.profiles import has_guidance
 from wanrun.terminal.status import Status
-from wanrun.terminal.temporary import temporary_folder
 from wanrun.timing.spans import Spans
 from wanrun.units import in_bytes, scaled
 
@@ -73,136 +67,6 @@ class CompileRequest:
             for frames in self.frames or (variant.num_frames,):
                 for guidance in self.guidance or (has_guidance(manifest),):
                     yield Shape(width, height, frames, self.num_videos, guidance, self.num_references)
-
-
-@dataclass(frozen=True)
-class CompiledProgram:
-    """A compiled program's cache entry and the compiler's statistics."""
-
-    executable: Executable
-    statistics: Mapping[str, Any]
-
-
-class _Compiler:
-    """Compiles programs for one target, moving each cache entry into the artifact.
-
-    Args:
-        artifact: the artifact's folder.
-        target: the target to compile for.
-        folder: the folder of cache entries, relative to the artifact.
-        ledger: usable executables by program name and the digest of their StableHLO; gets those that are
-            compiled. Their entries in the folder stay unchanged.
-        processes: the processes that compile with a limit on the instruction set.
-        report: gets a line for a program that is compiled again with a lower limit.
-        spans: gets the programs that are compiled.
-    """
-
-    def __init__(
-        self,
-        artifact: Path,
-        target: TargetSpec,
-        folder: str,
-        ledger: dict[tuple[str, str], CompiledProgram],
-        processes: LimitedProcesses,
-        report: Callable[[str], None],
-        spans: Spans,
-    ) -> None:
-        self._artifact, self.target, self.folder = artifact, target, folder
-        self._ledger, self._kept = ledger, {c.executable.file: c for c in ledger.values()}
-        self._processes, self._report, self._spans = processes, report, spans
-
-    def usable(self, name: str, program: Program) -> CompiledProgram | None:
-        """Returns a program's executable, if there is one."""
-        return self._ledger.get((name, program.sha256))
-
-    def add(self, name: str, program: Program, last_time: str) -> CompiledProgram:
-        """Compiles a program of the artifact. One that profiles share has one entry, made once.
-
-        Args:
-            name: its name.
-            program: its record.
-            last_time: how long it took the last time, in words, or nothing.
-
-        Raises:
-            TooLargeError: if the program does not fit the device's memory.
-        """
-        data = read_program(self._artifact, name, program)
-        with self._spans.phase("compile", name + last_time):
-            compiled = self.compile(name, data, program.donated)
-        self._ledger[name, program.sha256] = compiled
-        return compiled
-
-    def compile(self, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
-        """Compiles one exported program.
-
-        Raises:
-            TooLargeError: if the program does not fit the device's memory.
-        """
-        final = self._artifact / self.folder
-        final.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(final.parent) as cache:
-            entry, figures = self._compiled(cache, name, data, donate)
-            statistics = self._statistics(name, figures)
-            if entry.name in self._kept:  # StableHLO of another digest that compiles to an existing entry
-                return self._kept[entry.name]
-            with entry.open("rb+") as file:
-                os.fsync(file.fileno())
-            placed = final / entry.name
-            entry.replace(placed)
-        fsync_directory(final)
-        fsync_directory(final.parent)
-        record = Executable(placed.name, placed.stat().st_size, file_sha256(placed))
-        return CompiledProgram(record, statistics)
-
-    def _compiled(
-        self, cache: Path, name: str, data: bytes, donate: Sequence[str]
-    ) -> tuple[Path, Mapping[str, Any]]:
-        """Compiles a program; returns its entry in a folder under the cache's, and the compiler's figures."""
-        level = self.target.level
-        if level is None:
-            figures = compile_into(cache, self.target, name, data, donate)
-            return _entry_in(cache), figures
-        for limit, following in zip(level.limits, [*level.limits[1:], None], strict=True):
-            folder = cache / limit
-            folder.mkdir()
-            figures = self._processes.compile(limit, folder, self.target.mesh, name, data, donate)
-            entry = _entry_in(folder)
-            if not (more := beyond(entry, level.instructions)):
-                record_level(entry, level)
-                return entry, figures
-            if following is not None:
-                lacks = f"needs {' '.join(more)}, which {level.name} lacks"
-                self._report(f"{name}: code for {limit} {lacks}; compiled for {following}")
-        raise UsageError(
-            f"{name} cannot be compiled for {level.name} on this CPU",
-            expected=f"code for {level.limits[-1]} alone",
-            found=" ".join(more),
-            remedy="build it on another CPU",
-        )
-
-    def _statistics(self, name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the manifest records of the figures.
-
-        Raises:
-            TooLargeError: if the program does not fit the device's memory.
-        """
-        kept = {key: value for key, value in figures.items() if key != "alias_bytes"}
-        parts = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
-        used = sum(figures[part] for part in parts) - figures["alias_bytes"]
-        if used > self.target.memory_bytes:
-            raise TooLargeError(name, self.target, used)
-        return kept
-
-
-def _entry_in(cache: Path) -> Path:
-    """Returns the single entry of a cache folder."""
-    (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
-    return entry
-
-
-def _intact(artifact: Path, folder: str, entry: Executable) -> bool:
-    path = artifact / folder / entry.file
-    return path.is_file() and path.stat().st_size == entry.nbytes and file_sha256(path) == entry.sha256
 
 
 def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> Manifest:
@@ -322,17 +186,18 @@ def _compile_target(
     spans = Spans()
     with Status(lambda: spans.running) as status:
         report = status.paused()(report)
-        compiler = _Compiler(artifact, spec, folder, ledger, processes, report, spans)
+        compiler = EntryCompiler(artifact, spec, folder, ledger, processes, report, spans)
         for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
             for program_name, program in manifest.program_sets[key].programs[name].items():
                 compiled = compiler.usable(program_name, program)
                 if compiled is None:
                     with _of_profile(manifest.profiles[name]):
                         compiled = compiler.add(program_name, program, _last_time(before, program_name))
-                    report(_line(name, program_name, compiled.statistics, spec))
+                    report(_line(name, program_name, compiled, spec))
                 elif name in wanted:
                     report(f"{name}  {program_name:<15} up to date")
-                executables.setdefault(name, {})[program_name] = compiled.executable
+                if compiled.executable is not None:
+                    executables.setdefault(name, {})[program_name] = compiled.executable
                 statistics.setdefault(name, {})[program_name] = compiled.statistics
     return Target(
         program_set=key,
@@ -382,16 +247,18 @@ def _usable_entries(
     for name, entries in built.executables.items():
         programs = manifest.programs(built, manifest.profiles[name])
         for program_name, entry in entries.items():
-            if _intact(artifact, built.folder, entry):
+            if intact(artifact, built.folder, entry):
                 key = program_name, programs[program_name].sha256
                 usable[key] = CompiledProgram(entry, built.statistics[name][program_name])
     return usable
 
 
-def _line(profile: str, program: str, statistics: Mapping[str, Any], target: TargetSpec) -> str:
+def _line(profile: str, program: str, compiled: CompiledProgram, target: TargetSpec) -> str:
+    statistics = compiled.statistics
+    left = "" if compiled.executable else "; left to the GPU, which compiles it before its first video"
     work = scaled(statistics["flops"], "FLOP") if "flops" in statistics else "FLOP unknown"
     needed = in_bytes(statistics["argument_bytes"] + statistics["temporary_bytes"])
     return (
         f"{profile}  {program:<15} compiled in {statistics['compile_seconds']:.1f} s, "
-        f"{work}, arguments + temporaries {needed} of {in_bytes(target.memory_bytes)}"
+        f"{work}, arguments + temporaries {needed} of {in_bytes(target.memory_bytes)}{left}"
     )

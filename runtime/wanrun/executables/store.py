@@ -75,7 +75,7 @@ class _Files:
     """A program and its checked bytes.
 
     Attributes:
-        entry: its executable; the error if there is none that can be used, and the program is compiled.
+        entry: its executable; the reason if there is none to be used, and the program is compiled here.
         built: the digest of the artifact's executable; empty without one.
     """
 
@@ -89,7 +89,8 @@ class _Files:
 class Executables:
     """Loads an opened artifact's executables on request, each once for all profiles.
 
-    The artifact's policy says whether a program without a fitting executable is compiled.
+    The artifact's policy says whether a program without a fitting executable is compiled. A program that a
+    build without the chip had to leave to the chip is compiled and kept in any case.
     """
 
     def __init__(self, opened: OpenedArtifact) -> None:
@@ -161,14 +162,18 @@ class Executables:
     def _read(self, profile: Profile, name: str, program: Program) -> _Files:
         """Reads a program and its executable, and checks both."""
         data = read_program(self._opened.folder, name, program)
-        built = self._target.executables.get(profile.name, {}).get(name)
+        executables = self._target.executables.get(profile.name, {})
+        built, elsewhere = executables.get(name), self._opened.selected.built_elsewhere
         entry: bytes | ArtifactError
         try:
             entry = self._entry(profile, name, built)
         except ArtifactError as error:
-            if not self._opened.policy.allow_compile:
+            if built is None and executables and elsewhere:  # left out by ``wanbuild compile``
+                entry = ArtifactError("XLA compiles cuDNN's attention on the GPU alone")
+            elif self._opened.policy.allow_compile:
+                entry = error.again()
+            else:
                 raise
-            entry = error.again()
         return _Files(name, program, data, entry, "" if built is None else built.sha256)
 
     def _entry(self, profile: Profile, name: str, built: Executable | None) -> bytes:
@@ -193,7 +198,7 @@ class Executables:
                 if compiled is None:
                     compiled = self._handed(files, files.entry, self._target.options_of(name))
             except ArtifactError as error:
-                if not policy.allow_compile:
+                if isinstance(files.entry, bytes) and not policy.allow_compile:
                     raise
                 compiled, retuned = self._compiled_here(files, error.what), False
         loaded = LoadedProgram(compiled, program.inputs)

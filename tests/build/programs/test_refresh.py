@@ -16,7 +16,7 @@ from helpers.damage import PROFILE, PROGRAMS, Refused, edit_environment, executa
 from helpers.manifests import plain_program, programs_of, without_profiles
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
-from wanbuild.programs import compile as compile_module
+from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export_age import today
 from wanbuild.programs.refresh import refresh_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -155,7 +155,7 @@ def test_other_packages_and_a_kill_in_the_middle(
     packages = read_manifest(artifact_copy).targets["cpu"].environment["packages"]
     edit_environment(artifact_copy, packages={**packages, "jaxlib": "0.4.1"})
     before = read_manifest(artifact_copy)
-    compile_program, calls = compile_module._Compiler.compile, list[str]()
+    compile_program, calls = EntryCompiler.compile, list[str]()
 
     def killed(self: Any, name: str, *arguments: Any) -> Any:
         calls.append(name)
@@ -164,7 +164,7 @@ def test_other_packages_and_a_kill_in_the_middle(
         return compile_program(self, name, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compile_module._Compiler, "compile", killed)
+        patch.setattr(EntryCompiler, "compile", killed)
         with pytest.raises(KeyboardInterrupt):
             refresh_artifact(artifact_copy, lambda line: None)
     assert read_manifest(artifact_copy) == before

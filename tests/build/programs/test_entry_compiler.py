@@ -1,0 +1,47 @@
+"""Programs of a target become entries of the cache, or are left to the chip that can compile them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from helpers.chips import needs_cuda
+from wanbuild.programs.entry_compiler import EntryCompiler
+from wanbuild.programs.export import CUSTOM_CALLS
+from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.limited import LimitedProcesses
+from wanbuild.targets.target import resolve_target
+from wanrun.timing.spans import Spans
+
+
+def exported(function: Callable[..., Any]) -> bytes:
+    """A program of one bfloat16 array of two heads, for GPUs."""
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS["cuda"]]
+    make = export.export(jax.jit(function), platforms=["cuda"], disabled_checks=allowed)
+    return bytes(make(q=jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)).serialize())
+
+
+@needs_cuda
+def test_attention_of_cudnn_is_left_to_the_gpu(tmp_path: Path) -> None:
+    """Without the GPU its executable would load, and fail when it is called."""
+
+    def attention(q: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+    def plain(q: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(q, q, q)
+
+    with pinned("cpu"), LimitedProcesses() as processes:
+        target = resolve_target("h200", {})
+        compiler = EntryCompiler(tmp_path, target, "executables", {}, processes, print, Spans())
+        left = compiler.compile("attention", exported(attention), ())
+        whole = compiler.compile("plain", exported(plain), ())
+    assert left.executable is None and left.statistics["compile_seconds"] > 0
+    assert whole.executable is not None
+    (file,) = (tmp_path / "executables").iterdir()
+    assert file.name == whole.executable.file and file.stat().st_size == whole.executable.nbytes
