@@ -14,7 +14,7 @@ import pytest
 from helpers.artifacts import same_profile, with_levels
 from helpers.damage import edit_environment
 from wanbuild.check.verify import check_files
-from wanbuild.programs import compile as compiling
+from wanbuild.programs import entry_compiler
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun import load
@@ -118,7 +118,7 @@ def test_code_beyond_a_level_is_compiled_again(
     shutil.rmtree(artifact / read_manifest(artifact).targets[LEVEL].folder)
     levels = {LEVEL: replace(CPU_LEVELS[LEVEL], limits=("AVX", "SSE4_2"))}
     monkeypatch.setattr("wanbuild.targets.target.CPU_LEVELS", levels)
-    monkeypatch.setattr(compiling, "beyond", lambda entry, allowed: ["GFNI"])
+    monkeypatch.setattr(entry_compiler, "beyond", lambda entry, allowed: ["GFNI"])
     lines: list[str] = []
     with pytest.raises(UsageError, match=r"cannot be compiled for cpu-v3 .*SSE4_2 alone; found GFNI"):
         compile_artifact(request(artifact), lines.append)
