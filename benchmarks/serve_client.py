@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -200,19 +200,18 @@ def encoded(body: Any, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str
     return json.dumps(body).encode(), {**headers, "content-type": "application/json"}
 
 
-async def events(host: str, port: int, path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the server-sent events of a stream up to its end."""
+async def events(host: str, port: int, path: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yields the server-sent events of a stream up to its end."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode())
-    found, name = list[tuple[str, dict[str, Any]]](), ""
+    name = ""
     async for line in reader:
         key, _, value = line.decode().strip().partition(": ")
         if key == "event":
             name = value
         elif key == "data":
-            found.append((name, json.loads(value)))
+            yield name, json.loads(value)
     writer.close()
-    return found
 
 
 def memory_bytes(pid: int) -> int:

@@ -38,19 +38,18 @@ def open_copy(text: str, cache: Path, report: Report, newest: bool = False) -> P
         ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
         UsageError: for what is no address, a missing package, or a folder that cannot be written.
     """
-    address, lock = parse_address(text), lock_file(cache)
-    pinned = None if newest else read_pins(lock).get(address.text)
+    asked, lock = parse_address(text), lock_file(cache)
+    pinned, at = None if newest else read_pins(lock).get(asked.text), asked
     if pinned is not None:
         folder = copy_folder(cache, pinned.manifest_digest)
         if (folder / MARKER).is_file():
             return folder
-        address = address.at(pinned.revision) if pinned.revision else address
-    place = resolved(address)
-    folder, manifest = _copied(place, address, cache, pinned)
+        at = asked.at(pinned.revision) if pinned.revision else asked
+    place = resolved(at)
+    folder, manifest = _copied(place, at, cache, pinned)
     value = Pin(place.revision, manifest.manifest_digest)
     if value != pinned:
-        known = parse_address(text).text
-        pin(lock, known, value)
+        pin(lock, asked.text, value)
         report(f"{place.text}, manifest {manifest.manifest_digest[:19]}, pinned in {lock}")
     return folder
 

@@ -119,8 +119,18 @@ def test_the_forms_of_other_clients_give_the_same_job(server: Server) -> None:
 
 
 def test_events_tell_each_step(server: Server) -> None:
-    job = make(server, num_steps=5, seed=11)
-    told = asyncio.run(events(server.host, server.port, f"/v1/videos/{job['id']}/events"))
+    """The job waits behind another until somebody listens."""
+    ahead, job = make(server, num_steps=LONG), make(server, num_steps=5, seed=11)
+
+    async def listen() -> list[tuple[str, dict[str, Any]]]:
+        told = list[tuple[str, dict[str, Any]]]()
+        async for event in events(server.host, server.port, f"/v1/videos/{job['id']}/events"):
+            if not told:
+                await asyncio.to_thread(server.call, "POST", f"/v1/videos/{ahead['id']}/cancel")
+            told.append(event)
+        return told
+
+    told = asyncio.run(listen())
     names = [name for name, _ in told]
     assert names[-1] == "completed" and told[-1][1]["progress"] == 100
     steps = [data["step"] for name, data in told if name == "steps"]
