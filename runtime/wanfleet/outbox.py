@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from wanrun.errors import UsageError, unwritable
 
-SCHEMES: Final = ("gs", "s3", "file", "memory")
+SCHEMES: Final = ("gs", "s3", "memory")
 MAX_BYTES: Final = 2**22
 """Of the small files that are read again."""
 
@@ -33,17 +33,21 @@ class Outbox:
         self._place = os.fspath(place).rstrip("/")
         scheme = self._place.partition("://")[0] if "://" in self._place else ""
         self._files: Any = None
-        if scheme:
+        if scheme not in ("", "file"):
             self._files = _file_system(scheme, self._place)
             return
         try:
-            Path(self._place).mkdir(parents=True, exist_ok=True)
+            self._here("").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(f"the folder {self._place}", error, "choose another") from error
 
     def where(self, name: str) -> str:
         """Returns the path or URL of a file."""
         return f"{self._place}/{name}"
+
+    def _here(self, name: str) -> Path:
+        """Returns the path of a file in a folder."""
+        return Path(self._place.removeprefix("file://"), name)
 
     def read(self, name: str) -> bytes | None:
         """Returns a small file's bytes; None if there is no such file.
@@ -54,7 +58,7 @@ class Outbox:
         where = self.where(name)
         try:
             if self._files is None:
-                with Path(where).open("rb") as file:
+                with self._here(name).open("rb") as file:
                     return file.read(MAX_BYTES)
             return bytes(self._files.cat_file(where)[:MAX_BYTES])
         except FileNotFoundError:
@@ -63,7 +67,7 @@ class Outbox:
             raise UsageError(f"{where} cannot be read", found=str(error)[:200]) from error
 
     def put(self, path: Path, name: str, overwrite: bool = False) -> bool:
-        """Copies a file there, in a URL's place with ``overwrite`` over one of this name.
+        """Copies a file there, with ``overwrite`` over one of this name.
 
         Returns:
             Whether it was copied: False if one of this name is there.
@@ -73,7 +77,7 @@ class Outbox:
         """
         try:
             if self._files is None:
-                return self._linked(path, Path(self.where(name)))
+                return self._copied(path, self._here(name), overwrite)
             if not overwrite and self._files.exists(self.where(name)):
                 return False
             self._files.put_file(str(path), self.where(name))
@@ -83,8 +87,9 @@ class Outbox:
         return True
 
     @staticmethod
-    def _linked(path: Path, final: Path) -> bool:
-        """Copies beside the final name, and then gives it that name, which fails if there is one."""
+    def _copied(path: Path, final: Path, overwrite: bool) -> bool:
+        """Copies beside the final name, and then gives it that name, whose folder is made."""
+        final.parent.mkdir(exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}-")
         try:
             with open(descriptor, "wb") as file, path.open("rb") as source:  # noqa: PTH123 - a descriptor
@@ -92,7 +97,10 @@ class Outbox:
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).chmod(0o644)
-            os.link(name, final)
+            if overwrite:
+                Path(name).replace(final)
+            else:
+                os.link(name, final)  # fails if there is one
         except FileExistsError:
             return False
         finally:
@@ -189,12 +197,12 @@ def _file_system(scheme: str, place: str) -> Any:
     if scheme not in SCHEMES:
         raise UsageError(
             f"results cannot be written to {place}",
-            expected="a folder, or " + ", ".join(f"{one}://" for one in SCHEMES[:3]),
+            expected="a folder, file://, gs:// or s3://",
         )
     try:
         import fsspec
 
-        return fsspec.filesystem(scheme, **({"auto_mkdir": True} if scheme == "file" else {}))
+        return fsspec.filesystem(scheme)
     except ImportError as error:
         packages = {"s3": "s3fs", "gs": "gcsfs"}
         remedy = f"pip install {packages[scheme]}" if scheme in packages else "pip install '.[hub]'"

@@ -57,8 +57,9 @@ def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
 
 def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:
     """Where the error says."""
-    (tmp_path / "store").write_text("a file")
     store = VideoStore(f"{(tmp_path / 'store').as_uri()}/{{index}}.npy")
+    (tmp_path / "store").rmdir()
+    (tmp_path / "store").write_text("a file")
     video = Path(store.file("1.npy"))
     with pytest.raises(UsageError, match=rf"the video is {video}"), store:
         video.write_bytes(b"frames")
@@ -66,17 +67,22 @@ def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:
     assert video.read_bytes() == b"frames"
 
 
-def test_a_video_that_another_process_has_finished_is_discarded(tmp_path: Path, here: Path) -> None:
+@pytest.mark.parametrize("place", ["file://{folder}/store", "memory://store"])
+def test_a_video_that_another_process_has_finished_is_discarded(
+    place: str, tmp_path: Path, here: Path
+) -> None:
     """And a folder of pictures travels whole."""
-    with VideoStore(f"{tmp_path.as_uri()}/store/a.frames", kept=True) as store:
+    with VideoStore(f"{place.format(folder=tmp_path)}/a.frames", kept=True) as store:
         for text in ("first", "second"):
             Path(store.pattern).mkdir(exist_ok=True)
             (Path(store.pattern) / "0001.png").write_text(text)
             store.deliver(Path(store.pattern), {"made": text}, overwrite=False)
     assert not list(here.iterdir())
-    assert (tmp_path / "store/a.frames/0001.png").read_text() == "first"
+    assert store.read("a.frames/0001.png") == b"first"
     assert store.record("a.frames") == {"made": "first"} and store.record("b.frames") is None
-    (tmp_path / "store/a.frames.json").write_text("[")
+    broken = tmp_path / "broken"
+    broken.write_text("[")
+    assert not store.put(broken, "a.frames.json") and store.put(broken, "a.frames.json", overwrite=True)
     assert store.record("a.frames") == {}
 
 

@@ -205,6 +205,32 @@ def test_the_card_says_what_the_manifest_does(
     assert pushed.files(NAME)["README.md"] == b"all mine"
 
 
+def test_what_else_a_repository_has_stays(hub: UploadHub, two_targets: Path) -> None:
+    """What an earlier push has put there goes if it is no longer of the artifact."""
+    mine = {
+        "LICENCE": b"mine",
+        "tokenizer/vocab.json": b"{}",
+        "weights/a": b"a",
+        "programs/mine": b"",
+    }
+    push(PushRequest(two_targets, NAME), quiet)
+    repository = hub.repositories[NAME]
+    repository.commit({**mine, ".gitattributes": b"*.bin filter=lfs"})
+    push(PushRequest(two_targets, NAME), quiet)
+    both = hub.files(NAME)
+    assert both[".gitattributes"].startswith(b"*.bin filter=lfs\nweights/**/c/** filter=lfs")
+    assert any(ELSEWHERE in name for name in both)
+    repository.commit({**both, SIGNATURE: b"of the one before"})
+    push(PushRequest(two_targets, NAME, ["cpu"]), quiet)
+    after = hub.files(NAME)
+    assert {name: after[name] for name in mine} == mine and after[".gitattributes"] == both[".gitattributes"]
+    assert SIGNATURE not in after and not any(ELSEWHERE in name for name in after)
+    repository.commit({**after, "manifest.json": b"{}", "programs/x": b"x"})
+    said = list[str]()
+    push(PushRequest(two_targets, NAME), said.append)
+    assert "files of the manifest.json that is there stay" in said[-1] and "programs/x" in hub.files(NAME)
+
+
 def test_a_signature_travels_with_the_whole(hub: UploadHub, two_targets: Path, tmp_path: Path) -> None:
     key, public = tmp_path / "k.pem", tmp_path / "k.pub"
     for command in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,30 +18,32 @@ from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanhub.address import parse_address
+from wanhub.expected import expected_files
+from wanhub.opening import MAX_MANIFEST_BYTES
 from wanhub.signature import SIGNATURE, is_signed
 from wanhub.store import Store
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
-from wanrun.errors import SourceError, UsageError
+from wanrun.errors import ArtifactError, SourceError, UsageError
 from wanrun.intact import check_intact
 
-OWN = ("weights/", "programs/", "executables/", "golden/", "embeddings/", "tokenizer/", "requirements")
-"""What an artifact's files begin with. Those that the manifest no longer lists are removed from the
-repository; other files, such as a licence, stay."""
-
-ATTRIBUTES = (
-    "weights/**/c/** filter=lfs diff=lfs merge=lfs -text\n"
-    "programs/** filter=lfs diff=lfs merge=lfs -text\n"
-    "executables/** filter=lfs diff=lfs merge=lfs -text\n"
-    "embeddings/** filter=lfs diff=lfs merge=lfs -text\n"
-    "tokenizer/** filter=lfs diff=lfs merge=lfs -text\n"
-    "example.* filter=lfs diff=lfs merge=lfs -text\n"
+GIT_ATTRIBUTES = ".gitattributes"
+ATTRIBUTES = tuple(
+    f"{pattern} filter=lfs diff=lfs merge=lfs -text"
+    for pattern in (
+        "weights/**/c/**",
+        "programs/**",
+        "executables/**",
+        "embeddings/**",
+        "tokenizer/**",
+        "example.*",
+    )
 )
 """What git keeps as large files, whatever they are called."""
 
 CONFLICT = frozenset({409, 412})
 """The hub's answers where the branch has moved since it was read."""
 
-MAX_CARD_BYTES = 2**20
+MAX_TEXT_BYTES = 2**20
 Report = Callable[[str], None]
 
 
@@ -89,10 +92,14 @@ def push(request: PushRequest, report: Report) -> str:
         api.create_repo(request.repository, private=request.private, exist_ok=True)
         found = api.model_info(request.repository, revision="main")
         there = {one.rfilename for one in found.siblings or ()}
-        content = _content(request, manifest, signed)
+        store = Store(parse_address(f"hf://{request.repository}@{found.sha}"))
+        attributes, there_card = (
+            store.read(name, 0, MAX_TEXT_BYTES).decode("utf-8", "replace") if name in there else None
+            for name in (GIT_ATTRIBUTES, CARD)
+        )
+        content = _content(request, manifest, signed, attributes or "")
         if example is not None:
             content[example.name] = example.path
-        there_card = _card(request.repository, str(found.sha)) if CARD in there else None
         card = merged_card(
             there_card, request.artifact, manifest, request.repository, request.licence, example
         )
@@ -100,7 +107,7 @@ def push(request: PushRequest, report: Report) -> str:
             report(f"{CARD} of {request.repository} was not written by wanbuild, and stays")
         else:
             content[CARD] = card.encode()
-        stale = sorted(name for name in there - content.keys() if name.startswith(OWN))
+        stale = _stale(store, there - content.keys(), report) if MANIFEST in there else []
         operations = [*_additions(content), *(CommitOperationDelete(name) for name in stale)]
         try:
             commit = api.create_commit(
@@ -119,10 +126,17 @@ def push(request: PushRequest, report: Report) -> str:
     return f"hf://{request.repository}@{commit.oid}"
 
 
-def _content(request: PushRequest, manifest: Manifest, signed: bool) -> dict[str, Path | bytes]:
-    """Returns the artifact's files, or their bytes, by name; the manifest is the last one."""
+def _content(
+    request: PushRequest, manifest: Manifest, signed: bool, attributes: str
+) -> dict[str, Path | bytes]:
+    """Returns the artifact's files, or their bytes, by name; the manifest is the last one.
+
+    ``attributes`` are those of git that are there: the patterns of its owner stay.
+    """
     names = [name for layer in layers_of(request.artifact, manifest, signed) for name in layer.files]
-    content: dict[str, Path | bytes] = {".gitattributes": ATTRIBUTES.encode()}
+    lines = attributes.splitlines()
+    lines += [line for line in ATTRIBUTES if line not in lines]
+    content: dict[str, Path | bytes] = {GIT_ATTRIBUTES: "".join(f"{line}\n" for line in lines).encode()}
     content |= {name: request.artifact / name for name in names if name != MANIFEST}
     return content | {MANIFEST: (request.artifact / MANIFEST).read_bytes() if signed else manifest.encoded()}
 
@@ -134,10 +148,18 @@ def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
         yield CommitOperationAdd(name, one if isinstance(one, bytes) else str(one))
 
 
-def _card(repository: str, commit: str) -> str:
-    """Returns the model card that is there."""
-    store = Store(parse_address(f"hf://{repository}@{commit}"))
-    return store.read(CARD, 0, MAX_CARD_BYTES).decode("utf-8", "replace")
+def _stale(store: Store, others: Collection[str], report: Report) -> list[str]:
+    """Returns which of these files are of the artifact that is there now, as its manifest says."""
+    with tempfile.TemporaryDirectory(prefix="wan-push-") as folder:
+        (Path(folder) / MANIFEST).write_bytes(store.read(MANIFEST, 0, MAX_MANIFEST_BYTES))
+        try:
+            before = read_manifest(Path(folder))
+        except ArtifactError as error:
+            report(f"files of the {MANIFEST} that is there stay: {error.what}")
+            return []
+    listed = {SIGNATURE, *expected_files(before)}
+    weights = tuple(f"{component.folder}/" for component in before.components.values())  # Orbax's metadata
+    return sorted(name for name in others if name in listed or name.startswith(weights))
 
 
 @contextlib.contextmanager

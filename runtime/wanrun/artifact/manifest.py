@@ -22,7 +22,7 @@ from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, R
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError
-from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of
+from wanrun.files import canonical_json, plain_relative, read_bounded, replace_file, sha256_of
 
 FORMAT: Final = "wan-artifact"
 FORMAT_VERSION: Final = 4
@@ -143,6 +143,8 @@ class Manifest(Record, frozen=True, kw_only=True):
             for name in EXPERT_OPTIONS:
                 if type(self.model.options.get(name)) not in (int, float):
                     raise ValueError(f"the model has two experts and no default {name}")
+        for name in self.components:  # copies have folders of these names
+            plain_relative(name, "a component's name")
         for name, recorded in self.golden.items():
             if len(recorded.preview) not in (0, self.model.latent_channels + 1):
                 raise ValueError(f"the preview of profile {name} is of {len(recorded.preview)} rows")

@@ -166,6 +166,10 @@ def test_a_name_that_leads_outside_is_refused(tmp_path: Path, written: dict[str,
         write(tmp_path, changed(written, ("components", "vae", "parameters"), hostile))
         with pytest.raises(ArtifactError, match="outside the artifact"):
             read_manifest(tmp_path)
+        components = {**written["components"], name: written["components"]["vae"]}
+        write(tmp_path, changed(written, ("components",), components))
+        with pytest.raises(ArtifactError, match="a component's name names a path outside"):
+            read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
