@@ -86,6 +86,15 @@ class Outbox:
             raise unwritable(self.where(name), reason) from error
         return True
 
+    def put_video(self, video: Path, overwrite: bool = False) -> bool:
+        """Copies a video, a file or a folder of pictures, there under its own name; see ``put``.
+
+        Returns:
+            Whether all of it was copied.
+        """
+        files = sorted(video.iterdir()) if video.is_dir() else [video]
+        return all(self.put(file, str(file.relative_to(video.parent)), overwrite) for file in files)
+
     @staticmethod
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:
         """Copies beside the final name, and then gives it that name, whose folder is made."""
@@ -175,8 +184,7 @@ class VideoStore(Outbox):
         try:
             if overwrite or self.read(record.name) is None:
                 record.write_text(json.dumps(facts, sort_keys=True, default=str))
-                for file in sorted(video.iterdir()) if video.is_dir() else [video]:
-                    self.put(file, str(file.relative_to(video.parent)), overwrite=True)
+                self.put_video(video, overwrite=True)
                 self.put(record, record.name, overwrite=True)
         except UsageError as error:
             kept = f"the video is {video}" + (f"; {error.remedy}" if error.remedy else "")

@@ -45,10 +45,11 @@ class VideoMaker:
         loading: keywords of ``wanrun.load``.
 
     Raises:
-        ArtifactError, UsageError: as ``wanrun.load`` and ``Outbox``.
+        ArtifactError, UsageError: as ``wanrun.load`` and ``Outbox``; for an unknown suffix.
     """
 
     def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
+        _check_suffix(suffix)
         self._outbox, self._suffix = Outbox(output), suffix
         self._pipeline = wanrun.load(artifact, **loading)
         self._content = wanrun.read_manifest(wanrun.artifact_folder(artifact)).content_digest
@@ -97,7 +98,8 @@ class VideoMaker:
             record = Path(folder) / "record"
             record.write_text(json.dumps(facts, sort_keys=True, default=str))
             for file in files:
-                self._outbox.put(file, file.name)
+                if not self._outbox.put_video(file) and self._outbox.read(f"{name}.json") is None:
+                    self._outbox.put_video(file, overwrite=True)  # one without a record may be any video
             if not self._outbox.put(record, f"{name}.json"):  # last: all of them are there
                 return self._found(name, self._outbox.read(f"{name}.json") or b"", request)
             return self._told(record.read_text()) | {"made": True}
@@ -127,6 +129,14 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
 
 
+def _check_suffix(suffix: str) -> None:
+    """Raises UsageError for what is no kind of video: it would be seen when a video was made."""
+    if suffix.lower() not in wanrun.SUFFIXES:
+        raise UsageError(
+            "the suffix is no kind of video", expected="one of " + ", ".join(wanrun.SUFFIXES), found=suffix
+        )
+
+
 def make_videos(
     rows: Dataset,
     artifact: str | os.PathLike[str],
@@ -153,7 +163,11 @@ def make_videos(
     Returns:
         The rows with ``videos``, ``metadata``, ``made``, ``seconds`` and ``error``, in no particular order.
         As all of Ray's datasets it is computed when it is read.
+
+    Raises:
+        UsageError: for an unknown suffix.
     """
+    _check_suffix(suffix)
     return rows.repartition(target_num_rows_per_block=1).map(
         VideoMaker,  # type: ignore[arg-type]
         fn_constructor_args=(os.fspath(artifact), os.fspath(output), suffix),

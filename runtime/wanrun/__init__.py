@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
 __version__ = "0.1.0"
 __all__ = [
+    "SUFFIXES",
     "CancelToken",
     "Generation",
     "Manifest",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from wanrun.generation.step import Step
     from wanrun.intact import check_signed
     from wanrun.media.types import Media
+    from wanrun.media.video_paths import SUFFIXES
     from wanrun.opened.cancel import CancelToken
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     modules = {
+        "SUFFIXES": "wanrun.media.video_paths",
         "CancelToken": "wanrun.opened.cancel",
         "Generation": "wanrun.request.generation",
         "Manifest": "wanrun.artifact.manifest",

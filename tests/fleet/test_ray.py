@@ -13,6 +13,7 @@ import pytest
 
 import wanrun
 from wanfleet.ray import VideoMaker
+from wanrun.errors import UsageError
 
 PROMPTS, WORKERS = 12, 2
 
@@ -33,14 +34,19 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     again = maker(row)
     assert not again["made"] and again["videos"] == first["videos"] and video.stat().st_mtime_ns == made
     assert again["metadata"] == first["metadata"]
-    named = maker({"prompt": "a cat", "num_steps": 1, "output": "mine"})
-    assert named["videos"] == [str(tmp_path / "videos" / "mine.npy")]
+    mine = tmp_path / "videos" / "mine.npy"
+    mine.write_bytes(b"of a worker that was killed before it wrote the record")
+    named = maker({"prompt": "a cat", "seed": 3, "num_steps": 1, "output": "mine"})
+    assert named["videos"] == [str(mine)] and (np.load(mine) == expected.frames[0]).all()
     other = maker({"prompt": "a dog", "num_steps": 1, "output": "mine"})
     assert "is there, and was made otherwise" in other["error"] and other["videos"] == []
     assert "num_steps" in maker({"prompt": "a", "num_steps": 0})["error"]
     assert "is no name" in maker({"prompt": "a", "output": "../x"})["error"]
-    url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".npy")
-    assert url(row)["videos"] == [f"memory://bucket/videos/{video.name}"] and not url(row)["made"]
+    url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".frames")
+    assert url(row)["videos"] == [f"memory://bucket/videos/{video.stem}.frames"] and not url(row)["made"]
+    assert url._outbox.read(f"{video.stem}.frames/0001.png") is not None
+    with pytest.raises(UsageError, match=r"no kind of video; expected one of \.mp4"):
+        VideoMaker(str(toy_artifact), "memory://bucket/videos", "mp4")
 
 
 def test_each_prompt_has_a_video_though_a_worker_is_killed(toy_artifact: Path, tmp_path: Path) -> None:

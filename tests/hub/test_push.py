@@ -23,6 +23,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.share.card import BEGIN, END
 from wanbuild.share.pull import PullRequest, pull
 from wanbuild.share.push import PushRequest, push
+from wanhub.copy import MARKER
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
@@ -99,6 +100,9 @@ def test_one_target_travels(pushed: UploadHub, two_targets: Path, tmp_path: Path
     run("pull", f"hf://{NAME}", "-o", tmp_path / "all", "--all-targets")
     assert nbytes < sum(map(len, read_folder(tmp_path / "all").values()))
     assert requests < len(pushed.requests) - requests
+    run("pull", f"hf://{NAME}", "-o", tmp_path / "all", "--target", "cpu")
+    assert MARKER in {path.name for path in (tmp_path / "one").iterdir()}
+    assert MARKER not in {path.name for path in (tmp_path / "all").iterdir()}  # it stays whole
     result = CliRunner().invoke(wanrun, [str(tmp_path / "one"), "--list", "--explain"])
     assert "cpu: taken" in result.output and f"{TARGET}: " in result.output
     run("push", two_targets, "me/one", "--target", "cpu")

@@ -46,7 +46,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     """Moves the address's pin to its newest revision, and fetches it; returns the artifact's folder.
 
     Files that are there are checked, and fetched again if they are damaged. A folder with some of the targets
-    stays a partial copy: what is missing is fetched if it is asked for.
+    stays a partial copy: what is missing is fetched if it is asked for. What was whole stays whole.
 
     Raises:
         ArtifactError: if the address does not answer, or a file of it is damaged.
@@ -55,7 +55,9 @@ def pull(request: PullRequest, report: Report) -> Path:
     if request.targets and request.whole:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
     folder = open_copy(request.address, user_cache() / "artifacts", report, newest=True)
+    whole = False
     if request.folder is not None:
+        whole = (request.folder / MANIFEST).exists() and not (request.folder / MARKER).exists()
         folder = _begun(request.folder, folder)
     manifest = read_manifest(folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
@@ -67,7 +69,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
     report(f"{came}; targets: {', '.join(chosen.targets)}")
     if request.folder is not None:
-        _finish(folder, manifest, whole=chosen == manifest)
+        _finish(folder, manifest, whole=whole or chosen == manifest)
     return folder
 
 
