@@ -22,7 +22,7 @@ class Address:
     """Where an artifact is.
 
     Attributes:
-        text: the address as it is told, without the query of a URL, which may hold a key.
+        text: the address as it is told, without a URL's query, user and password, which may be keys.
         url: the URL of the folder; of a repository ``hf://OWNER/NAME``.
         revision: the branch, tag or commit of a repository; empty for its main branch, and of a URL.
     """
@@ -66,7 +66,7 @@ def parse_address(text: str) -> Address:
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise UsageError(f"{text!r} is no address of an artifact", expected=f"a folder, or one of {schemes}")
     plain = url._replace(path=url.path.rstrip("/"), fragment="")
-    told = urlunsplit(plain._replace(query=""))
+    told = urlunsplit(plain._replace(query="", netloc=plain.netloc.rpartition("@")[2]))
     return Address(told, urlunsplit(plain) if url.scheme in ("http", "https") else told)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
 
+import wanrun
 from wanhub.copy import PartialCopy
+from wanhub.expected import check_there, expected_files, together
 from wanrun.errors import ArtifactError
 
 THREADS: Final = 16
@@ -25,18 +28,33 @@ def complete(copy: PartialCopy, names: Collection[str], advance: Callable[[int],
         ArtifactError, UsageError: as ``PartialCopy.fetch``; what else came stays.
     """
 
-    def one(name: str) -> None:
-        copy.discard_damaged(name)
-        copy.fetch(name, advance)
-
     with ThreadPoolExecutor(THREADS, thread_name_prefix="fetch") as pool:
-        futures = [pool.submit(one, name) for name in names]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        groups = together(names, copy.expected)
+        _finish(pool, (pool.submit(copy.discard_damaged, group) for group in groups))
+        _finish(pool, (pool.submit(copy.fetch, name, advance) for name in names))
     for name in names:
         if not (copy.folder / name).is_file():
             raise ArtifactError(f"{name} of {copy.address.text} was removed meanwhile", remedy="try again")
+
+
+def check_copy(folder: Path) -> None:
+    """Compares the files that a partial copy has with its manifest, wherever it comes from.
+
+    Raises:
+        ArtifactError: naming a file that is damaged.
+    """
+    expected = expected_files(wanrun.read_manifest(folder))
+    with ThreadPoolExecutor(thread_name_prefix="check") as pool:
+        groups = together(expected, expected)
+        _finish(pool, (pool.submit(check_there, folder, group, expected) for group in groups))
+
+
+def _finish(pool: ThreadPoolExecutor, submitted: Iterable[Future[Any]]) -> None:
+    """Waits for all, and raises the first error; then what has not begun is left out."""
+    futures = list(submitted)
+    try:
+        for future in futures:
+            future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise

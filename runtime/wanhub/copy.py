@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -53,8 +53,14 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def mark(folder: Path, origin: Origin) -> None:
-    """Makes a folder a partial copy. Raises OSError if it cannot be written."""
-    write_atomic(folder / MARKER, msgspec.json.encode(origin))
+    """Makes a folder a partial copy, or tells one another origin. Raises OSError if it cannot be written.
+
+    What is not the address may be a key: then it is for the user's eyes alone.
+    """
+    marker, data = folder / MARKER, msgspec.json.encode(origin)
+    if not marker.exists() or marker.read_bytes() != data:
+        write_atomic(marker, data, 0o644 if origin.url in origin.address else 0o600)
+        opened_copy.cache_clear()
 
 
 class PartialCopy:
@@ -119,16 +125,24 @@ class PartialCopy:
             self._check_parameter(expected)
         return True
 
-    def discard_damaged(self, name: str) -> None:
-        """Removes a file that is not the one of the manifest, so that it can be fetched again."""
-        path, expected = self.folder / name, self.expected[name]
-        if path.is_file():
+    def discard_damaged(self, group: Sequence[str]) -> None:
+        """Removes files that are not those of the manifest, so that they can be fetched again.
+
+        Args:
+            group: all chunk files of a parameter, or one other file; see ``expected.together``.
+        """
+        there, rows = list[Path](), list[list[bytes]]()
+        for path, name in ((self.folder / name, name) for name in group):
             try:
-                self._check(path, name, expected)
-                if expected.parameter is not None:
-                    self._check_parameter(expected)
+                if path.is_file():
+                    rows.append(check_file(path, name, self.expected[name]))
+                    there.append(path)
             except (ArtifactError, OSError):
                 path.unlink(missing_ok=True)
+        expected = self.expected[group[0]]
+        if expected.parameter is not None and len(there) == len(expected.siblings):
+            with suppress(ArtifactError):
+                self._check_rows(there, expected, rows)
 
     def _fill(self, file: BinaryIO, name: str, expected: Expected, advance: Progress) -> None:
         """Appends what is missing of a file, range by range."""
@@ -161,11 +175,18 @@ class PartialCopy:
             self._rows[expected.folder, expected.index] = rows
 
     def _check_parameter(self, expected: Expected) -> None:
-        """Checks the digest of a parameter whose chunk files are all there; removes them if it is wrong."""
+        """Checks the digest of a parameter whose chunk files are all there."""
         files = [self.folder / name for name in expected.siblings]
         if not all(file.exists() for file in files):
             return
-        rows = [self._rows.pop((expected.folder, index), None) for index in range(len(files))]
+        self._check_rows(
+            files, expected, [self._rows.pop((expected.folder, index), None) for index in range(len(files))]
+        )
+
+    def _check_rows(
+        self, files: Sequence[Path], expected: Expected, rows: Sequence[list[bytes] | None]
+    ) -> None:
+        """Checks a parameter as ``check_parameter`` does; removes its files if it is wrong."""
         try:
             check_parameter(files, f"{expected.folder} of {self.address.text}", expected, rows)
         except ArtifactError:

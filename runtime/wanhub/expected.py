@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,9 @@ CRC_BYTES: Final = 4
 """Behind the rows of a chunk file: see docs/format.md."""
 
 BLOCK_BYTES: Final = 2**20
+
+OWN: Final = frozenset({".partial-copy.json", "manifest.json", "model.sig"})
+"""Files that a copy has beside those of its manifest."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,29 @@ class Expected:
 
 
 def expected_files(manifest: wanrun.Manifest) -> Mapping[str, Expected]:
-    """Returns every file that a manifest lists by its path; those of Orbax's metadata are not listed."""
-    return dict(_weights(manifest)) | dict(_others(manifest))
+    """Returns every file that a manifest lists by its path; those of Orbax's metadata are not listed.
+
+    Raises:
+        ArtifactError: if a file lies among weights, which copies share, or has the name of a copy's own.
+    """
+    weights, others = dict(_weights(manifest)), dict(_others(manifest))
+    folders = [f"{component.folder}/" for component in manifest.components.values()]
+    named = sorted([*(f"{name}/" for name in others), *folders])
+    for before, name in itertools.pairwise(named):
+        if before in folders and name.startswith(before):
+            raise _foreign(name, f"in the weights' folder {before}")
+    if own := OWN & others.keys():
+        raise _foreign(min(own), "the name of a file of every copy")
+    return weights | others
+
+
+def _foreign(name: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        f"{name.rstrip('/')} cannot be a file of the artifact",
+        expected="folders of weights with nothing else in them",
+        found=found,
+        remedy="do not use this artifact",
+    )
 
 
 def _weights(manifest: wanrun.Manifest) -> Iterator[tuple[str, Expected]]:
@@ -122,6 +147,35 @@ def check_parameter(
             whole.update(digest)
     if whole.hexdigest() != parameter.sha256:
         raise _damaged(what, parameter.sha256, whole.hexdigest())
+
+
+def together(names: Iterable[str], expected: Mapping[str, Expected]) -> list[list[str]]:
+    """Returns files in groups: the chunk files of a parameter, each other one alone."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: expected[name].index):
+        groups.setdefault(expected[name].folder or name, []).append(name)
+    return list(groups.values())
+
+
+def check_there(folder: Path, group: Sequence[str], expected: Mapping[str, Expected]) -> None:
+    """Compares those files of a group that are there, and a parameter of which all are there.
+
+    Args:
+        folder: the artifact's.
+        group: as of ``together``.
+        expected: what the manifest lists.
+
+    Raises:
+        ArtifactError: naming the first file that is another one, or cannot be read.
+    """
+    paths = {name: folder / name for name in group if (folder / name).exists()}
+    try:
+        rows = [check_file(path, str(path), expected[name]) for name, path in paths.items()]
+    except OSError as error:
+        raise ArtifactError(f"{error.filename} cannot be read", found=error.strerror) from error
+    one = expected[group[0]]
+    if one.parameter is not None and len(rows) == len(one.siblings):
+        check_parameter(list(paths.values()), one.folder, one, rows)
 
 
 def _row_digests(path: Path, what: str, parameter: Any) -> list[bytes]:

@@ -12,7 +12,9 @@ from typing import Any
 
 import wanrun
 from wanhub.address import Address, parse_address, resolved
+from wanhub.atomic import write_atomic
 from wanhub.copy import MARKER, Origin, mark
+from wanhub.expected import expected_files
 from wanhub.pins import Pin, lock_file, pin, read_pins
 from wanhub.signature import MANIFEST, SIGNATURE
 from wanhub.store import Store
@@ -42,9 +44,11 @@ def open_copy(text: str, cache: Path, report: Report, newest: bool = False) -> P
     pinned, at = None if newest else read_pins(lock).get(asked.text), asked
     if pinned is not None:
         folder = copy_folder(cache, pinned.manifest_digest)
-        if (folder / MARKER).is_file():
-            return folder
         at = asked.at(pinned.revision) if pinned.revision else asked
+        if (folder / MARKER).is_file():
+            with suppress(OSError):  # one that cannot be written comes from where it came from
+                mark(folder, Origin(at.text, at.url))
+            return folder
     place = resolved(at)
     folder, manifest = _copied(place, at, cache, pinned)
     value = Pin(place.revision, manifest.manifest_digest)
@@ -90,21 +94,29 @@ def _made(
             found=manifest.manifest_digest,
             remedy=f"run wanbuild pull {asked.text} to move the pin",
         )
-    folder = copy_folder(cache, manifest.manifest_digest)
+    expected_files(manifest)  # refuses one whose files would come among weights that copies share
+    folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
+    try:
+        signature = store.read(SIGNATURE, 0, MAX_SIGNATURE_BYTES)
+    except FileNotFoundError:  # most artifacts are not signed
+        signature = b""
     if not (folder / MARKER).is_file():
         for name, component in manifest.components.items():
             shared = cache / "components" / f"{name}-{_digest(component)}"
             shared.mkdir(parents=True, exist_ok=True)
             (made / component.folder).parent.mkdir(parents=True, exist_ok=True)
             (made / component.folder).symlink_to(shared.resolve(), target_is_directory=True)
-        with suppress(FileNotFoundError):  # most artifacts are not signed
-            (made / SIGNATURE).write_bytes(store.read(SIGNATURE, 0, MAX_SIGNATURE_BYTES))
-        mark(made, Origin(place.text, place.url))
+        mark(made, origin)
         try:
             made.rename(folder)
         except OSError:
             if not (folder / MARKER).is_file():  # another process has made it
                 raise
+    mark(folder, origin)
+    if signature:
+        write_atomic(folder / SIGNATURE, signature)
+    else:
+        (folder / SIGNATURE).unlink(missing_ok=True)
     return folder, manifest
 
 

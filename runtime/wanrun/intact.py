@@ -31,7 +31,8 @@ Report = Callable[[str], None]
 def check_signed(artifact: Path, public_key: Path) -> None:
     """Checks that an artifact was signed with a key, and that its files are those that were (extra ``sign``).
 
-    What a partial copy fetches is compared as it comes. Load it with ``verify="sha256"`` then.
+    Of a partial copy those that are there; others are compared as they come. Load it with ``verify="sha256"``
+    then.
 
     Args:
         artifact: its folder, as of ``wanrun.artifact_folder``.
@@ -44,7 +45,11 @@ def check_signed(artifact: Path, public_key: Path) -> None:
     from wanhub.signature import check_signature
 
     check_signature(artifact, public_key)
-    if not origin_of(artifact):
+    if origin_of(artifact):
+        from wanhub.complete import check_copy
+
+        check_copy(artifact)
+    else:
         check_intact(artifact, read_manifest(artifact), lambda line: None)
 
 

@@ -25,6 +25,7 @@ from wanhub.complete import complete
 from wanhub.copy import PartialCopy, fetch
 from wanhub.opening import open_copy
 from wanhub.pins import VARIABLE, Pin, read_pins
+from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun as command
 from wanrun.errors import ArtifactError, UsageError
@@ -258,6 +259,23 @@ def test_an_address_that_changes_is_not_what_was_pinned(
     folder.rmdir()
     with pytest.raises(ArtifactError, match=r"is another artifact than the one that is pinned; .*pull"):
         open_copy(address, cache, quiet)
+
+
+def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Path) -> None:
+    """The artifact is signed later, and moves."""
+    artifact = linked(two_targets, tmp_path / "one")
+    folder = open_copy(f"file://{artifact}", cache, quiet)
+    assert fetch(folder, "tokenizer/tokenizer.json") and not (folder / SIGNATURE).exists()
+    (artifact / SIGNATURE).write_bytes(b"signed")
+    assert open_copy(f"file://{artifact}", cache, quiet, newest=True) == folder
+    assert (folder / SIGNATURE).read_bytes() == b"signed"
+    moved = artifact.rename(tmp_path / "two")
+    (moved / SIGNATURE).unlink()
+    assert open_copy(f"file://{moved}", cache, quiet) == folder and not (folder / SIGNATURE).exists()
+    assert origin_of(folder) == {"artifact": f"file://{moved}"}
+    assert fetch(folder, weight(read_manifest(folder)))
+    assert open_copy(f"file://{artifact}", cache, quiet) == folder  # pinned: nothing is asked for
+    assert origin_of(folder) == {"artifact": f"file://{artifact}"}
 
 
 def test_complete_mends_what_is_damaged(published: UploadHub, cache: Path) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from crc32c import crc32c
+from msgspec.structs import replace
 
 import wanrun.files
 import wanserve.cli
 from helpers.damage import flip, linked, own
-from wanhub import copy
+from wanhub import copy, expected
 from wanhub.address import parse_address, resolved
 from wanhub.atomic import write_atomic
-from wanhub.expected import expected_files
+from wanhub.expected import Expected, check_there, expected_files, together
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
 from wanhub.signature import SIGNATURE, check_signature, is_signed, sign
+from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun as wanrun_command
 from wanrun.errors import ArtifactError, UsageError
@@ -32,8 +37,9 @@ def test_addresses() -> None:
     assert (tagged.repository, tagged.revision, tagged.fixed) == ("me/wan", "v1.0", False)
     fixed = plain.at(COMMIT)
     assert fixed == parse_address(f"hf://me/wan@{COMMIT}") and fixed.fixed and resolved(fixed) is fixed
-    url = parse_address("https://host/a/b/?key=secret#part")
-    assert (url.text, url.url, url.repository) == ("https://host/a/b", "https://host/a/b?key=secret", "")
+    url = parse_address("https://me:password@host/a/b/?key=secret#part")
+    assert (url.text, url.repository) == ("https://host/a/b", "")
+    assert url.url == "https://me:password@host/a/b?key=secret"
     assert parse_address("file:///a/b").url == "file:///a/b" and resolved(url) is url
 
 
@@ -86,12 +92,60 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_listed_files_are_those_of_the_folder(two_targets: Path) -> None:
-    expected = expected_files(read_manifest(two_targets))
+    listed = expected_files(read_manifest(two_targets))
     there = {path.relative_to(two_targets).as_posix() for path in two_targets.rglob("*") if path.is_file()}
     metadata = {name for name in there if name.endswith(("zarr.json", "_METADATA", "_CHECKPOINT_METADATA"))}
-    assert expected.keys() == there - metadata - {"manifest.json"}
-    sizes = {name: (two_targets / name).stat().st_size for name in expected}
-    assert all(one.nbytes in (None, sizes[name]) for name, one in expected.items())
+    assert listed.keys() == there - metadata - {"manifest.json"}
+    sizes = {name: (two_targets / name).stat().st_size for name in listed}
+    assert all(one.nbytes in (None, sizes[name]) for name, one in listed.items())
+
+
+def test_nothing_else_lies_among_weights(two_targets: Path) -> None:
+    """Copies share them, so a manifest could change another artifact's."""
+    manifest = read_manifest(two_targets)
+    vae, golden = manifest.components["vae"], manifest.golden
+    (name,) = golden
+    for changed in (
+        {"golden": {name: replace(golden[name], file=f"{vae.folder}/x/c/0")}},
+        {"golden": {name: replace(golden[name], file=vae.folder)}},
+        {"golden": {name: replace(golden[name], file=copy.MARKER)}},
+        {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer/a")}},
+        {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer")}},
+    ):
+        with pytest.raises(ArtifactError, match="cannot be a file of the artifact"):
+            expected_files(manifest.changed(**changed))
+
+
+def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, data = ArrayLayout((8, 16), "float32", 8, 8), [bytes([row]) * 64 for row in range(8)]
+    digests = b"".join(hashlib.sha256(row).digest() for row in data)
+    parameter = SimpleNamespace(layout=layout, sha256=hashlib.sha256(digests).hexdigest())
+    names = [f"w/{layout.chunk_file(index)}" for index in range(8)]
+    listed = {name: Expected(68, "", ("w", parameter), index, "w") for index, name in enumerate(names)}
+    for name, row in zip(names, data, strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(row + crc32c(row).to_bytes(4, "little"))
+    read = list[Path]()
+    own_digests = expected._row_digests
+    monkeypatch.setattr(
+        expected, "_row_digests", lambda path, *rest: (read.append(path), own_digests(path, *rest))[1]
+    )
+    part = copy.PartialCopy.__new__(copy.PartialCopy)
+    part.folder, part.expected, part.address = tmp_path, listed, parse_address("file:///a")
+    (group,) = together(reversed(names), listed)
+    part.discard_damaged(group)
+    check_there(tmp_path, group, listed)
+    assert len(read) == 16 and group == names
+    (tmp_path / names[3]).write_bytes((tmp_path / names[4]).read_bytes())  # its own crc32c fits
+    with pytest.raises(ArtifactError, match="w is damaged; expected sha256"):
+        check_there(tmp_path, group, listed)
+    flip(tmp_path / names[5], 3)
+    part.discard_damaged(group)
+    assert [(tmp_path / name).exists() for name in names] == [index != 5 for index in range(8)]
+    part.discard_damaged(group)  # not all are there: each fits by itself
+    (tmp_path / names[5]).write_bytes(data[5] + crc32c(data[5]).to_bytes(4, "little"))
+    part.discard_damaged(group)
+    assert not any((tmp_path / name).exists() for name in names)
 
 
 def test_both_packages_mark_a_copy_alike() -> None:
@@ -155,6 +209,15 @@ def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
             with pytest.raises(ArtifactError):
                 require_signature(signed, keys / "a.pub")
             flip(signed / name, offset)
+    # A folder that says that it is a partial copy is not believed.
+    (signed / copy.MARKER).write_text('{"address": "x"}')
+    require_signature(signed, keys / "a.pub")
+    for name in changed:
+        flip(signed / name, 9)
+        with pytest.raises(ArtifactError, match="is damaged"):
+            require_signature(signed, keys / "a.pub")
+        flip(signed / name, 9)
+    (signed / copy.MARKER).unlink()
     (signed / changed[0]).rename(signed / "gone")
     with pytest.raises(ArtifactError, match="the file cannot be read"):
         require_signature(signed, keys / "a.pub")

@@ -108,7 +108,8 @@ def _begun(folder: Path, cached: Path) -> Path:
         elif folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty, and no artifact", remedy="choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / MARKER, (cached / MARKER).read_bytes())
+        shutil.copyfile(cached / MARKER, folder / MARKER)
+        shutil.copymode(cached / MARKER, folder / MARKER)
         if (cached / SIGNATURE).exists():
             shutil.copyfile(cached / SIGNATURE, folder / SIGNATURE)
         replace_file(folder / MANIFEST, manifest)
