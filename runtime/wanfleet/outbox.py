@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any, Final, Self
 from wanrun.errors import UsageError, unwritable
 
 SCHEMES: Final = ("gs", "s3", "memory")
+_URL: Final = re.compile(r"file:///+[^/]|(?!file:)\w+://[^/]")
 MAX_BYTES: Final = 2**22
 """Of the small files that are read again."""
 
@@ -30,7 +32,10 @@ class Outbox:
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
-        self._place = os.fspath(place).rstrip("/")
+        told = os.fspath(place)
+        if "://" in told and _URL.match(told) is None:
+            raise UsageError(f"{told} names no folder", expected="s3://BUCKET, gs://BUCKET or file:///FOLDER")
+        self._place = told.rstrip("/")
         scheme = self._place.partition("://")[0] if "://" in self._place else ""
         self._files: Any = None
         if scheme not in ("", "file"):
@@ -95,6 +100,24 @@ class Outbox:
         files = sorted(video.iterdir()) if video.is_dir() else [video]
         return all(self.put(file, str(file.relative_to(video.parent)), overwrite) for file in files)
 
+    def remove(self, name: str) -> None:
+        """Removes a file or a folder, if it is there.
+
+        Raises:
+            UsageError: if it may not be removed.
+        """
+        try:
+            if self._files is not None:
+                self._files.rm(self.where(name), recursive=True)
+            elif self._here(name).is_dir():
+                shutil.rmtree(self._here(name))
+            else:
+                self._here(name).unlink()
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # each object store's packages have their own
+            raise UsageError(f"{self.where(name)} cannot be removed", found=str(error)[:200]) from error
+
     @staticmethod
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:
         """Copies beside the final name, and then gives it that name, whose folder is made."""
@@ -138,7 +161,7 @@ class VideoStore(Outbox):
         place, _, name = url.rpartition("/")
         if "{" in place:
             raise UsageError(f"the folder {place} has a field", expected="fields in the file's name alone")
-        super().__init__(place)
+        super().__init__(f"{place}/")
         self._kept, self._delivered = kept, list[Path]()
         self._folder = Path(tempfile.gettempdir()) / f"wanrun-videos-{secrets.token_hex(8)}"
         self.pattern = self.file(name)
@@ -184,6 +207,9 @@ class VideoStore(Outbox):
         try:
             if overwrite or self.read(record.name) is None:
                 record.write_text(json.dumps(facts, sort_keys=True, default=str))
+                if video.is_dir():  # other pictures of the one that was there
+                    self.remove(record.name)
+                    self.remove(video.name)
                 self.put_video(video, overwrite=True)
                 self.put(record, record.name, overwrite=True)
         except UsageError as error:

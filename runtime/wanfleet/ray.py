@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import wanrun
 from wanfleet.outbox import Outbox
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, WanError
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -75,7 +75,7 @@ class VideoMaker:
             out |= self._made({key: _plain(value) for key, value in row.items()})
         except ArtifactError:
             raise
-        except UsageError as error:
+        except WanError as error:
             out["error"] = str(error)
         return {**out, "seconds": time.monotonic() - started}
 
@@ -89,10 +89,14 @@ class VideoMaker:
         there = self._outbox.read(f"{name}.json")
         if there is not None:
             return self._found(name, there, request)
+        given = {name: asked.pop(name) for name in asked.keys() & _MEDIA}
+        media = wanrun.Media(**given) if given else None
+        try:
+            generation = self._pipeline.resolve(asked.pop("prompt", ""), media=media, **asked)
+        except ArtifactError as error:  # it has not what this row asks for
+            return {"error": str(error)}
         with tempfile.TemporaryDirectory(prefix="wan-video-") as folder:
-            given = {name: asked.pop(name) for name in asked.keys() & _MEDIA}
-            media = wanrun.Media(**given) if given else None
-            result = self._pipeline.generate(asked.pop("prompt", ""), media=media, **asked)
+            result = self._pipeline.run(generation)
             files = result.save(Path(folder) / f"{name}{self._suffix}")
             facts = {"request": request, "videos": [file.name for file in files], **result.options}
             record = Path(folder) / "record"

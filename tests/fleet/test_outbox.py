@@ -79,6 +79,13 @@ def test_a_video_that_another_process_has_finished_is_discarded(
             store.deliver(Path(store.pattern), {"made": text}, overwrite=False)
     assert not list(here.iterdir())
     assert store.read("a.frames/0001.png") == b"first"
+    with VideoStore(f"{place.format(folder=tmp_path)}/o.frames") as other:
+        for names in (("1", "2"), ("2",)):  # one that is replaced leaves no picture
+            Path(other.pattern).mkdir()
+            for name in names:
+                (Path(other.pattern) / name).write_text(name)
+            other.deliver(Path(other.pattern), {}, overwrite=True)
+    assert other.read("o.frames/2") == b"2" and other.read("o.frames/1") is None
     assert store.record("a.frames") == {"made": "first"} and store.record("b.frames") is None
     broken = tmp_path / "broken"
     broken.write_text("[")
@@ -92,6 +99,9 @@ def test_a_video_that_another_process_has_finished_is_discarded(
         ("ftp://host/a.npy", "results cannot be written to ftp://host"),
         ("file:///tmp/{seed}/a.npy", "the folder file:///tmp/{seed} has a field"),
         ("file:///tmp/", "'' is no name of a video"),
+        ("s3://a.npy", "s3:// names no folder; expected s3://BUCKET, gs://BUCKET or file:///FOLDER"),
+        ("s3:///a.npy", "s3:/// names no folder"),
+        ("file://out/a.npy", "file://out/ names no folder"),
     ],
 )
 def test_what_is_no_place(url: str, message: str, here: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     other = maker({"prompt": "a dog", "num_steps": 1, "output": "mine"})
     assert "is there, and was made otherwise" in other["error"] and other["videos"] == []
     assert "num_steps" in maker({"prompt": "a", "num_steps": 0})["error"]
+    assert "no profile is named" in maker({"prompt": "a", "profile": "1x1x1-b1-cfg"})["error"]
     assert "is no name" in maker({"prompt": "a", "output": "../x"})["error"]
     url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".frames")
     assert url(row)["videos"] == [f"memory://bucket/videos/{video.stem}.frames"] and not url(row)["made"]

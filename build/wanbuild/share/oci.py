@@ -6,6 +6,7 @@ an uncompressed tar archive: Kubernetes' image volumes unpack tar alone, and wei
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.progress import Progress
+from wanbuild.share.card import licence_of
 from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanbuild.share.tar import write_tar
@@ -51,7 +53,7 @@ class OciRequest:
         folder: the layout's folder; images of other names that are there stay.
         tag: the image's name in the layout.
         targets: the targets that it has; empty for all.
-        licence: of the weights, as an SPDX expression; None if it is not said.
+        licence: of the weights, as an SPDX expression; None for that of a known source.
     """
 
     artifact: Path
@@ -83,19 +85,27 @@ def write_layout(request: OciRequest, report: Report) -> str:
             found=request.tag,
         )
     manifest = with_targets(read_manifest(artifact), artifact, request.targets)
-    index = _index(folder)
+    _index(folder)
     check_intact(artifact, manifest, report)
     try:
         (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-        replace_file(folder / MARKER, canonical_json(VERSION))
+        if not (folder / MARKER).exists():
+            replace_file(folder / MARKER, canonical_json(VERSION))
         image = _write_image(request, manifest, report)
-        others = [one for one in index if one.get("annotations", {}).get(NAME) != request.tag]
-        listed = [*others, {**image, "annotations": {NAME: request.tag}}]
-        text = {"schemaVersion": 2, "mediaType": f"{TYPES}.index.v1+json", "manifests": listed}
-        replace_file(folder / "index.json", canonical_json(text))
+        _list(folder, request.tag, image)
     except OSError as error:
         raise unwritable(f"the layout {folder}", error, "choose another folder") from error
     return str(image["digest"])
+
+
+def _list(folder: Path, tag: str, image: Descriptor) -> None:
+    """Lists an image in the index, in the place of one of its name; another process waits meanwhile."""
+    with (folder / MARKER).open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        others = [one for one in _index(folder) if (one.get("annotations") or {}).get(NAME) != tag]
+        listed = [*others, {**image, "annotations": {NAME: tag}}]
+        text = {"schemaVersion": 2, "mediaType": f"{TYPES}.index.v1+json", "manifests": listed}
+        replace_file(folder / "index.json", canonical_json(text))
 
 
 def _index(folder: Path) -> list[Descriptor]:
@@ -162,7 +172,7 @@ def _annotations(manifest: Manifest, licence: str | None) -> dict[str, str]:
         "org.opencontainers.image.title": manifest.model.variant,
         "org.opencontainers.image.source": repository,
         "org.opencontainers.image.revision": revision,
-        "org.opencontainers.image.licenses": licence,
+        "org.opencontainers.image.licenses": licence or licence_of(manifest),
         "wan-artifact.content-digest": manifest.content_digest,
         "wan-artifact.manifest-digest": manifest.manifest_digest,
         "wan-artifact.targets": ",".join(sorted(manifest.targets)),

@@ -94,6 +94,16 @@ def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> 
     for more in ([], ["--tag", "one", "--target", TARGET]):
         result = CliRunner().invoke(wanbuild, [*command, *more])
         assert result.exit_code == 0, result.output
+    index = json.loads((layout / "index.json").read_bytes())
+    index["manifests"].append({**index["manifests"][0], "annotations": None})
+    (layout / "index.json").write_text(json.dumps(index))
+    meanwhile = OciRequest(artifact, layout, "meanwhile", [TARGET])
+    first = iter([lambda: write_layout(meanwhile, lambda line: None)])
+    write_layout(OciRequest(artifact, layout), lambda line: next(first, str)() and None)
+    index = json.loads((layout / "index.json").read_bytes())
+    assert None in [one["annotations"] for one in index["manifests"]] and len(index["manifests"]) == 4
+    index["manifests"] = [one for one in index["manifests"] if one["annotations"]]
+    (layout / "index.json").write_text(json.dumps(index))
     both, one = (images(layout)[name] for name in ("latest", "one"))
     digests = [{layer["digest"] for layer in image["layers"]} for image in (both, one)]
     assert len(digests[0] - digests[1]) == 2  # the other target, and the manifest's

@@ -22,7 +22,10 @@ def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) 
     manifest = read_manifest(artifact)
     manifest = manifest.changed(
         source={**manifest.source, "repository": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "revision": "abc"},
-        loras=({"file": "style.safetensors", "sha256": "0" * 64, "scale": 0.5, "component": "transformer"},),
+        loras=tuple(
+            {"file": "style.safetensors", "sha256": digit * 64, "scale": 0.5, "component": "transformer"}
+            for digit in "01"
+        ),
     )
     manifest.write(artifact)
     written = CliRunner().invoke(wanbuild, ["sbom", str(artifact), "-o", str(tmp_path / "bom.json")])
@@ -38,7 +41,8 @@ def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) 
     assert model["externalReferences"][0]["url"].endswith("/Wan2.1-T2V-1.3B-Diffusers/tree/abc")
     parts = {part["bom-ref"]: part for part in bom["components"]}
     assert {f"data:weights/{name}" for name in manifest.components} <= parts.keys()
-    assert parts["data:lora/style.safetensors"]["hashes"][0]["content"] == "0" * 64
+    for number in range(2):
+        assert parts[f"data:lora/{number}/style.safetensors"]["hashes"][0]["content"] == str(number) * 64
     versions = manifest.targets["cpu"].environment["packages"]
     assert parts[f"library:jaxlib@{versions['jaxlib']}"]["purl"] == f"pkg:pypi/jaxlib@{versions['jaxlib']}"
     (needs,) = [one for one in bom["dependencies"] if one["ref"] == model["bom-ref"]]
