@@ -161,8 +161,7 @@ def sorts(page: Page) -> None:
 def plays(page: Page) -> None:
     video = page.locator("video")
     video.evaluate("one => one.play()")
-    page.wait_for_timeout(300)
-    assert float(video.evaluate("one => one.currentTime")) > 0
+    page.wait_for_function("document.querySelector('video').currentTime > 0")
 
 
 def shoot(page: Page, file: Path) -> None:

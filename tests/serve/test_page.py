@@ -111,8 +111,7 @@ def test_a_video_is_made(page: Page) -> None:
     card(page, PROMPT).locator("button").click()
     video = page.locator("#viewer video")
     expect(video).to_be_visible()
-    page.wait_for_timeout(300)
-    assert float(video.evaluate("one => one.currentTime")) > 0
+    page.wait_for_function("document.querySelector('#viewer video').currentTime > 0")
     expect(page.locator("#facts")).to_contain_text("Steps")
     seed = int(re.search(r"Seed\s+(\d+)", page.locator("#facts").inner_text())[1])  # type: ignore[index]
     page.click("#viewer [data-action=settings]")
