@@ -45,7 +45,8 @@ def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
     assert f"{url}/dog.npy" in page.read_text()
 
     (store / "1.npy.json").unlink()  # a process that was killed between the video and its record
-    again = made(toy_artifact, *options)
+    again = made(toy_artifact, *options, "--report", str(page))
+    assert "not on this machine" in page.read_text() and "cannot be read" not in page.read_text()
     assert "1 made, 1 skipped" in again and f"{url}/dog.npy is there already" in again
     assert {path.name: path.read_bytes() for path in store.iterdir()} == before
 
