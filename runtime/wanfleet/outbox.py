@@ -17,6 +17,8 @@ from wanrun.errors import UsageError, unwritable
 
 SCHEMES: Final = ("gs", "s3", "memory")
 _URL: Final = re.compile(r"file:///+[^/]|(?!file:)\w+://[^/]")
+_FIRST: Final = "0001.png"
+"""Of a folder of pictures, which it is put into last: with it the folder is whole."""
 MAX_BYTES: Final = 2**22
 """Of the small files that are read again."""
 
@@ -91,14 +93,30 @@ class Outbox:
             raise unwritable(self.where(name), reason) from error
         return True
 
+    def has(self, video: str) -> bool:
+        """Returns whether a video, a file or a whole folder of pictures, is there.
+
+        Raises:
+            UsageError: if that cannot be told.
+        """
+        name = f"{video}/{_FIRST}" if video.lower().endswith(".frames") else video
+        try:
+            return (
+                self._here(name).exists()
+                if self._files is None
+                else bool(self._files.exists(self.where(name)))
+            )
+        except Exception as error:  # each object store's packages have their own
+            raise UsageError(f"{self.where(name)} cannot be read", found=str(error)[:200]) from error
+
     def put_video(self, video: Path, overwrite: bool = False) -> bool:
         """Copies a video, a file or a folder of pictures, there under its own name; see ``put``.
 
         Returns:
-            Whether all of it was copied.
+            Whether it was copied, or what made it whole.
         """
-        files = sorted(video.iterdir()) if video.is_dir() else [video]
-        return all(self.put(file, str(file.relative_to(video.parent)), overwrite) for file in files)
+        files = sorted(video.iterdir(), reverse=True) if video.is_dir() else [video]
+        return [self.put(file, str(file.relative_to(video.parent)), overwrite) for file in files][-1]
 
     def remove(self, name: str) -> None:
         """Removes a file or a folder, if it is there.
@@ -144,7 +162,8 @@ class VideoStore(Outbox):
     """The videos of a run of ``wanrun``, which are made in a folder here and then put into an object store.
 
     The folder is there while the store is entered; a video that could not be delivered stays in it.
-    Beside each video goes a record of how it was made, last: without one a video is not finished.
+    Beside each video lies a record of how it was made. It goes there before a new video, so that one without
+    a record is not of a run; and after one that replaces another, so that the old one never has its record.
 
     Attributes:
         pattern: the path here, with the fields of the URL's name.
@@ -186,7 +205,7 @@ class VideoStore(Outbox):
         return str(self._folder / name)
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """Returns how a finished video was made, empty if that is not told; None if there is none.
+        """Returns how a video was made, or was to be, empty if that is not told; None if there is no record.
 
         Raises:
             UsageError: if it cannot be read.
@@ -205,13 +224,20 @@ class VideoStore(Outbox):
         """
         record = video.with_name(f"{video.name}.json")
         try:
-            if overwrite or self.read(record.name) is None:
+            there, before = self.has(video.name), self.record(video.name)
+            if there and not overwrite:
+                if before is None:
+                    raise UsageError(f"{self.where(video.name)} appeared while the video was made")
+            else:
                 record.write_text(json.dumps(facts, sort_keys=True, default=str))
-                if video.is_dir():  # other pictures of the one that was there
-                    self.remove(record.name)
+                if video.is_dir() and (overwrite or before is not None):  # it may have other pictures
                     self.remove(video.name)
+                    there = False
+                if not there:
+                    self.put(record, record.name, overwrite=True)
                 self.put_video(video, overwrite=True)
-                self.put(record, record.name, overwrite=True)
+                if there:
+                    self.put(record, record.name, overwrite=True)
         except UsageError as error:
             kept = f"the video is {video}" + (f"; {error.remedy}" if error.remedy else "")
             raise type(error)(error.what, found=error.found, remedy=kept) from error

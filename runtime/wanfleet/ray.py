@@ -16,6 +16,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,9 +87,11 @@ class VideoMaker:
         name = str(row.get("output") or request[:16])
         if "/" in name or name.startswith("."):
             raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
-        there = self._outbox.read(f"{name}.json")
-        if there is not None:
-            return self._found(name, there, request)
+        begun = self._begun(name, request)
+        if begun is not None:
+            if self._is_whole(begun):
+                return self._told(begun)
+            asked["seed"] = begun["seed"]  # of a worker that was killed; it may have been drawn
         given = {name: asked.pop(name) for name in asked.keys() & _MEDIA}
         media = wanrun.Media(**given) if given else None
         try:
@@ -99,33 +102,51 @@ class VideoMaker:
             result = self._pipeline.run(generation)
             files = result.save(Path(folder) / f"{name}{self._suffix}")
             facts = {"request": request, "videos": [file.name for file in files], **result.options}
-            record = Path(folder) / "record"
-            record.write_text(json.dumps(facts, sort_keys=True, default=str))
-            for file in files:
-                if not self._outbox.put_video(file) and self._outbox.read(f"{name}.json") is None:
-                    self._outbox.put_video(file, overwrite=True)  # one without a record may be any video
-            if not self._outbox.put(record, f"{name}.json"):  # last: all of them are there
-                return self._found(name, self._outbox.read(f"{name}.json") or b"", request)
-            return self._told(record.read_text()) | {"made": True}
+            return self._delivered(name, files, facts)
 
-    def _found(self, name: str, record: bytes, request: str) -> Row:
-        """Returns what is added to a row whose record is there.
+    def _delivered(self, name: str, files: Sequence[Path], facts: Row) -> Row:
+        """Puts the videos of a row there, after their record: one without a record is another's."""
+        begun = self._begun(name, facts["request"])
+        if begun is not None and self._is_whole(begun):
+            return self._told(begun)
+        for file in files:
+            if begun is None and self._outbox.has(file.name):
+                raise UsageError(
+                    f"{self._outbox.where(file.name)} is there, and has no record",
+                    remedy="choose another output",
+                )
+        record = files[0].with_name("record")
+        record.write_text(json.dumps(facts, sort_keys=True, default=str))
+        self._outbox.put(record, f"{name}.json", overwrite=begun is not None)
+        made = [self._outbox.put_video(file) for file in files]
+        return self._told(facts) | {"made": any(made)}
+
+    def _begun(self, name: str, request: str) -> Row | None:
+        """Returns the record of a row; None if there is none.
 
         Raises:
             UsageError: if it is of another request.
         """
+        record = self._outbox.read(f"{name}.json")
+        if record is None:
+            return None
         try:
-            if json.loads(record)["request"] == request:
-                return self._told(record.decode())
+            facts = json.loads(record)
+            if facts["request"] == request:
+                return dict(facts)
         except (ValueError, LookupError, TypeError):
             pass
         raise UsageError(
             f"{self._outbox.where(name)} is there, and was made otherwise", remedy="choose another output"
         )
 
-    def _told(self, record: str) -> Row:
-        videos = [self._outbox.where(one) for one in json.loads(record)["videos"]]
-        return {"videos": videos, "metadata": record}
+    def _is_whole(self, facts: Row) -> bool:
+        return all(map(self._outbox.has, facts["videos"]))
+
+    def _told(self, facts: Row) -> Row:
+        """Returns what is added to a row."""
+        videos = [self._outbox.where(one) for one in facts["videos"]]
+        return {"videos": videos, "metadata": json.dumps(facts, sort_keys=True, default=str)}
 
 
 def _plain(value: Any) -> Any:

@@ -44,11 +44,18 @@ def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
     assert np.load(store / "1.npy").ndim == 4 and json.loads(before["1.npy.json"])["prompt"] == "cat"
     assert f"{url}/dog.npy" in page.read_text()
 
-    (store / "1.npy.json").unlink()  # a process that was killed between the video and its record
+    (store / "1.npy").unlink()  # a process that was killed between the record and its video
     again = made(toy_artifact, *options, "--report", str(page))
     assert "not on this machine" in page.read_text() and "cannot be read" not in page.read_text()
     assert "1 made, 1 skipped" in again and f"{url}/dog.npy is there already" in again
     assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+
+    mine = store / "mine.npy"
+    mine.write_text("not of a run")
+    refused = CliRunner().invoke(wanrun, [str(toy_artifact), "--prompt", "a", "-o", f"{url}/mine.npy"])
+    assert "mine.npy exists, and has no record" in str(refused.exception)
+    assert mine.read_text() == "not of a run" and not mine.with_name("mine.npy.json").exists()
+    mine.unlink()
 
     other = made(toy_artifact, *options, "--seed", "7")
     assert "1 failed" in other and "1.npy exists, and was made otherwise; expected seed 7" in other
@@ -88,10 +95,34 @@ def test_a_video_that_another_process_has_finished_is_discarded(
             other.deliver(Path(other.pattern), {}, overwrite=True)
     assert other.read("o.frames/2") == b"2" and other.read("o.frames/1") is None
     assert store.record("a.frames") == {"made": "first"} and store.record("b.frames") is None
+    with VideoStore(f"{place.format(folder=tmp_path)}/m.frames") as begun:
+        Path(begun.pattern).mkdir()
+        (Path(begun.pattern) / "0001.png").write_text("one")
+        assert begun.put(Path(begun.pattern) / "0001.png", "m.frames/0002.png") and not begun.has("m.frames")
+        begun.deliver(Path(begun.pattern), {}, overwrite=False)  # no record: it may be a folder of the user's
+        assert begun.has("m.frames") and begun.read("m.frames/0002.png") == b"one"
+        begun.remove("m.frames/0001.png")  # of a process that was killed: what it had put is removed
+        Path(begun.pattern).mkdir()
+        (Path(begun.pattern) / "0001.png").write_text("two")
+        begun.deliver(Path(begun.pattern), {}, overwrite=False)
+    assert begun.read("m.frames/0001.png") == b"two" and begun.read("m.frames/0002.png") is None
     broken = tmp_path / "broken"
     broken.write_text("[")
     assert not store.put(broken, "a.frames.json") and store.put(broken, "a.frames.json", overwrite=True)
     assert store.record("a.frames") == {}
+
+
+def test_a_video_that_appeared_meanwhile_is_kept(tmp_path: Path, here: Path) -> None:
+    """One without a record is another's; the new one stays here."""
+    with (
+        pytest.raises(UsageError, match=r"b.npy appeared .*; the video is"),
+        VideoStore(f"{tmp_path.as_uri()}/b.npy") as store,
+    ):
+        Path(store.pattern).write_text("new")
+        (tmp_path / "b.npy").write_text("old")
+        store.deliver(Path(store.pattern), {}, overwrite=False)
+    assert (tmp_path / "b.npy").read_text() == "old" and Path(store.pattern).read_text() == "new"
+    assert store.record("b.npy") is None
 
 
 @pytest.mark.parametrize(

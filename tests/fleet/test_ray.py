@@ -35,9 +35,16 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     assert not again["made"] and again["videos"] == first["videos"] and video.stat().st_mtime_ns == made
     assert again["metadata"] == first["metadata"]
     mine = tmp_path / "videos" / "mine.npy"
-    mine.write_bytes(b"of a worker that was killed before it wrote the record")
-    named = maker({"prompt": "a cat", "seed": 3, "num_steps": 1, "output": "mine"})
-    assert named["videos"] == [str(mine)] and (np.load(mine) == expected.frames[0]).all()
+    mine.write_bytes(b"of another")
+    asked = {"prompt": "a cat", "seed": "random", "num_steps": 1, "output": "mine"}
+    assert "mine.npy is there, and has no record" in maker(asked)["error"]
+    assert mine.read_bytes() == b"of another" and not mine.with_name("mine.json").exists()
+    mine.unlink()
+    named = maker(asked)
+    assert named["videos"] == [str(mine)] and named["made"]
+    drawn = np.load(mine)
+    mine.unlink()  # as if the worker was killed after it wrote the record
+    assert maker(asked)["metadata"] == named["metadata"] and (np.load(mine) == drawn).all()
     other = maker({"prompt": "a dog", "num_steps": 1, "output": "mine"})
     assert "is there, and was made otherwise" in other["error"] and other["videos"] == []
     assert "num_steps" in maker({"prompt": "a", "num_steps": 0})["error"]

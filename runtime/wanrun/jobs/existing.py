@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def made_before(video: Path, store: VideoStore | None) -> dict[str, Any] | None:
     """Returns the metadata of an existing video, empty if it has none; None if there is no such video.
 
+    In an object store it is that of the record, which is there before the video.
+
     Raises:
         UsageError: if it cannot be read.
     """
@@ -50,8 +52,11 @@ def missing_videos(
             raise UsageError(f"the output {shown} exists; {error}", remedy=_REMEDY) from None
         if there is not None:
             _check_same(shown, there, expected)
+        if there is not None and (store is None or store.has(video.name)):
             continue
         missing.append(index)
+        if store is not None and there is None and store.has(video.name):
+            raise UsageError(f"the output {shown} exists, and has no record", remedy=_REMEDY)
         # A run that was killed just before it named the video leaves the sidecar.
         if store is None and not _is_leftover(metadata_sidecar(video), expected):
             check_free([video], overwrite=False)
