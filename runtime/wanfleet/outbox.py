@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,6 +19,7 @@ SCHEMES: Final = ("gs", "s3", "memory")
 _URL: Final = re.compile(r"file:///+[^/]|(?!file:)\w+://[^/]")
 _FIRST: Final = "0001.png"
 """Of a folder of pictures, which it is put into last: with it the folder is whole."""
+Check = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 MAX_BYTES: Final = 2**22
 """Of the small files that are read again."""
 
@@ -93,19 +94,22 @@ class Outbox:
             raise unwritable(self.where(name), reason) from error
         return True
 
-    def has(self, video: str) -> bool:
-        """Returns whether a video, a file or a whole folder of pictures, is there.
+    def has(self, name: str, whole: bool = True) -> bool:
+        """Returns whether a video, a file or a folder of pictures, is there.
+
+        Args:
+            name: the video's.
+            whole: whether a folder counts only with the picture that is put into it last.
 
         Raises:
             UsageError: if that cannot be told.
         """
-        name = f"{video}/{_FIRST}" if video.lower().endswith(".frames") else video
+        if whole and name.lower().endswith(".frames"):
+            name = f"{name}/{_FIRST}"
         try:
-            return (
-                self._here(name).exists()
-                if self._files is None
-                else bool(self._files.exists(self.where(name)))
-            )
+            if self._files is None:
+                return os.path.lexists(self._here(name))
+            return bool(self._files.exists(self.where(name)))
         except Exception as error:  # each object store's packages have their own
             raise UsageError(f"{self.where(name)} cannot be read", found=str(error)[:200]) from error
 
@@ -126,7 +130,8 @@ class Outbox:
         """
         try:
             if self._files is not None:
-                self._files.rm(self.where(name), recursive=True)
+                for file in self._files.find(self.where(name)):  # its rm takes a name for a pattern
+                    self._files.rm_file(file)
             elif self._here(name).is_dir():
                 shutil.rmtree(self._here(name))
             else:
@@ -162,8 +167,8 @@ class VideoStore(Outbox):
     """The videos of a run of ``wanrun``, which are made in a folder here and then put into an object store.
 
     The folder is there while the store is entered; a video that could not be delivered stays in it.
-    Beside each video lies a record of how it was made. It goes there before a new video, so that one without
-    a record is not of a run; and after one that replaces another, so that the old one never has its record.
+    Beside each video lies a record of how it was made, which goes there first: a video without one is not of
+    a run. A record is never changed; to replace a video, its record is removed before, and put after it.
 
     Attributes:
         pattern: the path here, with the fields of the URL's name.
@@ -216,34 +221,47 @@ class VideoStore(Outbox):
         except (ValueError, TypeError, RecursionError):
             return {}
 
-    def deliver(self, video: Path, facts: Mapping[str, Any], overwrite: bool) -> None:
-        """Puts a video there, unless another process has finished it meanwhile; removes it here.
+    def deliver(self, video: Path, facts: Mapping[str, Any], overwrite: bool, check: Check) -> None:
+        """Puts a video there, unless another process has made the same one meanwhile; removes it here.
+
+        Args:
+            video: the file, or the folder of pictures.
+            facts: how it was made.
+            overwrite: whether one that is there is replaced.
+            check: compares the facts of one that is there with these, and raises UsageError if they differ.
 
         Raises:
-            UsageError: if it cannot be written; then it stays here.
+            UsageError: if it cannot be written, or another video is there; then it stays here.
         """
         record = video.with_name(f"{video.name}.json")
         try:
-            there, before = self.has(video.name), self.record(video.name)
-            if there and not overwrite:
-                if before is None:
-                    raise UsageError(f"{self.where(video.name)} appeared while the video was made")
-            else:
-                record.write_text(json.dumps(facts, sort_keys=True, default=str))
-                if video.is_dir() and (overwrite or before is not None):  # it may have other pictures
+            record.write_text(json.dumps(facts, sort_keys=True, default=str))
+            if overwrite:
+                self.remove(record.name)
+                if video.is_dir():  # it may have other pictures
                     self.remove(video.name)
-                    there = False
-                if not there:
-                    self.put(record, record.name, overwrite=True)
                 self.put_video(video, overwrite=True)
-                if there:
-                    self.put(record, record.name, overwrite=True)
-        except UsageError as error:
+                self.put(record, record.name, overwrite=True)
+            elif self._begin(video.name, record, facts, check):
+                self.put_video(video)
+        except (UsageError, OSError) as raised:
+            error = raised if isinstance(raised, UsageError) else unwritable(str(record), raised)
             kept = f"the video is {video}" + (f"; {error.remedy}" if error.remedy else "")
-            raise type(error)(error.what, found=error.found, remedy=kept) from error
+            raise type(error)(error.what, expected=error.expected, found=error.found, remedy=kept) from raised
         self._delivered += [video, record]
         if not self._kept:
             self._remove()
+
+    def _begin(self, name: str, record: Path, facts: Mapping[str, Any], check: Check) -> bool:
+        """Puts a record there, unless there is one; returns whether its video is to be put there."""
+        there = self.record(name)
+        if there is None and self.has(name, whole=False):
+            raise UsageError(f"{self.where(name)} appeared while the video was made")
+        if there is None and not self.put(record, record.name):
+            there = self.record(name)
+        if there is not None:
+            check(there, facts)
+        return not self.has(name)
 
     def _remove(self) -> None:
         """Removes what was delivered."""
@@ -262,7 +280,7 @@ def _file_system(scheme: str, place: str) -> Any:
     try:
         import fsspec
 
-        return fsspec.filesystem(scheme)
+        return fsspec.filesystem(scheme, use_listings_cache=False)  # others write there too
     except ImportError as error:
         packages = {"s3": "s3fs", "gs": "gcsfs"}
         remedy = f"pip install {packages[scheme]}" if scheme in packages else "pip install '.[hub]'"

@@ -53,15 +53,16 @@ class VideoMaker:
         _check_suffix(suffix)
         self._outbox, self._suffix = Outbox(output), suffix
         self._pipeline = wanrun.load(artifact, **loading)
-        self._content = wanrun.read_manifest(wanrun.artifact_folder(artifact)).content_digest
-        self._known = {name for row in wanrun.options() for name in (row.name, *row.also)}
+        names = {row.name: {row.name, *row.also} for row in wanrun.options()}
+        self._known, self._seeds = set[str]().union(*names.values()), names["seed"]
 
     def __call__(self, row: Row) -> Row:
         """Makes the videos of a row.
 
         Args:
-            row: ``prompt`` and other options of a generation by name, images and videos as paths; ``output``,
-                a name for the video without a suffix; other columns stay as they are.
+            row: ``prompt`` and other options of a generation by name, images and videos as ``wanrun.Media``
+                takes them; ``output``, a name for the video without a suffix; other columns stay. A seed
+                that is to be drawn is the same whenever the row is made.
 
         Returns:
             The row with ``videos``, their paths or URLs; ``metadata``, JSON; ``made``, whether they were made
@@ -83,41 +84,48 @@ class VideoMaker:
     def _made(self, row: Row) -> Row:
         """Returns what is added to a row; makes its videos unless they are there."""
         asked = {name: row[name] for name in row.keys() & self._known if row[name] is not None}
-        request = hashlib.sha256(json.dumps([self._content, asked], sort_keys=True).encode()).hexdigest()
+        drawn = [name for name in self._seeds & asked.keys() if str(asked[name]) in ("random", "-1")]
+        try:
+            generation = self._resolved(asked | dict.fromkeys(drawn, 0))
+        except ArtifactError as error:  # it has not what this row asks for
+            return {"error": str(error)}
+        inputs = generation.read_media()
+        request = _digest(generation.metadata(inputs, {"wanrun": "", "drawn": bool(drawn)}))
         name = str(row.get("output") or request[:16])
         if "/" in name or name.startswith("."):
             raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
         begun = self._begun(name, request)
-        if begun is not None:
-            if self._is_whole(begun):
-                return self._told(begun)
-            asked["seed"] = begun["seed"]  # of a worker that was killed; it may have been drawn
-        given = {name: asked.pop(name) for name in asked.keys() & _MEDIA}
-        media = wanrun.Media(**given) if given else None
-        try:
-            generation = self._pipeline.resolve(asked.pop("prompt", ""), media=media, **asked)
-        except ArtifactError as error:  # it has not what this row asks for
-            return {"error": str(error)}
+        if begun is not None and self._is_whole(begun):
+            return self._told(begun)
+        if drawn:  # the same for each worker that gets the row
+            generation = self._resolved(asked | dict.fromkeys(drawn, int(_digest([request, name])[:8], 16)))
         with tempfile.TemporaryDirectory(prefix="wan-video-") as folder:
-            result = self._pipeline.run(generation)
+            result = self._pipeline.run(generation, inputs=inputs)
             files = result.save(Path(folder) / f"{name}{self._suffix}")
             facts = {"request": request, "videos": [file.name for file in files], **result.options}
             return self._delivered(name, files, facts)
 
+    def _resolved(self, asked: Row) -> wanrun.Generation:
+        """Returns the generation of options by name."""
+        given = {name: asked[name] for name in asked.keys() & _MEDIA}
+        others = {name: value for name, value in asked.items() if name not in {*given, "prompt"}}
+        media = wanrun.Media(**given) if given else None
+        return self._pipeline.resolve(asked.get("prompt", ""), media=media, **others)
+
     def _delivered(self, name: str, files: Sequence[Path], facts: Row) -> Row:
-        """Puts the videos of a row there, after their record: one without a record is another's."""
+        """Puts the videos of a row there, after their record: one without a record is not of a row."""
         begun = self._begun(name, facts["request"])
-        if begun is not None and self._is_whole(begun):
-            return self._told(begun)
-        for file in files:
-            if begun is None and self._outbox.has(file.name):
-                raise UsageError(
-                    f"{self._outbox.where(file.name)} is there, and has no record",
-                    remedy="choose another output",
-                )
-        record = files[0].with_name("record")
-        record.write_text(json.dumps(facts, sort_keys=True, default=str))
-        self._outbox.put(record, f"{name}.json", overwrite=begun is not None)
+        if begun is None:
+            for file in files:
+                if self._outbox.has(file.name, whole=False):
+                    raise UsageError(
+                        f"{self._outbox.where(file.name)} is there, and has no record",
+                        remedy="choose another output",
+                    )
+            record = files[0].with_name("record")
+            record.write_text(json.dumps(facts, sort_keys=True, default=str))
+            if not self._outbox.put(record, f"{name}.json"):
+                self._begun(name, facts["request"])
         made = [self._outbox.put_video(file) for file in files]
         return self._told(facts) | {"made": any(made)}
 
@@ -149,9 +157,15 @@ class VideoMaker:
         return {"videos": videos, "metadata": json.dumps(facts, sort_keys=True, default=str)}
 
 
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def _plain(value: Any) -> Any:
-    """Returns a Python value for one of NumPy's."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    """Returns a Python value for one of NumPy's, and a list for an array of texts."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value.tolist() if str(getattr(value, "dtype", "")) == "object" else value
 
 
 def _check_suffix(suffix: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from click.testing import CliRunner
 from wanfleet.outbox import Outbox, VideoStore
 from wanrun.cli import wanrun
 from wanrun.errors import UsageError
+from wanrun.jobs.existing import check_same
 
 
 @pytest.fixture
@@ -71,58 +75,94 @@ def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:
     video = Path(store.file("1.npy"))
     with pytest.raises(UsageError, match=rf"the video is {video}"), store:
         video.write_bytes(b"frames")
-        store.deliver(video, {}, overwrite=True)
+        store.deliver(video, {}, True, partial(check_same, "it"))
     assert video.read_bytes() == b"frames"
 
 
-@pytest.mark.parametrize("place", ["file://{folder}/store", "memory://store"])
-def test_a_video_that_another_process_has_finished_is_discarded(
-    place: str, tmp_path: Path, here: Path
-) -> None:
-    """And a folder of pictures travels whole."""
+def raises(error: Exception) -> Callable[..., None]:
+    """A function that raises an error."""
+
+    def function(*_: object, **__: object) -> None:
+        raise error
+
+    return function
+
+
+PLACES = pytest.mark.parametrize("place", ["file://{folder}/store", "memory:/{folder}/store"])
+
+
+def delivered(store: VideoStore, pictures: dict[str, str], facts: dict[str, Any], overwrite: bool) -> None:
+    """Delivers a folder of pictures, or a file if there is one without a name."""
+    video = Path(store.pattern)
+    if "" in pictures:
+        video.write_text(pictures[""])
+    else:
+        video.mkdir(exist_ok=True)
+        for name, text in pictures.items():
+            (video / name).write_text(text)
+    store.deliver(video, facts, overwrite, partial(check_same, store.where(video.name)))
+
+
+@PLACES
+def test_the_same_video_of_another_process_is_kept(place: str, tmp_path: Path, here: Path) -> None:
+    """And this one is discarded; another one stays here."""
     with VideoStore(f"{place.format(folder=tmp_path)}/a.frames", kept=True) as store:
         for text in ("first", "second"):
-            Path(store.pattern).mkdir(exist_ok=True)
-            (Path(store.pattern) / "0001.png").write_text(text)
-            store.deliver(Path(store.pattern), {"made": text}, overwrite=False)
-    assert not list(here.iterdir())
-    assert store.read("a.frames/0001.png") == b"first"
-    with VideoStore(f"{place.format(folder=tmp_path)}/o.frames") as other:
-        for names in (("1", "2"), ("2",)):  # one that is replaced leaves no picture
-            Path(other.pattern).mkdir()
-            for name in names:
-                (Path(other.pattern) / name).write_text(name)
-            other.deliver(Path(other.pattern), {}, overwrite=True)
-    assert other.read("o.frames/2") == b"2" and other.read("o.frames/1") is None
-    assert store.record("a.frames") == {"made": "first"} and store.record("b.frames") is None
-    with VideoStore(f"{place.format(folder=tmp_path)}/m.frames") as begun:
-        Path(begun.pattern).mkdir()
-        (Path(begun.pattern) / "0001.png").write_text("one")
-        assert begun.put(Path(begun.pattern) / "0001.png", "m.frames/0002.png") and not begun.has("m.frames")
-        begun.deliver(Path(begun.pattern), {}, overwrite=False)  # no record: it may be a folder of the user's
-        assert begun.has("m.frames") and begun.read("m.frames/0002.png") == b"one"
-        begun.remove("m.frames/0001.png")  # of a process that was killed: what it had put is removed
-        Path(begun.pattern).mkdir()
-        (Path(begun.pattern) / "0001.png").write_text("two")
-        begun.deliver(Path(begun.pattern), {}, overwrite=False)
-    assert begun.read("m.frames/0001.png") == b"two" and begun.read("m.frames/0002.png") is None
-    broken = tmp_path / "broken"
-    broken.write_text("[")
-    assert not store.put(broken, "a.frames.json") and store.put(broken, "a.frames.json", overwrite=True)
-    assert store.record("a.frames") == {}
+            delivered(store, {"0001.png": text}, {"seed": 1, "wanrun": text}, overwrite=False)
+        assert store.read("a.frames/0001.png") == b"first"
+        with pytest.raises(UsageError, match=r"made otherwise; expected seed 2; found 1; the video is /"):
+            delivered(store, {"0001.png": "third"}, {"seed": 2}, overwrite=False)
+        assert (Path(store.pattern) / "0001.png").read_text() == "third"
+        assert store.record("a.frames") == {"seed": 1, "wanrun": "first"} and store.record("b") is None
+        broken = tmp_path / "broken"
+        broken.write_text("[")
+        assert not store.put(broken, "a.frames.json") and store.put(broken, "a.frames.json", overwrite=True)
+        assert store.record("a.frames") == {}
 
 
-def test_a_video_that_appeared_meanwhile_is_kept(tmp_path: Path, here: Path) -> None:
-    """One without a record is another's; the new one stays here."""
-    with (
-        pytest.raises(UsageError, match=r"b.npy appeared .*; the video is"),
-        VideoStore(f"{tmp_path.as_uri()}/b.npy") as store,
-    ):
-        Path(store.pattern).write_text("new")
-        (tmp_path / "b.npy").write_text("old")
-        store.deliver(Path(store.pattern), {}, overwrite=False)
-    assert (tmp_path / "b.npy").read_text() == "old" and Path(store.pattern).read_text() == "new"
-    assert store.record("b.npy") is None
+@PLACES
+def test_a_video_without_a_record_is_kept(place: str, tmp_path: Path, here: Path) -> None:
+    """It is not of a run, a file or any folder; the new one stays here."""
+    with VideoStore(f"{place.format(folder=tmp_path)}/b.npy") as store:
+        mine = tmp_path / "mine"
+        mine.write_text("mine")
+        for name, pictures in (("b.npy", {"": "new"}), ("b.frames", {"0001.png": "new"})):
+            store.pattern = store.file(name)
+            store.put(mine, name if "" in pictures else f"{name}/0002.png")
+            with pytest.raises(UsageError, match=rf"{name} appeared .*; the video is /"):
+                delivered(store, pictures, {}, overwrite=False)
+            assert store.record(name) is None and Path(store.pattern).exists()
+        assert store.read("b.npy") == store.read("b.frames/0002.png") == b"mine"
+
+
+@PLACES
+def test_a_video_is_replaced_whole(place: str, tmp_path: Path, here: Path) -> None:
+    """By one of fewer pictures, also by name of signs; if it ends early, there is no record of another."""
+    with VideoStore(f"{place.format(folder=tmp_path)}/o[1].frames") as store:
+        mine = tmp_path / "mine"
+        mine.write_text("mine")
+        store.put(mine, "o1.frames/0001.png")
+        for names in (("0001.png", "0002.png"), ("0001.png",)):
+            delivered(store, dict.fromkeys(names, "new"), {"seed": len(names)}, overwrite=True)
+        assert store.read("o[1].frames/0001.png") == b"new" and store.read("o[1].frames/0002.png") is None
+        assert store.record("o[1].frames") == {"seed": 1} and store.read("o1.frames/0001.png") == b"mine"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "put", raises(UsageError("ended")))
+            with pytest.raises(UsageError, match="ended; the video is /"):
+                delivered(store, {"0001.png": "other"}, {"seed": 2}, overwrite=True)
+        assert store.record("o[1].frames") is None
+
+
+@PLACES
+def test_what_a_killed_process_began_is_finished(place: str, tmp_path: Path, here: Path) -> None:
+    """Its record is there, and some pictures; the first one comes last."""
+    with VideoStore(f"{place.format(folder=tmp_path)}/m.frames") as store:
+        for name, text in (("m.frames.json", '{"seed": 1}'), ("m.frames/0002.png", "two")):
+            (tmp_path / "file").write_text(text)
+            store.put(tmp_path / "file", name)
+        assert not store.has("m.frames")
+        delivered(store, {"0001.png": "one", "0002.png": "two"}, {"seed": 1}, overwrite=False)
+        assert store.has("m.frames") and store.read("m.frames/0002.png") == b"two"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import wanrun
+from wanfleet.outbox import Outbox
 from wanfleet.ray import VideoMaker
 from wanrun.errors import UsageError
 
@@ -48,6 +50,21 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     other = maker({"prompt": "a dog", "num_steps": 1, "output": "mine"})
     assert "is there, and was made otherwise" in other["error"] and other["videos"] == []
     assert "num_steps" in maker({"prompt": "a", "num_steps": 0})["error"]
+    twin = {**asked, "output": "twin"}  # two workers begin, and the other one's record comes first
+    record = tmp_path / "videos" / "twin.json"
+    with pytest.MonkeyPatch.context() as patch:
+        ours = VideoMaker.__dict__["_delivered"]
+
+        def late(self: VideoMaker, name: str, files: list[Path], facts: dict[str, Any]) -> dict[str, Any]:
+            patch.undo()
+            patch.setattr(Outbox, "read", lambda *_: patch.undo())
+            record.write_text(json.dumps({**facts, "request": "another"}))
+            return ours(self, name, files, facts)  # type: ignore[no-any-return]
+
+        patch.setattr(VideoMaker, "_delivered", late)
+        assert "twin is there, and was made otherwise" in maker(twin)["error"]
+    assert json.loads(record.read_text())["request"] == "another"
+    assert not record.with_suffix(".npy").exists()
     assert "no profile is named" in maker({"prompt": "a", "profile": "1x1x1-b1-cfg"})["error"]
     assert "is no name" in maker({"prompt": "a", "output": "../x"})["error"]
     url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".frames")

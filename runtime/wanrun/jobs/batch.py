@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from wanrun.errors import ArtifactError, WanError, unwritable
 from wanrun.files import replace_file
+from wanrun.jobs.existing import check_same
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.requests import key_of
@@ -151,7 +153,8 @@ class Batch:
                     write_video(result.frames[index], video, job.generation.fps, facts, self._overwrite)
                 sizes[index] = sum(file.stat().st_size for file in files_of(video))
                 if work.store is not None:
-                    work.store.deliver(video, facts, self._overwrite)
+                    check = partial(check_same, work.shown(video))
+                    work.store.deliver(video, facts, self._overwrite, check)
         if job.latents is not None:
             _write_latents(job.latents, result.latents)
         seconds, start = time.monotonic() - started, f"seed {job.generation.options['seed']}"

@@ -51,11 +51,11 @@ def missing_videos(
                 raise
             raise UsageError(f"the output {shown} exists; {error}", remedy=_REMEDY) from None
         if there is not None:
-            _check_same(shown, there, expected)
+            check_same(shown, there, expected)
         if there is not None and (store is None or store.has(video.name)):
             continue
         missing.append(index)
-        if store is not None and there is None and store.has(video.name):
+        if store is not None and there is None and store.has(video.name, whole=False):
             raise UsageError(f"the output {shown} exists, and has no record", remedy=_REMEDY)
         # A run that was killed just before it named the video leaves the sidecar.
         if store is None and not _is_leftover(metadata_sidecar(video), expected):
@@ -74,8 +74,8 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(plain)
 
 
-def _check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises UsageError unless an existing video has the expected metadata."""
+def check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises UsageError unless an existing video has the expected metadata, wherever it was made."""
     there, wanted = _plain(found), _plain(expected)
     if there == wanted:
         return
