@@ -24,6 +24,12 @@ MAX_BYTES: Final = 2**22
 """Of the small files that are read again."""
 
 
+class StoreError(UsageError):
+    """An object store does not answer, or refuses; it may do so no more later (exit 1)."""
+
+    exit_code = 1
+
+
 class Outbox:
     """A place for results.
 
@@ -72,7 +78,7 @@ class Outbox:
         except FileNotFoundError:
             return None
         except Exception as error:  # each object store's packages have their own
-            raise UsageError(f"{where} cannot be read", found=str(error)[:200]) from error
+            raise self._failed(where, "read", error) from error
 
     def put(self, path: Path, name: str, overwrite: bool = False) -> bool:
         """Copies a file there, with ``overwrite`` over one of this name.
@@ -90,8 +96,7 @@ class Outbox:
                 return False
             self._files.put_file(str(path), self.where(name))
         except Exception as error:  # each object store's packages have their own
-            reason = error if isinstance(error, OSError) else OSError(str(error)[:200])
-            raise unwritable(self.where(name), reason) from error
+            raise self._failed(self.where(name), "written", error) from error
         return True
 
     def has(self, name: str, whole: bool = True) -> bool:
@@ -111,7 +116,7 @@ class Outbox:
                 return os.path.lexists(self._here(name))
             return bool(self._files.exists(self.where(name)))
         except Exception as error:  # each object store's packages have their own
-            raise UsageError(f"{self.where(name)} cannot be read", found=str(error)[:200]) from error
+            raise self._failed(self.where(name), "read", error) from error
 
     def put_video(self, video: Path, overwrite: bool = False) -> bool:
         """Copies a video, a file or a folder of pictures, there under its own name; see ``put``.
@@ -139,7 +144,14 @@ class Outbox:
         except FileNotFoundError:
             pass
         except Exception as error:  # each object store's packages have their own
-            raise UsageError(f"{self.where(name)} cannot be removed", found=str(error)[:200]) from error
+            raise self._failed(self.where(name), "removed", error) from error
+
+    def _failed(self, where: str, done: str, error: Exception) -> UsageError:
+        """Returns the error of what a folder or a store did not do."""
+        if self._files is None and isinstance(error, OSError) and done == "written":
+            return unwritable(where, error)
+        lasts = self._files is None or isinstance(error, FileNotFoundError | PermissionError)
+        return (UsageError if lasts else StoreError)(f"{where} cannot be {done}", found=str(error)[:200])
 
     @staticmethod
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:

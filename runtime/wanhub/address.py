@@ -91,6 +91,12 @@ def resolved(address: Address) -> Address:
     return address.at(commit)
 
 
+class UnreachableError(ArtifactError):
+    """An address does not answer; it may do so later (exit 1)."""
+
+    exit_code = 1
+
+
 def unreachable(text: str, error: Exception) -> ArtifactError:
     """Returns the error of an artifact that cannot be asked for."""
     answer = getattr(error, "response", None)
@@ -101,7 +107,7 @@ def unreachable(text: str, error: Exception) -> ArtifactError:
             remedy="check the name and the revision; if it is private or gated, log in (hf auth login) or set"
             " HF_TOKEN",
         )
-    return ArtifactError(
+    return UnreachableError(
         f"{text} does not answer",
         found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300],
         remedy="check the network and HF_ENDPOINT, and try again; what was fetched before runs offline",

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import wanrun
 from wanhub.address import Address, parse_address, resolved
@@ -24,7 +24,20 @@ MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES = 2**26, 2**20
 Report = Callable[[str], None]
 
 
-def open_copy(text: str, cache: Path, report: Report, newest: bool = False) -> Path:
+class Opened(NamedTuple):
+    """A partial copy of what an address has now.
+
+    Attributes:
+        folder: the copy.
+        pin: pins its revision. It gets what to tell the user by, which gets a line for a revision that was
+            not pinned before, and raises UsageError if the lock file cannot be written.
+    """
+
+    folder: Path
+    pin: Callable[[Report], None]
+
+
+def open_copy(text: str, cache: Path, report: Report) -> Path:
     """Returns the folder of a partial copy of the artifact at an address, at the revision that is pinned.
 
     An address without a pin gets one: the revision that it has now. With a pin and a copy nothing is asked
@@ -34,14 +47,13 @@ def open_copy(text: str, cache: Path, report: Report, newest: bool = False) -> P
         text: the address.
         cache: the folder of copies, and of the lock file that ``WANRUN_LOCK`` does not name.
         report: gets a line for a revision that was not pinned before.
-        newest: whether the pin is moved to the revision that the address has now.
 
     Raises:
         ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
         UsageError: for what is no address, a missing package, or a folder that cannot be written.
     """
-    asked, lock = parse_address(text), lock_file(cache)
-    pinned, at = None if newest else read_pins(lock).get(asked.text), asked
+    asked = parse_address(text)
+    pinned, at = read_pins(lock_file(cache)).get(asked.text), asked
     if pinned is not None:
         folder = copy_folder(cache, pinned.manifest_digest)
         at = asked.at(pinned.revision) if pinned.revision else asked
@@ -49,13 +61,29 @@ def open_copy(text: str, cache: Path, report: Report, newest: bool = False) -> P
             with suppress(OSError):  # one that cannot be written comes from where it came from
                 mark(folder, Origin(at.text, at.url))
             return folder
+    opened = _opened(asked, at, cache, pinned)
+    opened.pin(report)
+    return opened.folder
+
+
+def open_newest(text: str, cache: Path) -> Opened:
+    """Makes a partial copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
+    asked = parse_address(text)
+    return _opened(asked, asked, cache, None)
+
+
+def _opened(asked: Address, at: Address, cache: Path, pinned: Pin | None) -> Opened:
     place = resolved(at)
     folder, manifest = _copied(place, at, cache, pinned)
     value = Pin(place.revision, manifest.manifest_digest)
-    if value != pinned:
-        pin(lock, asked.text, value)
-        report(f"{place.text}, manifest {manifest.manifest_digest[:19]}, pinned in {lock}")
-    return folder
+
+    def settle(report: Report) -> None:
+        if value != pinned:
+            lock = lock_file(cache)
+            pin(lock, asked.text, value)
+            report(f"{place.text}, manifest {manifest.manifest_digest[:19]}, pinned in {lock}")
+
+    return Opened(folder, settle)
 
 
 def copy_folder(cache: Path, manifest_digest: str) -> Path:

@@ -80,6 +80,8 @@ class Store:
 
     def _failed(self, name: str, error: Exception) -> ArtifactError:
         status = getattr(error, "status", None)
+        if status in _PASSING:  # the error's own text has the URL, whose query may be a key
+            return unreachable(f"{self._address.text} ({name})", OSError(f"HTTP {status}"))
         if status is None and not _refused(error):
             return unreachable(f"{self._address.text} ({name})", error)
         return ArtifactError(

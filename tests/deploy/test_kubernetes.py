@@ -17,6 +17,8 @@ import yaml
 from starlette.routing import Match
 
 from helpers.deploy import DEPLOY, dockerfile, unknown
+from wanfleet.outbox import StoreError
+from wanhub.address import UnreachableError
 from wanrun.errors import ArtifactError, ClusterError, NoSpaceError, UsageError, WanError
 from wanserve.cli import KEYS
 from wanserve.guard import OPEN
@@ -255,7 +257,8 @@ def test_exit_codes_that_trying_again_does_not_help(built: dict[str, list[Docume
         "FailJob": {NoSpaceError.exit_code},
         "FailIndex": {UsageError.exit_code, ArtifactError.exit_code},
     }
-    again = {WanError.exit_code, ClusterError.exit_code, 137, 143}
+    again = {WanError.exit_code, ClusterError.exit_code, UnreachableError.exit_code, StoreError.exit_code}
+    again |= {137, 143}
     assert not again & set().union(*values.values())
     assert rules[0]["action"] == "Ignore" and rules[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from wanfleet.outbox import Outbox, VideoStore
+from wanfleet.outbox import Outbox, StoreError, VideoStore
 from wanrun.cli import wanrun
 from wanrun.errors import UsageError
 from wanrun.jobs.existing import check_same
@@ -189,3 +189,9 @@ def test_a_store_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
     with pytest.raises(UsageError, match=r"a\.json cannot be read"):
         Outbox(tmp_path.as_uri()).read("a.json")
+    away, outbox = OSError("503 Slow Down"), Outbox(f"memory:/{tmp_path}")
+    for method, asked in (("cat_file", outbox.read), ("exists", outbox.has), ("find", outbox.remove)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outbox._files, method, raises(away))
+            with pytest.raises(StoreError, match="found 503 Slow Down"):
+                asked("a.json")  # it may answer later

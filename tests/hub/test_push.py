@@ -24,10 +24,12 @@ from wanbuild.share.card import BEGIN, END
 from wanbuild.share.pull import PullRequest, pull
 from wanbuild.share.push import PushRequest, push
 from wanhub.copy import MARKER
+from wanhub.pins import lock_file, read_pins
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
 from wanrun.errors import SourceError, UsageError, WanError
+from wanrun.files import user_cache
 
 NAME = "me/wan"
 ELSEWHERE = "-elsewhere-"
@@ -101,6 +103,7 @@ def test_one_target_travels(pushed: UploadHub, two_targets: Path, tmp_path: Path
     assert nbytes < sum(map(len, read_folder(tmp_path / "all").values()))
     assert requests < len(pushed.requests) - requests
     run("pull", f"hf://{NAME}", "-o", tmp_path / "all", "--target", "cpu")
+    assert "typo" in refused(["pull", f"hf://{NAME}", "-o", tmp_path / "all", "--target", "typo"])
     assert MARKER in {path.name for path in (tmp_path / "one").iterdir()}
     assert MARKER not in {path.name for path in (tmp_path / "all").iterdir()}  # it stays whole
     result = CliRunner().invoke(wanrun, [str(tmp_path / "one"), "--list", "--explain"])
@@ -298,7 +301,10 @@ def test_a_pull_goes_on_and_spares_what_is_not_its_own(
     name = manifest.tokenizer.file
     pushed.repositories[NAME].faults[name] = [("damage", 1)]
     assert "is damaged" in refused(["pull", f"hf://{NAME}", "-o", tmp_path / "new", "--all-targets"])
+    lock = lock_file(user_cache() / "artifacts")
+    assert read_pins(lock) == {}  # what failed pins nothing
     pushed.forget()
     pull(PullRequest(f"hf://{NAME}", tmp_path / "new", whole=True), quiet)
+    assert read_pins(lock).keys() == {f"hf://{NAME}"}
     assert read_folder(tmp_path / "new") == read_folder(two_targets)
     assert len(pushed.requests) < 40 < len(read_folder(two_targets))  # the rest was there

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from wanbuild.conversion.orbax import metadata_files
+from wanbuild.conversion.orbax import add_metadata, metadata_files
 from wanrun import intact
 from wanrun.artifact.layout import array_folder
 from wanrun.artifact.manifest import Component, Manifest
@@ -46,6 +46,7 @@ def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
     Raises:
         ArtifactError: naming the first file that is missing, damaged or not listed.
     """
+    add_metadata(artifact, manifest)
     check_names(artifact, manifest)
     for component in manifest.components.values():
         check_metadata(artifact, component)

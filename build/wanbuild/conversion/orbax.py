@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
+from wanrun.artifact.manifest import Manifest
+from wanrun.errors import unwritable
+from wanrun.files import PARTIAL_COPY, replace_file
 
 SMALL_BYTES = 4 * 2**20
 """A stacked parameter up to this size is one chunk file; a file per layer would be mostly overhead."""
@@ -85,3 +89,23 @@ def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
         "_CHECKPOINT_METADATA": CHECKPOINT_METADATA,
     }
     return {name: json.dumps(content).encode("ascii") for name, content in contents.items()}
+
+
+def add_metadata(artifact: Path, manifest: Manifest) -> None:
+    """Gives a partial copy the files that are not chunk files, which it does not fetch: a run reads none.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    if not (artifact / PARTIAL_COPY).is_file():
+        return
+    try:
+        for component in manifest.components.values():
+            layouts = {path: one.layout for path, one in component.parameters.items()}
+            for name, data in metadata_files(layouts).items():
+                path = artifact / component.folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.is_file() or path.read_bytes() != data:
+                    replace_file(path, data)
+    except OSError as error:
+        raise unwritable(f"the copy {artifact}", error) from error

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
 from wanbuild.share.card import licence_of
 from wanbuild.share.chosen import with_targets
@@ -87,6 +88,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
     manifest = with_targets(read_manifest(artifact), artifact, request.targets)
     _index(folder)
     check_intact(artifact, manifest, report)
+    add_metadata(artifact, manifest)
     try:
         (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         if not (folder / MARKER).exists():

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from wanbuild.conversion.orbax import metadata_files
+from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
 from wanbuild.share.chosen import with_targets
 from wanhub.complete import complete
 from wanhub.copy import MARKER, PartialCopy
 from wanhub.expected import expected_files
-from wanhub.opening import open_copy
+from wanhub.opening import open_newest
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
@@ -54,22 +54,23 @@ def pull(request: PullRequest, report: Report) -> Path:
     """
     if request.targets and request.whole:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
-    folder = open_copy(request.address, user_cache() / "artifacts", report, newest=True)
-    whole = False
-    if request.folder is not None:
-        whole = (request.folder / MANIFEST).exists() and not (request.folder / MARKER).exists()
-        folder = _begun(request.folder, folder)
-    manifest = read_manifest(folder)
+    opened = open_newest(request.address, user_cache() / "artifacts")
+    folder, manifest = opened.folder, read_manifest(opened.folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
     chosen = with_targets(manifest, folder, names)
+    whole = chosen == manifest
+    if request.folder is not None:
+        whole |= (request.folder / MANIFEST).exists() and not (request.folder / MARKER).exists()
+        folder = _begun(request.folder, folder)
     copy = PartialCopy(folder)
     files = expected_files(chosen)
     with Progress(sum(one.nbytes or 0 for one in files.values()), "fetch") as progress:
         complete(copy, files.keys(), progress.advance)
+    opened.pin(report)
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
     report(f"{came}; targets: {', '.join(chosen.targets)}")
     if request.folder is not None:
-        _finish(folder, manifest, whole=whole or chosen == manifest)
+        _finish(folder, manifest, whole)
     return folder
 
 
@@ -120,11 +121,8 @@ def _begun(folder: Path, cached: Path) -> Path:
 
 def _finish(folder: Path, manifest: Manifest, whole: bool) -> None:
     """Writes what plain Orbax needs beside the weights; of a whole artifact, removes the marker."""
+    add_metadata(folder, manifest)
     try:
-        for component in manifest.components.values():
-            layouts = {path: one.layout for path, one in component.parameters.items()}
-            for name, data in metadata_files(layouts).items():
-                replace_file(folder / component.folder / name, data)
         if whole:
             (folder / MARKER).unlink()
     except OSError as error:

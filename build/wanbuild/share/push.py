@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wanbuild.conversion.orbax import add_metadata
 from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
@@ -84,6 +85,7 @@ def push(request: PushRequest, report: Report) -> str:
     manifest = with_targets(whole, request.artifact, request.targets)
     example = None if request.example is None else Example.read(request.example, whole)
     check_intact(request.artifact, manifest, report)
+    add_metadata(request.artifact, manifest)
     signed = manifest == whole and is_signed(request.artifact)
     if (request.artifact / SIGNATURE).exists() and not signed:
         report(f"without {SIGNATURE}, which is of another manifest")

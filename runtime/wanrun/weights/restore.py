@@ -147,6 +147,12 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str, direct: int | None) -
     return digests
 
 
+def _fetched(file: Path) -> list[bytes]:
+    """Opens a chunk file, which fetches it to a partial copy; returns no digests."""
+    open_regular(file).close()
+    return []
+
+
 class Restore:
     """Reads a component with a thread pool; ``result`` waits for it.
 
@@ -154,7 +160,8 @@ class Restore:
 
     Args:
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
-            whole. Of one of which some rows are read, only their crc32c can be checked.
+            whole. Of one of which some rows are read, only their crc32c can be checked; a partial copy
+            fetches the others too then, and compares its files.
         weights: a folder that holds the components instead of the artifact's ``weights`` folder.
         memory: the destination, if it is allocated already; for the same rows.
         rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
@@ -184,6 +191,8 @@ class Restore:
         parameters = sorted(component.parameters.items())
         self._direct, self.started_at = direct, now()
         self._root = artifact / component.folder
+        # A partial copy compares the sha256 of a parameter whose chunk files are all there.
+        completes = verify == "sha256" and not direct and weights is None and bool(origin_of(artifact))
         if weights is not None:
             from wanrun.opened.location import weights_folder
 
@@ -204,13 +213,15 @@ class Restore:
             for path, one in parameters
         }
         self.nbytes = sum(len(self._rows[path]) * one.layout.row_bytes for path, one in parameters)
-        self._futures: dict[str, list[Future[list[bytes]]]] = {
-            path: [
-                pool.submit(self._read, path, parameter, index)
-                for index in dict.fromkeys(row // parameter.layout.rows_per_chunk for row in self._rows[path])
+        self._futures = dict[str, list[Future[list[bytes]]]]()
+        for path, one in parameters:
+            wanted = dict.fromkeys(row // one.layout.rows_per_chunk for row in self._rows[path])
+            others = [index for index in range(one.layout.chunks) if completes and index not in wanted]
+            self._futures[path] = [pool.submit(self._read, path, one, index) for index in wanted]
+            folder = artifact / component.folder / array_folder(path)
+            self._futures[path] += [
+                pool.submit(_fetched, folder / one.layout.chunk_file(index)) for index in others
             ]
-            for path, parameter in parameters
-        }
 
     def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
         """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""

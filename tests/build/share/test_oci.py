@@ -22,6 +22,7 @@ from wanbuild.share import oci
 from wanbuild.share.oci import OciRequest, write_layout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import artifact_folder
 from wanrun.intact import check_intact
 
 
@@ -82,9 +83,9 @@ def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> Non
     check_intact(tmp_path / "unpacked", read_manifest(tmp_path / "unpacked"), lines.append)
     assert image["annotations"]["wan-artifact.content-digest"] == manifest.content_digest
     assert image["annotations"]["org.opencontainers.image.licenses"] == "Apache-2.0"
-    assert (
-        write_layout(OciRequest(artifact, tmp_path / "again", licence="Apache-2.0"), lines.append) == digest
-    )
+    for one in (artifact, artifact_folder(artifact.as_uri())):  # and of an address
+        again = OciRequest(one, tmp_path / "again", licence="Apache-2.0")
+        assert write_layout(again, lines.append) == digest
 
 
 def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> None:
