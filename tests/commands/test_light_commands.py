@@ -73,4 +73,5 @@ def _seconds(command: list[str], runs: int = 7) -> float:
 def test_light_commands_load_nothing_heavy(what: str, code: str, toy_artifact: Path) -> None:
     arguments = {"import": [], "help": ["--help"], "list": ["--artifact", str(toy_artifact), "--list"]}[what]
     command = [sys.executable, "-c", LOADED.format(code), *arguments]
-    assert _seconds(command) - _seconds([sys.executable, "-c", "pass"]) < 0.25
+    needed = _seconds([sys.executable, "-c", "import click, msgspec"])  # in the same minute: machines differ
+    assert _seconds(command) < 4 * needed
