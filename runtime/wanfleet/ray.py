@@ -90,7 +90,7 @@ class VideoMaker:
         except ArtifactError as error:  # it has not what this row asks for
             return {"error": str(error)}
         inputs = generation.read_media()
-        request = _digest(generation.metadata(inputs, {"wanrun": "", "drawn": bool(drawn)}))
+        request = _request(generation, inputs, bool(drawn))
         name = str(row.get("output") or request[:16])
         if "/" in name or name.startswith("."):
             raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
@@ -155,6 +155,15 @@ class VideoMaker:
         """Returns what is added to a row."""
         videos = [self._outbox.where(one) for one in facts["videos"]]
         return {"videos": videos, "metadata": json.dumps(facts, sort_keys=True, default=str)}
+
+
+def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:
+    """Returns a digest of what decides the videos of a row: the files' names do not."""
+    facts = generation.metadata(inputs, {"wanrun": "", "drawn": drawn})
+    if inputs is not None:
+        named = {name for name in inputs.facts if f"{name}_sha256" in inputs.facts}
+        facts |= dict.fromkeys(("video_file" if name == "video" else name for name in named), "")
+    return _digest(facts)
 
 
 def _digest(value: Any) -> str:

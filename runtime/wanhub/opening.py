@@ -15,7 +15,7 @@ from wanhub.address import Address, parse_address, resolved
 from wanhub.atomic import write_atomic
 from wanhub.copy import MARKER, Origin, mark
 from wanhub.expected import expected_files
-from wanhub.pins import Pin, lock_file, pin, read_pins
+from wanhub.pins import Pin, held, lock_file, pin, read_pins
 from wanhub.signature import MANIFEST, SIGNATURE
 from wanhub.store import Store
 from wanrun.errors import ArtifactError, unwritable
@@ -68,7 +68,9 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
 
 def open_newest(text: str, cache: Path) -> Opened:
     """Makes a partial copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
-    asked = parse_address(text)
+    asked, lock = parse_address(text), lock_file(cache)
+    with held(lock):  # it is written last: a fault of it is told of before anything comes
+        read_pins(lock)
     return _opened(asked, asked, cache, None)
 
 

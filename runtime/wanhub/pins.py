@@ -60,7 +60,7 @@ def pin(path: Path, address: str, value: Pin) -> None:
     Raises:
         UsageError: if the file cannot be written, or is something else.
     """
-    with _held(path):
+    with held(path):
         pins = dict(read_pins(path))
         if pins.get(address) != value:
             pins[address] = value
@@ -69,8 +69,12 @@ def pin(path: Path, address: str, value: Pin) -> None:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Holds the right to write a lock file; the system gives it back if this process is killed."""
+def held(path: Path) -> Iterator[None]:
+    """Holds the right to write a lock file; the system gives it back if this process is killed.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.held").open("wb") as file:

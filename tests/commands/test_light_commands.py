@@ -74,4 +74,4 @@ def test_light_commands_load_nothing_heavy(what: str, code: str, toy_artifact: P
     arguments = {"import": [], "help": ["--help"], "list": ["--artifact", str(toy_artifact), "--list"]}[what]
     command = [sys.executable, "-c", LOADED.format(code), *arguments]
     needed = _seconds([sys.executable, "-c", "import click, msgspec"])  # in the same minute: machines differ
-    assert _seconds(command) < 4 * needed
+    assert _seconds(command) < {"import": 1, "help": 4, "list": 4}[what] * needed

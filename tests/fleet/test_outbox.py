@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,17 @@ def made(artifact: Path, *options: str) -> str:
     return CliRunner().invoke(wanrun, [str(artifact), "--steps", "1", *options]).output
 
 
+def refusing(name: str, left: Iterator[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which fails for a name as often as there are reasons left."""
+
+    def refused(store: VideoStore, asked: str) -> Any:
+        if asked == name and (reason := next(left, None)) is not None:
+            raise StoreError(f"{name} is {reason}")
+        return function(store, asked)
+
+    return refused
+
+
 def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
     toy_artifact: Path, tmp_path: Path, here: Path
 ) -> None:
@@ -53,6 +64,12 @@ def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
     assert "not on this machine" in page.read_text() and "cannot be read" not in page.read_text()
     assert "1 made, 1 skipped" in again and f"{url}/dog.npy is there already" in again
     assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+
+    once = iter(["away"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VideoStore, "record", refusing("dog.npy", once, VideoStore.record))
+        away = made(toy_artifact, *options)  # no seed is drawn in place of the recorded one
+    assert "1 skipped, 1 failed" in away and "dog.npy is away" in away
 
     mine = store / "mine.npy"
     mine.write_text("not of a run")
@@ -86,6 +103,18 @@ def raises(error: Exception) -> Callable[..., None]:
         raise error
 
     return function
+
+
+def at_most(times: int, function: Callable[..., bool]) -> Callable[..., bool]:
+    """The function, which fails after so many calls."""
+    left = iter(range(times))
+
+    def limited(*given: Any) -> bool:
+        if next(left, None) is None:
+            raise UsageError("killed")
+        return function(*given)
+
+    return limited
 
 
 PLACES = pytest.mark.parametrize("place", ["file://{folder}/store", "memory:/{folder}/store"])
@@ -155,14 +184,17 @@ def test_a_video_is_replaced_whole(place: str, tmp_path: Path, here: Path) -> No
 
 @PLACES
 def test_what_a_killed_process_began_is_finished(place: str, tmp_path: Path, here: Path) -> None:
-    """Its record is there, and some pictures; the first one comes last."""
-    with VideoStore(f"{place.format(folder=tmp_path)}/m.frames") as store:
-        for name, text in (("m.frames.json", '{"seed": 1}'), ("m.frames/0002.png", "two")):
-            (tmp_path / "file").write_text(text)
-            store.put(tmp_path / "file", name)
-        assert not store.has("m.frames")
-        delivered(store, {"0001.png": "one", "0002.png": "two"}, {"seed": 1}, overwrite=False)
-        assert store.has("m.frames") and store.read("m.frames/0002.png") == b"two"
+    """After its record and any number of pictures; the folder is whole when the last one has come."""
+    with VideoStore(f"{place.format(folder=tmp_path)}/m.frames", kept=True) as store:
+        pictures = {f"{number:04}.png": "one" for number in (1, 2, 3)}
+        for puts in (1, 2):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(store, "put", at_most(puts, store.put))
+                with pytest.raises(UsageError, match="killed"):
+                    delivered(store, pictures, {"seed": 1}, overwrite=False)
+            assert store.record("m.frames") == {"seed": 1} and not store.has("m.frames")
+        delivered(store, pictures, {"seed": 1}, overwrite=False)
+        assert store.has("m.frames") and store.read("m.frames/0003.png") == b"one"
 
 
 @pytest.mark.parametrize(

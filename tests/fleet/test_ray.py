@@ -14,8 +14,9 @@ import pytest
 
 import wanrun
 from wanfleet.outbox import Outbox
-from wanfleet.ray import VideoMaker
+from wanfleet.ray import VideoMaker, _request
 from wanrun.errors import UsageError
+from wanrun.media.types import Inputs
 
 PROMPTS, WORKERS = 12, 2
 
@@ -31,6 +32,10 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     assert (facts["prompt"], facts["seed"], facts["num_steps"]) == ("a cat", 3, 1)
     with wanrun.load(toy_artifact) as pipeline:
         expected = pipeline.generate("a cat", seed=3, num_steps=1)
+        generation = pipeline.resolve("a cat")
+    images = [Inputs(facts={"image": name, "image_sha256": digest}) for name, digest in ("aX", "bX", "aY")]
+    digests = [_request(generation, one, drawn=False) for one in images]  # a file's name does not count
+    assert digests[0] == digests[1] != digests[2]
     assert (np.load(video) == expected.frames[0]).all()
     made = video.stat().st_mtime_ns
     again = maker(row)

@@ -58,9 +58,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     folder, manifest = opened.folder, read_manifest(opened.folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
     chosen = with_targets(manifest, folder, names)
-    whole = chosen == manifest
     if request.folder is not None:
-        whole |= (request.folder / MANIFEST).exists() and not (request.folder / MARKER).exists()
         folder = _begun(request.folder, folder)
     copy = PartialCopy(folder)
     files = expected_files(chosen)
@@ -70,7 +68,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
     report(f"{came}; targets: {', '.join(chosen.targets)}")
     if request.folder is not None:
-        _finish(folder, manifest, whole)
+        _finish(folder, manifest)
     return folder
 
 
@@ -119,11 +117,11 @@ def _begun(folder: Path, cached: Path) -> Path:
     return folder
 
 
-def _finish(folder: Path, manifest: Manifest, whole: bool) -> None:
+def _finish(folder: Path, manifest: Manifest) -> None:
     """Writes what plain Orbax needs beside the weights; of a whole artifact, removes the marker."""
     add_metadata(folder, manifest)
     try:
-        if whole:
+        if all((folder / name).is_file() for name in expected_files(manifest)):
             (folder / MARKER).unlink()
     except OSError as error:
         raise unwritable(f"the folder {folder}", error) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,12 +121,15 @@ class JobMaker:
         """Returns a line whose seed was drawn with that of its first video, if that was made before."""
         if not entry.drawn or self.run.overwrite:
             return entry
-        with contextlib.suppress(UsageError):  # reported where the videos are checked
+        try:
             path = self.path(entry, "output")
             there = (made_before(one, self.store) for one in (path, numbered_video(path, 0)))
             seed = next((found for found in there if found is not None), {}).get("seed")
             if type(seed) is int:
                 return replace(entry, line=structs.replace(entry.line, seed=seed))
+        except UsageError:  # of a file, reported where the videos are checked
+            if self.store is not None:
+                raise
         return entry
 
     def compared(self, job: Job) -> Job:

@@ -148,8 +148,15 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str, direct: int | None) -
 
 
 def _fetched(file: Path) -> list[bytes]:
-    """Opens a chunk file, which fetches it to a partial copy; returns no digests."""
-    open_regular(file).close()
+    """Opens a chunk file, which fetches it to a partial copy; returns no digests.
+
+    Raises:
+        ArtifactError: if it cannot be opened.
+    """
+    try:
+        open_regular(file).close()
+    except OSError as error:
+        raise ArtifactError(f"{file} cannot be read", found=error.strerror or error, remedy=REBUILD) from None
     return []
 
 
@@ -160,8 +167,8 @@ class Restore:
 
     Args:
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
-            whole. Of one of which some rows are read, only their crc32c can be checked; a partial copy
-            fetches the others too then, and compares its files.
+            whole. Of one of which some rows are read, only their crc32c can be checked; of a partial copy
+            the others are fetched too, which compares the sha256 when the last one comes.
         weights: a folder that holds the components instead of the artifact's ``weights`` folder.
         memory: the destination, if it is allocated already; for the same rows.
         rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
