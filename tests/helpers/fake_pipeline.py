@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.manifests import with_model, with_profiles
+from helpers.said import complaints
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.cli import wanrun
 from wanrun.generation.result import Result
@@ -25,10 +26,10 @@ SIZE = (9, 64, 96, 3)
 
 
 class Run:
-    """What a run in this process came to."""
+    """What a run in this process came to; not what it waited for."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out.splitlines(), err.splitlines()
+        self.code, self.out, self.err = code, out.splitlines(), complaints(err)
 
 
 def run_here(capsys: pytest.CaptureFixture[str], artifact: Path, *arguments: object) -> Run:
