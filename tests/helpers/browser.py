@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Locator, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 
@@ -30,3 +30,13 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield browser
         browser.close()
+
+
+def plays(video: Locator) -> bool:
+    """Whether a video that was told to play does so within 10 s. It asks anew each time: a page's policy
+    forbids Playwright's own way of waiting, which makes code of a text there."""
+    for _ in range(100):
+        if float(video.evaluate("one => one.currentTime")) > 0:
+            return True
+        video.page.wait_for_timeout(100)
+    return False

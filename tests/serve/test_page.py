@@ -18,7 +18,7 @@ from axe_core_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from helpers.browser import IN_A_BROWSER, chromium
+from helpers.browser import IN_A_BROWSER, chromium, plays
 from serve_client import Server, served
 
 SHOTS = os.environ.get("WAN_PAGE_SHOTS")
@@ -111,7 +111,7 @@ def test_a_video_is_made(page: Page) -> None:
     card(page, PROMPT).locator("button").click()
     video = page.locator("#viewer video")
     expect(video).to_be_visible()
-    page.wait_for_function("document.querySelector('#viewer video').currentTime > 0")
+    assert plays(video)
     expect(page.locator("#facts")).to_contain_text("Steps")
     seed = int(re.search(r"Seed\s+(\d+)", page.locator("#facts").inner_text())[1])  # type: ignore[index]
     page.click("#viewer [data-action=settings]")
