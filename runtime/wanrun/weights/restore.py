@@ -120,7 +120,7 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str, direct: int | None) -
         if size != layout.chunk_bytes + CRC_BYTES:
             expected_size = layout.chunk_bytes + CRC_BYTES
             raise _damage(chunk, "the file has the wrong size", expected_size, size, _NotAChunkError)
-        whole = 0
+        whole = checksum = 0
         for place, row in enumerate(chunk.rows):
             checksum, target = 0, chunk.destination[place * layout.row_bytes : (place + 1) * layout.row_bytes]
             sha = hashlib.sha256() if verify == "sha256" else None
@@ -145,19 +145,6 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str, direct: int | None) -
     except OSError as error:  # I/O error
         raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
     return digests
-
-
-def _fetched(file: Path) -> list[bytes]:
-    """Opens a chunk file, which fetches it to a partial copy; returns no digests.
-
-    Raises:
-        ArtifactError: if it cannot be opened.
-    """
-    try:
-        open_regular(file).close()
-    except OSError as error:
-        raise ArtifactError(f"{file} cannot be read", found=error.strerror or error, remedy=REBUILD) from None
-    return []
 
 
 class Restore:
@@ -198,7 +185,7 @@ class Restore:
         parameters = sorted(component.parameters.items())
         self._direct, self.started_at = direct, now()
         self._root = artifact / component.folder
-        # A partial copy compares the sha256 of a parameter whose chunk files are all there.
+        # Of a chunk without a wanted row nothing is read: a partial copy fetches it, and compares them all.
         completes = verify == "sha256" and not direct and weights is None and bool(origin_of(artifact))
         if weights is not None:
             from wanrun.opened.location import weights_folder
@@ -220,15 +207,17 @@ class Restore:
             for path, one in parameters
         }
         self.nbytes = sum(len(self._rows[path]) * one.layout.row_bytes for path, one in parameters)
-        self._futures = dict[str, list[Future[list[bytes]]]]()
-        for path, one in parameters:
-            wanted = dict.fromkeys(row // one.layout.rows_per_chunk for row in self._rows[path])
-            others = [index for index in range(one.layout.chunks) if completes and index not in wanted]
-            self._futures[path] = [pool.submit(self._read, path, one, index) for index in wanted]
-            folder = artifact / component.folder / array_folder(path)
-            self._futures[path] += [
-                pool.submit(_fetched, folder / one.layout.chunk_file(index)) for index in others
+        self._futures: dict[str, list[Future[list[bytes]]]] = {
+            path: [
+                pool.submit(self._read, path, parameter, index)
+                for index in (
+                    range(parameter.layout.chunks)
+                    if completes
+                    else dict.fromkeys(row // parameter.layout.rows_per_chunk for row in self._rows[path])
+                )
             ]
+            for path, parameter in parameters
+        }
 
     def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
         """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
