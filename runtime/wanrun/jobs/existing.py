@@ -41,26 +41,38 @@ def missing_videos(
     """
     missing = []
     for index, video in enumerate(videos):
-        expected, shown = {**metadata, "video": index}, store.where(video.name) if store else str(video)
-        if store is None and video.exists() and not (video.suffix.lower() == FOLDER and video.is_dir()):
-            check_free([video], overwrite=True)
-        try:
-            there = made_before(video, store)
-        except (UsageError, RecursionError) as error:
-            if store is not None:
-                raise
-            raise UsageError(f"the output {shown} exists; {error}", remedy=_REMEDY) from None
-        if there is not None:
-            check_same(shown, there, expected)
-        if there is not None and (store is None or store.has(video.name)):
-            continue
-        missing.append(index)
-        if store is not None and there is None and store.has(video.name, whole=False):
-            raise UsageError(f"the output {shown} exists, and has no record", remedy=_REMEDY)
-        # A run that was killed just before it named the video leaves the sidecar.
-        if store is None and not _is_leftover(metadata_sidecar(video), expected):
-            check_free([video], overwrite=False)
+        expected = {**metadata, "video": index}
+        there = _is_here(video, expected) if store is None else _is_in_store(video.name, expected, store)
+        if not there:
+            missing.append(index)
     return tuple(missing)
+
+
+def _is_here(video: Path, expected: Mapping[str, Any]) -> bool:
+    """Returns whether a video is there; raises as ``missing_videos``, also for what is in its way."""
+    if video.exists() and not (video.suffix.lower() == FOLDER and video.is_dir()):
+        check_free([video], overwrite=True)
+    try:
+        there = made_before(video, None)
+    except (UsageError, RecursionError) as error:
+        raise UsageError(f"the output {video} exists; {error}", remedy=_REMEDY) from None
+    if there is not None:
+        check_same(str(video), there, expected)
+    # A run that was killed just before it named the video leaves the sidecar.
+    elif not _is_leftover(metadata_sidecar(video), expected):
+        check_free([video], overwrite=False)
+    return there is not None
+
+
+def _is_in_store(name: str, expected: Mapping[str, Any], store: VideoStore) -> bool:
+    """Returns whether a video is there with its record; raises as ``missing_videos``."""
+    there = store.record(name)
+    if there is not None:
+        check_same(store.where(name), there, expected)
+        return store.has(name)  # a run that was killed just before it put the video leaves the record
+    if store.has(name, whole=False):
+        raise UsageError(f"the output {store.where(name)} exists, and has no record", remedy=_REMEDY)
+    return False
 
 
 _REMEDY = "pass --overwrite to make all again, or choose another output"
