@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -126,6 +126,27 @@ class Outbox:
         """
         files = sorted(video.iterdir(), reverse=True) if video.is_dir() else [video]
         return [self.put(file, str(file.relative_to(video.parent)), overwrite) for file in files][-1]
+
+    def begin(
+        self, record: Path, name: str, videos: Iterable[str], is_there: Callable[[], bool]
+    ) -> str | None:
+        """Puts a record there before its videos, unless the same one is there.
+
+        Args:
+            record: the file.
+            name: its name there.
+            videos: the videos' names there.
+            is_there: returns whether a record is there, and raises an error if it is another one.
+
+        Returns:
+            A video that is there without a record, and so is not of a run: then nothing was put. Else None.
+        """
+        if is_there():
+            return None
+        foreign = next((video for video in videos if self.has(video, whole=False)), None)
+        if foreign is None and not self.put(record, name):
+            is_there()  # that of another process, which came first
+        return foreign
 
     def remove(self, name: str) -> None:
         """Removes a file or a folder, if it is there.
@@ -254,7 +275,8 @@ class VideoStore(Outbox):
                     self.remove(video.name)
                 self.put_video(video, overwrite=True)
                 self.put(record, record.name, overwrite=True)
-            elif self._begin(video.name, record, facts, check):
+            else:
+                self._begin(video.name, record, facts, check)
                 self.put_video(video)
         except (UsageError, OSError) as raised:
             error = raised if isinstance(raised, UsageError) else unwritable(str(record), raised)
@@ -264,16 +286,17 @@ class VideoStore(Outbox):
         if not self._kept:
             self._remove()
 
-    def _begin(self, name: str, record: Path, facts: Mapping[str, Any], check: Check) -> bool:
-        """Puts a record there, unless there is one; returns whether its video is to be put there."""
-        there = self.record(name)
-        if there is None and self.has(name, whole=False):
-            raise UsageError(f"{self.where(name)} appeared while the video was made")
-        if there is None and not self.put(record, record.name):
+    def _begin(self, name: str, record: Path, facts: Mapping[str, Any], check: Check) -> None:
+        """Puts the record of a video there; see ``begin``."""
+
+        def is_there() -> bool:
             there = self.record(name)
-        if there is not None:
-            check(there, facts)
-        return not self.has(name)
+            if there is not None:
+                check(there, facts)
+            return there is not None
+
+        if self.begin(record, record.name, [name], is_there) is not None:
+            raise UsageError(f"{self.where(name)} appeared while the video was made")
 
     def _remove(self) -> None:
         """Removes what was delivered."""

@@ -17,6 +17,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,18 +115,18 @@ class VideoMaker:
 
     def _delivered(self, name: str, files: Sequence[Path], facts: Row) -> Row:
         """Puts the videos of a row there, after their record: one without a record is not of a row."""
-        begun = self._begun(name, facts["request"])
-        if begun is None:
-            for file in files:
-                if self._outbox.has(file.name, whole=False):
-                    raise UsageError(
-                        f"{self._outbox.where(file.name)} is there, and has no record",
-                        remedy="choose another output",
-                    )
-            record = files[0].with_name("record")
-            record.write_text(json.dumps(facts, sort_keys=True, default=str))
-            if not self._outbox.put(record, f"{name}.json"):
-                self._begun(name, facts["request"])
+        record = files[0].with_name("record")
+        record.write_text(json.dumps(facts, sort_keys=True, default=str))
+        foreign = self._outbox.begin(
+            record,
+            f"{name}.json",
+            [file.name for file in files],
+            lambda: self._begun(name, facts["request"]) is not None,
+        )
+        if foreign is not None:
+            raise UsageError(
+                f"{self._outbox.where(foreign)} is there, and has no record", remedy="choose another output"
+            )
         made = [self._outbox.put_video(file) for file in files]
         return self._told(facts) | {"made": any(made)}
 
@@ -159,11 +160,10 @@ class VideoMaker:
 
 def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:
     """Returns a digest of what decides the videos of a row: the files' names do not."""
-    facts = generation.metadata(inputs, {"wanrun": "", "drawn": drawn})
     if inputs is not None:
-        named = {name for name in inputs.facts if f"{name}_sha256" in inputs.facts}
-        facts |= dict.fromkeys(("video_file" if name == "video" else name for name in named), "")
-    return _digest(facts)
+        content = {name: fact for name, fact in inputs.facts.items() if f"{name}_sha256" not in inputs.facts}
+        inputs = replace(inputs, facts=content)
+    return _digest(generation.metadata(inputs, {"wanrun": "", "drawn": drawn}))
 
 
 def _digest(value: Any) -> str:
