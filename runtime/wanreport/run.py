@@ -162,11 +162,9 @@ def _films(rows: Sequence[_Row], work: Worklist) -> tuple[list[Film], dict[int, 
             name, title = f"video-{row.index}-{number}", str(row.job.generation.options["prompt"])
             facts: tuple[Fact, ...] = (Fact("File", work.shown(video), code=True),)
             alt = f"Video of prompt {row.index}" if work.many else "The video"
-            if row.state != "made" and not video.exists():
-                note = "It was made before, and is not on this machine."
-                films.append(Film(title, alt, None, note=note, facts=facts, name=name))
-                continue
             try:
+                if row.state != "made" and not video.exists():
+                    raise UsageError("It was made before, and is not on this machine.")
                 frames = pictures.frames_of(video)
                 clip, note = pictures.clip(video, room)
                 facts += tuple(_file_facts(row.job.generation, video))
