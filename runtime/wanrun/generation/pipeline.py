@@ -306,7 +306,7 @@ class Pipeline:
             session.describe(timings)
             if inputs is None and generation.media is not None:
                 with timings.phase("read_media"):
-                    inputs = generation.read_media()
+                    inputs = generation.read_media(cancel=cancel)
             agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, session.latents_shape)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -15,20 +14,18 @@ from PIL import Image, ImageOps
 from wanrun.artifact.media import ImageSource
 from wanrun.errors import UsageError, wrong_type
 from wanrun.files import open_regular
+from wanrun.media import decoder
+from wanrun.media.decoder import Decoder
+from wanrun.media.pillow import decoding, rgb
+from wanrun.opened.cancel import CancelToken
 
 Seen = Callable[[bytes], object]
 """Gets the bytes that identify an image or video, piece by piece, such as the ``update`` of a digest."""
-
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000")
-"""Pillow's names of the formats that are read. None starts a program, as EPS does. The first five need no
-further module of Pillow."""
 
 MAX_BYTES = 2**35
 """The largest file, in bytes. All of it is read for a digest, which takes 20 to 60 s for this size."""
 
 _URL = re.compile(r"(https?|ftp|s3|gs|data):")
-
-_DEEP = ("I", "F")  # and I;16 with its byte orders
 
 
 def described(source: object, option: str) -> str:
@@ -59,57 +56,6 @@ def existing_path(source: Path | str, option: str) -> Path:
     if found is not None:
         raise UsageError(f"{described(source, option)} cannot be read", found=found)
     return path
-
-
-def too_large(name: str) -> UsageError:
-    """Returns the error for an image above Pillow's limit of pixels."""
-    return UsageError(
-        f"{name} is too large", expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels", remedy="make it smaller"
-    )
-
-
-@contextmanager
-def decoding(name: str) -> Iterator[None]:
-    """Turns Pillow's exceptions for a bad image into a UsageError that starts with ``name``."""
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns of unusual metadata and palettes, which the reference reads too.
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            yield
-    except UsageError:
-        raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise too_large(name) from None
-    except Image.UnidentifiedImageError:
-        raise UsageError(
-            f"{name} is not an image", expected="PNG, JPEG, WebP or another common format"
-        ) from None
-    except Exception as error:  # a format's own reader raises anything for a damaged file
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UsageError(f"{name} is damaged", found=reason, remedy="save it again") from None
-
-
-def rgb(image: Image.Image, name: str) -> Image.Image:
-    """Returns one decoded frame as RGB with 8 bits a channel; it is not rotated.
-
-    Transparency is dropped, as ``load_image`` does: the colours under it show. A single transparent colour
-    stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted.
-
-    Raises:
-        UsageError: for an image without pixels, and for a greyscale image with 16 or 32 bits, which Pillow
-            would clip at 255, that is mostly to white.
-    """
-    if image.mode in _DEEP or image.mode.startswith("I;"):
-        raise UsageError(
-            f"{name} has more than 8 bits a pixel",
-            expected="8 bits a channel",
-            found=f"greyscale of 16 or 32 bits ({image.mode})",
-            remedy="save it with 8 bits",
-        )
-    if 0 in image.size:
-        raise UsageError(f"{name} has no pixels", found=f"{image.width}x{image.height}")
-    return image.convert("RGB")
 
 
 def on_white(image: Image.Image, name: str) -> Image.Image:
@@ -182,7 +128,14 @@ def _image_path(source: Path | str, option: str) -> Path:
     return path
 
 
-def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Image.Image:
+def read_image(
+    source: ImageSource,
+    option: str,
+    seen: Seen | None = None,
+    *,
+    images: Decoder | None = None,
+    cancel: CancelToken | None = None,
+) -> Image.Image:
     """Reads and decodes a whole image, as diffusers' ``utils.load_image`` does.
 
     Args:
@@ -190,37 +143,42 @@ def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Im
         option: the option's name as the user writes it, for messages.
         seen: gets the bytes that are decoded: the file's; of an image in memory the size, the pixels that
             are returned, and the transparent colour if there is one.
+        images: decodes several files; without it a file has a process of its own.
+        cancel: ends the call.
 
     Returns:
         The image in mode RGB, turned as its EXIF orientation says; the first frame of an animation. Colour
         images of 16 bits a channel keep the upper 8.
 
     Raises:
+        CancelledError: once the token is cancelled.
         UsageError: if it is missing, a folder, empty, damaged, cut short, no image, above Pillow's limit of
-            size, greyscale with more than 8 bits, or without pixels, if the file was changed while it was
-            read, or if the source is of another type.
+            size, greyscale with more than 8 bits, or without pixels, if it takes more time or memory to
+            decode than a file may, if the file was changed while it was read, or if the source is of another
+            type.
     """
     name = described(source, option)
-    if not isinstance(source, Path | str | Image.Image):
+    if isinstance(source, Image.Image):
+        return _in_memory(source, name, seen)
+    if not isinstance(source, Path | str):
         raise wrong_type(option, "a path or a Pillow image", source)
-    if not isinstance(source, Image.Image):
-        path = _image_path(source, option)
-        before = identity(path, name)
-        with decoding(name), Image.open(path, formats=FORMATS) as image:
-            found = _upright(image, name)
-        if seen is not None:
-            tell_file(path, name, before, seen)
-        return found
+    path = _image_path(source, option)
+    before = identity(path, name)
+    with nullcontext(images) if images is not None else decoder.images(name, cancel) as started:
+        found = decoder.first_frame(started, path, name)
+    if seen is not None:
+        tell_file(path, name, before, seen)
+    return found
+
+
+def _in_memory(source: Image.Image, name: str, seen: Seen | None) -> Image.Image:
+    """Decodes an image of Python's caller, in this process."""
     with decoding(name):
-        found = _upright(source, name)
+        source.load()
+        found = rgb(ImageOps.exif_transpose(source), name)
     if seen is not None:
         seen(f"{found.width}x{found.height}\n".encode())
         seen(found.tobytes())
         if (colour := found.info.get("transparency")) is not None:
             seen(f"transparent {colour}\n".encode())
     return found
-
-
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    image.load()
-    return rgb(ImageOps.exif_transpose(image), name)

@@ -25,6 +25,7 @@ from wanrun.media.processors import clip_pixels
 from wanrun.media.read_video import read_video, video_digest
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media, chosen_mode, chosen_overlap, is_given
 from wanrun.media.windows import check_segments, padded_frames, reflected
+from wanrun.opened.cancel import CancelToken
 
 MAX_BYTES = 8 * 2**30
 """The largest size of the prepared videos of a model with windows, which are held in memory: 80 s at 1280x720
@@ -33,19 +34,29 @@ and 30 fps, or 39 s with a background video and its mask."""
 _STEP_BYTES = 2**26  # growth of a video of unknown length; malloc maps separate pages for sizes above this
 
 
-def load_media(manifest: Manifest, profile: Profile, media: Media) -> Inputs:
+def load_media(
+    manifest: Manifest,
+    profile: Profile,
+    media: Media,
+    *,
+    cancel: CancelToken | None = None,
+    keep: bool = True,
+) -> Inputs:
     """Reads, checks and prepares the given media.
 
     Args:
         profile: the static shape: size, frames (of one window, if there are windows) and number of reference
             images.
+        cancel: ends the call.
+        keep: False checks alone: the arrays of videos have no frames.
 
     Raises:
+        CancelledError: once the token is cancelled.
         UsageError: as ``check_media``, and for an image or video that cannot be read or does not fit the
             profile.
     """
     check_media(manifest, media)
-    return _Loader(manifest, profile, media).load()
+    return _Loader(manifest, profile, media, cancel, keep).load()
 
 
 def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:
@@ -76,8 +87,11 @@ def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[s
 class _Loader:
     """Loads the media of one generation."""
 
-    def __init__(self, manifest: Manifest, profile: Profile, media: Media) -> None:
+    def __init__(
+        self, manifest: Manifest, profile: Profile, media: Media, cancel: CancelToken | None, keep: bool
+    ) -> None:
         self._manifest, self._profile, self._media = manifest, profile, media
+        self._cancel, self._keep = cancel, keep
         self._model, self._task = manifest.model, manifest.model.task
         self._overlap = chosen_overlap(manifest, media)
         self._digests = dict[str, list[str]]()
@@ -140,7 +154,7 @@ class _Loader:
     def _image(self, name: MediaOption, item: Input, source: ImageSource) -> np.ndarray:
         """Returns an image (H, W, ...), and keeps the image encoder's pixels if the model encodes it."""
         digest, title = hashlib.sha256(), described(source, field(name))
-        image = read_image(source, field(name), digest.update)
+        image = read_image(source, field(name), digest.update, cancel=self._cancel)
         self._digests.setdefault(name, []).append(digest.hexdigest())
         prepared = PREPARATIONS[item.prepare].process(image, self._canvas(item, title))
         if item.encoded:
@@ -150,7 +164,7 @@ class _Loader:
 
     def _frames(self, name: str, source: VideoSource, max_frames: int) -> Iterator[Image.Image]:
         digest = hashlib.sha256()
-        yield from read_video(source, field(name), max_frames, digest.update)
+        yield from read_video(source, field(name), max_frames, digest.update, self._cancel)
         self._digests[name] = [digest.hexdigest()]
 
     def _check_count(self, name: str, found: int) -> None:
@@ -167,11 +181,13 @@ class _Loader:
     ) -> tuple[np.ndarray, int]:
         """Returns (total, H, W, ...) that begins with a video's frames, and their number, up to ``most``."""
         prepared = PREPARATIONS[item.prepare]
-        frames, count = prepared.empty(self._total, canvas), 0
+        frames, count = prepared.empty(self._total if self._keep else 0, canvas), 0
         for count, frame in enumerate(self._frames(name, source, most), 1):
             if count > self._total:
                 break
-            frames[count - 1] = prepared.process(frame, canvas)
+            made = prepared.process(frame, canvas)
+            if self._keep:
+                frames[count - 1] = made
         return frames, count
 
     def _whole_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
@@ -202,13 +218,16 @@ class _Loader:
                     expected=f"at most {limit} frames at this size",
                     remedy="cut it, and make the parts one by one",
                 )
+            made = prepared.process(frame, canvas)
+            if not self._keep:
+                continue
             if count > len(frames):
                 frames.resize((len(frames) + step, *shape), refcheck=False)
-            frames[count - 1] = prepared.process(frame, canvas)
+            frames[count - 1] = made
         segments = count, self._profile.num_frames, self._overlap
         check_segments(*segments, canvas.title)
         self._num_frames, self._total = count, padded_frames(*segments)
-        frames.resize((self._total, *shape), refcheck=False)
+        frames.resize((self._total if self._keep else 0, *shape), refcheck=False)
         _reflect(frames, count)
         return frames
 
@@ -239,7 +258,7 @@ def _bytes(item: Input, canvas: Canvas) -> int:
 
 
 def _reflect(frames: np.ndarray, count: int) -> None:
-    """Fills the frames after the first ``count`` with reflections of those."""
+    """Fills the frames after the first ``count``, as far as they are kept, with reflections of those."""
     for index, source in enumerate(reflected(count, len(frames))):
         if index >= count:
             frames[index] = frames[source]

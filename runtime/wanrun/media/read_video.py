@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import IO
 
-from PIL import Image, ImageSequence
+from PIL import Image, UnidentifiedImageError
 
 from wanrun.artifact.media import VideoSource
 from wanrun.errors import UsageError, wrong_type
+from wanrun.media.decoder import all_frames, decoder, images, memory_limit
 from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
-from wanrun.media.images import (
-    FORMATS,
-    Seen,
-    decoding,
-    described,
-    existing_path,
-    file_digest,
-    identity,
-    read_image,
-    rgb,
-    tell_file,
-    too_large,
-)
+from wanrun.media.images import Seen, described, existing_path, file_digest, identity, read_image, tell_file
+from wanrun.media.pillow import NO_MEMORY, takes_memory, too_large
+from wanrun.opened.cancel import CancelToken
 
 _CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,ivf,h264,hevc,mpegvideo,yuv4mpegpipe,mjpeg"
 """ffmpeg's names of the containers that are read. Playlists and scripts are refused: they name more files."""
 
+THREADS = 4
+"""Of ffmpeg, at most: each keeps frames, so the memory that it takes would grow with the machine's cores."""
+
 
 def read_video(
-    source: VideoSource, option: str, max_frames: int | None = None, seen: Seen | None = None
+    source: VideoSource,
+    option: str,
+    max_frames: int | None = None,
+    seen: Seen | None = None,
+    cancel: CancelToken | None = None,
 ) -> Iterator[Image.Image]:
     """Reads the frames of a video one by one.
 
@@ -48,25 +45,27 @@ def read_video(
         max_frames: stops after this many frames; later frames are not decoded.
         seen: gets the bytes that identify the video: all bytes of a file, after the last frame; the names and
             digests of a folder's frames; the sizes and pixels of a list's images.
+        cancel: ends the call.
 
     Yields:
         Frames in mode RGB, all of one size. Images of folders and lists are turned as their EXIF orientation
         says.
 
     Raises:
+        CancelledError: once the token is cancelled.
         UsageError: if it is missing, empty, damaged, cut short, has no frames, or frames that differ in size,
-            frames above Pillow's limit of size, if the file was changed while it was read, or if the source
-            is of another type.
+            frames above Pillow's limit of size, if it takes more time or memory to decode than a file may, if
+            the file was changed while it was read, or if the source is of another type.
     """
     frames: Iterator[Image.Image]
     if isinstance(source, list | tuple):
-        frames = (read_image(image, option, seen) for image in source[:max_frames])
+        frames = (read_image(image, option, seen, cancel=cancel) for image in source[:max_frames])
     elif not isinstance(source, Path | str):
         raise wrong_type(option, "a path or a list of Pillow images", source)
     elif (path := existing_path(source, option)).is_dir():
-        frames = _folder_frames(path, option, max_frames, seen)
+        frames = _folder_frames(path, option, max_frames, seen, cancel)
     else:
-        frames = _file_frames(path, option, max_frames, seen)
+        frames = _file_frames(path, option, max_frames, seen, cancel)
     return _same_size(frames, source, option)
 
 
@@ -107,14 +106,16 @@ def folder_files(path: Path, option: str) -> list[Path]:
 
 
 def _folder_frames(
-    path: Path, option: str, max_frames: int | None, seen: Seen | None
+    path: Path, option: str, max_frames: int | None, seen: Seen | None, cancel: CancelToken | None
 ) -> Iterator[Image.Image]:
-    for file in folder_files(path, option)[:max_frames]:
-        digest = hashlib.sha256()
-        frame = read_image(file, option, digest.update)
-        if seen is not None:
-            seen(_folder_entry(file, digest.hexdigest()))
-        yield frame
+    files = folder_files(path, option)[:max_frames]
+    with images(described(path, option), cancel) as decoder:
+        for file in files:
+            digest = hashlib.sha256()
+            frame = read_image(file, option, digest.update, images=decoder)
+            if seen is not None:
+                seen(_folder_entry(file, digest.hexdigest()))
+            yield frame
 
 
 def _folder_entry(file: Path, digest: str) -> bytes:
@@ -140,39 +141,31 @@ def _same_size(frames: Iterator[Image.Image], source: VideoSource, option: str) 
         )
 
 
-def _file_frames(path: Path, option: str, max_frames: int | None, seen: Seen | None) -> Iterator[Image.Image]:
+def _file_frames(
+    path: Path, option: str, max_frames: int | None, seen: Seen | None, cancel: CancelToken | None
+) -> Iterator[Image.Image]:
     name = described(path, option)
     before = identity(path, name)
-    yield from _decoded(path, name, max_frames)
+    yield from _decoded(path, name, max_frames, cancel)
     if seen is not None:
         # The digest is of the file that was decoded: tell_file refuses one that changed since ``before``.
         tell_file(path, name, before, seen)
 
 
-def _decoded(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Image]:
+def _decoded(
+    path: Path, name: str, max_frames: int | None, cancel: CancelToken | None
+) -> Iterator[Image.Image]:
     """Yields frames from Pillow if it reads the format, else from ffmpeg."""
-    with decoding(name):
-        try:
-            image = Image.open(path, formats=FORMATS)
-        except Image.UnidentifiedImageError:
-            image = None
-    if image is None:
-        yield from _ffmpeg_frames(path, name, max_frames)
-        return
-    with image:
-        frames = ImageSequence.Iterator(image)
-        count = 0
-        while max_frames is None or count < max_frames:
-            with decoding(name):
-                try:
-                    frame = rgb(next(frames), name)
-                except StopIteration:
-                    return
-            yield frame
-            count += 1
+    try:
+        with images(name, cancel) as decoder:
+            yield from islice(all_frames(decoder, path, name), max_frames)
+    except UnidentifiedImageError:
+        yield from _ffmpeg_frames(path, name, max_frames, cancel)
 
 
-def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Image]:
+def _ffmpeg_frames(
+    path: Path, name: str, max_frames: int | None, cancel: CancelToken | None
+) -> Iterator[Image.Image]:
     """Yields frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader.
 
     diffusers uses that reader itself. The reader ignores ffmpeg's exit status: of a file that is cut short it
@@ -180,27 +173,23 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
     """
     limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
     most = Image.MAX_IMAGE_PIXELS
-    # Decoders round sizes up, so this limit has room. _next_ppm refuses sizes between the two limits.
+    # Decoders round sizes up, so this limit has room. read_ppm refuses sizes between the two limits.
     pixels = [] if most is None else ["-max_pixels", str(most * 9 // 8 + 2**16)]
     command = [
-        *("-nostdin", "-v", "error", "-xerror", *pixels),
+        *(_program(name), "-nostdin", "-v", "error", "-xerror", *pixels),
+        *("-threads", str(min(THREADS, os.cpu_count() or 1))),
         *("-protocol_whitelist", "file", "-format_whitelist", _CONTAINERS, "-i", f"file:{path.absolute()}"),
         # One PPM image per frame, because its header has the size.
         *("-pix_fmt", "rgb24", "-vcodec", "ppm", *limit, "-f", "image2pipe", "-"),
     ]
-    with tempfile.TemporaryFile() as log:
-        with _started(command, name, log) as process:
-            assert process.stdout is not None
-            try:
-                while (frame := _next_ppm(process.stdout, name)) is not None:
-                    yield frame
-                code = process.wait()
-            finally:
-                process.kill()
-        log.seek(0)
-        lines = log.read().decode("utf-8", errors="replace").splitlines()
+    with decoder(command, name, cancel) as ffmpeg:
+        while ffmpeg.line() == b"P6\n" and (frame := ffmpeg.frame(name)) is not None:
+            yield frame
+        code, lines = ffmpeg.ended(name)
     if code and any("max pixel count" in line for line in lines):
         raise too_large(name)
+    if code and any(words in line for line in lines for words in NO_MEMORY):
+        raise takes_memory(name, memory_limit())
     # ffmpeg exits with 0 when a Matroska file is cut short.
     if code or any("ended prematurely" in line for line in lines):
         reason = re.sub(r"\[[^]]*\] *", "", lines[0]) if lines else how_it_ended(code)
@@ -211,36 +200,13 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
         )
 
 
-def _started(arguments: Sequence[str], name: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Starts an ffmpeg whose messages go to a file; raises UsageError if it cannot be started."""
+def _program(name: str) -> str:
+    """Returns the path of ffmpeg."""
     try:
-        program = find_ffmpeg()
+        return find_ffmpeg()
     except UsageError as error:
         raise UsageError(
             f"{name} cannot be read: {error.what}",
             found=error.found,
             remedy=f"{error.remedy}, or give a folder of images",
         ) from None
-    try:
-        # In a session of its own, so that Ctrl-C does not reach it: the reader ends the process.
-        return subprocess.Popen(
-            [program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {program} does not start", found=error.strerror) from None
-
-
-def _next_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
-    """Returns the next whole image of a stream of binary PPM images; None at its end."""
-    if stream.readline() != b"P6\n":
-        return None
-    width, height = map(int, stream.readline().split())
-    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-        raise too_large(name)
-    stream.readline()  # the largest value, 255
-    pixels = stream.read(width * height * 3)
-    return Image.frombytes("RGB", (width, height), pixels) if len(pixels) == width * height * 3 else None

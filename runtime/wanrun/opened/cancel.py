@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
@@ -19,13 +19,15 @@ ASK_SECONDS = 0.1
 class CancelToken:
     """Ends the calls of ``generate`` and ``load`` that it is given to, at their next look at it.
 
-    They look when they begin, while they wait for the device or for what is being loaded, after each call of
-    the denoising loop, and before decoding. The device is free then. What a generation has waited for goes on
-    to load, for later generations; a ``load`` that is ended closes what it has opened.
+    They look when they begin, while they read images and videos or wait for the device or for what is being
+    loaded, after each call of the denoising loop, and before decoding. The device is free then. What a
+    generation has waited for goes on to load, for later generations; a ``load`` that is ended closes what it
+    has opened.
     """
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._ends: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         return f"<CancelToken: {'cancelled' if self.cancelled else 'not cancelled'}>"
@@ -38,6 +40,19 @@ class CancelToken:
     def cancel(self) -> None:
         """Ends the calls, with a CancelledError in their own threads; from any thread, at any time."""
         self._event.set()
+        for end in tuple(self._ends):
+            end()
+
+    @contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """Lets ``cancel`` call a function too, such as one that ends a process, while the block runs."""
+        self._ends.append(end)
+        try:
+            if self.cancelled:  # meanwhile: one of both has seen the other
+                end()
+            yield
+        finally:
+            self._ends.remove(end)
 
     def check(self) -> None:
         """Raises CancelledError once ``cancel`` was called."""

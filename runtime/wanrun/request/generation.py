@@ -16,6 +16,7 @@ from wanrun.denoising.solvers import SolverTable
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
 from wanrun.media.windows import num_windows
+from wanrun.opened.cancel import CancelToken
 
 _BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
 
@@ -76,17 +77,22 @@ class Generation:
         """The prompt, and with guidance the negative prompt after it."""
         return self.options["prompt"], *([self.options["negative_prompt"]] if self.profile.guidance else [])
 
-    def read_media(self) -> Inputs | None:
+    def read_media(self, *, cancel: CancelToken | None = None, keep: bool = True) -> Inputs | None:
         """Returns the images and videos as arrays; None if there are none to read.
 
+        Args:
+            cancel: ends the call, and the processes that decode.
+            keep: False checks alone, in little memory: the arrays of videos have no frames.
+
         Raises:
+            CancelledError: once the token is cancelled.
             UsageError: for an image or video that cannot be read or does not fit the profile.
         """
         if self.media is None:
             return None
         from wanrun.media.prepare import load_media  # imports Pillow
 
-        return load_media(self.manifest, self.profile, self.media)
+        return load_media(self.manifest, self.profile, self.media, cancel=cancel, keep=keep)
 
     def num_windows(self, inputs: Inputs | None) -> int:
         """Returns the number of windows, in each of which all steps run; the inputs may decide it."""

@@ -13,7 +13,8 @@ from PIL import Image
 from helpers.pictures import picture, pixels, same
 from wanrun.errors import UsageError
 from wanrun.media import images
-from wanrun.media.images import FORMATS, read_image
+from wanrun.media.images import read_image
+from wanrun.media.pillow import FORMATS
 
 
 def refused(source: Path | str | Image.Image) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from PIL import Image, ImageOps
+from PIL import Image
 
 from helpers.damage import flag
 from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
-from wanrun.media import preparations
+from wanrun.media import decoder, preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.prepare import load_media, media_facts
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
@@ -265,11 +265,14 @@ def test_an_image_that_changes_while_it_is_read_is_refused(
 ) -> None:
     folder, others = write_folder(MOVING, tmp_path / "frames"), itertools.cycle((A, B))
 
-    def turn(image: Image.Image) -> Image.Image:
+    decode = decoder.first_frame
+
+    def change(*arguments: Any) -> Image.Image:
+        image = decode(*arguments)
         next(others).save(folder / "frame4.png")  # of another size: the clock may not have moved
         return image
 
-    monkeypatch.setattr(ImageOps, "exif_transpose", turn)
+    monkeypatch.setattr(decoder, "first_frame", change)
     expected = f"{folder / 'frame4.png'} was changed while it was read; run it again"
     assert refused("wan2.1-vace", Media(video=folder)) == f"--video {expected}"
     assert refused("wan2.2-ti2v", Media(image=folder / "frame4.png")) == f"--image {expected}"

@@ -1,0 +1,179 @@
+"""Decodes images by Pillow, in a process of its own: ``wanrun.media.decoder`` starts and ends it.
+
+A file from outside decides how long its decoder works and how much memory that takes, and Pillow holds the
+GIL meanwhile. Here nothing else waits for it. It imports little, and is ready after 60 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from PIL import Image, ImageOps, ImageSequence
+
+from wanrun.errors import UsageError
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000")
+"""Pillow's names of the formats that are read. None starts a program, as EPS does. The first five need no
+further module of Pillow."""
+
+STRIP_BYTES = 2**22
+"""What is passed on of a frame at a time: no process has a large one twice."""
+
+_DEEP = ("I", "F")  # and I;16 with its byte orders
+
+NO_MEMORY = ("out of memory", "allocate memory", "get_buffer() failed", "Resource temporarily unavailable")
+"""What libraries and ffmpeg say at a limit of memory."""
+
+
+def too_large(name: str) -> UsageError:
+    """Returns the error for an image above Pillow's limit of pixels."""
+    return UsageError(
+        f"{name} is too large", expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels", remedy="make it smaller"
+    )
+
+
+def takes_memory(name: str, limit: int) -> UsageError:
+    """Returns the error for a file whose decoder reaches its limit of bytes."""
+    return UsageError(
+        f"{name} takes too much memory to decode",
+        expected=f"at most {limit >> 20} MB",
+        remedy="make it smaller, or save it in another format",
+    )
+
+
+@contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Turns Pillow's exceptions for a bad image into a UsageError that starts with ``name``."""
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of unusual metadata and palettes, which the reference reads too.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    except UsageError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise too_large(name) from None
+    except Image.UnidentifiedImageError:
+        raise UsageError(
+            f"{name} is not an image", expected="PNG, JPEG, WebP or another common format"
+        ) from None
+    except Exception as error:  # a format's own reader raises anything for a damaged file
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            raise takes_memory(name, resource.getrlimit(resource.RLIMIT_DATA)[0]) from None
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UsageError(f"{name} is damaged", found=reason, remedy="save it again") from None
+
+
+def rgb(image: Image.Image, name: str) -> Image.Image:
+    """Returns one decoded frame as RGB with 8 bits a channel; it is not rotated.
+
+    Transparency is dropped, as ``load_image`` does: the colours under it show. A single transparent colour
+    stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted.
+
+    Raises:
+        UsageError: for an image without pixels, and for a greyscale image with 16 or 32 bits, which Pillow
+            would clip at 255, that is mostly to white.
+    """
+    if image.mode in _DEEP or image.mode.startswith("I;"):
+        raise UsageError(
+            f"{name} has more than 8 bits a pixel",
+            expected="8 bits a channel",
+            found=f"greyscale of 16 or 32 bits ({image.mode})",
+            remedy="save it with 8 bits",
+        )
+    if 0 in image.size:
+        raise UsageError(f"{name} has no pixels", found=f"{image.width}x{image.height}")
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def main() -> None:
+    """Answers requests, a line of JSON each, with frames: as PPM, its comment the transparent colour.
+
+    The only argument is the most pixels of an image; 0 for no limit. A request has ``path``, the ``name`` for
+    messages, and whether all ``frames`` are wanted: then an empty line follows the last one. In place of a
+    frame there may be a line of JSON: an error's four parts, or an object without any for what is no image.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    Image.MAX_IMAGE_PIXELS = int(sys.argv[1]) or None
+    try:
+        for line in sys.stdin.buffer:
+            _answer(json.loads(line), answers)
+            answers.flush()
+    except BrokenPipeError:
+        os._exit(0)  # nobody wants the rest
+
+
+def _answer(request: dict[str, Any], answers: IO[bytes]) -> None:
+    path, name, problem = request["path"], request["name"], dict[str, Any]()
+    try:
+        if not request["frames"]:
+            write_ppm(_first(path, name), answers)
+            return
+        if (image := _opened(path, name)) is not None:
+            for frame in _all(image, name):
+                write_ppm(frame, answers)
+            answers.write(b"\n")
+            return
+    except UsageError as error:
+        parts = {"what": error.what, "expected": error.expected, "found": error.found, "remedy": error.remedy}
+        problem = {part: text for part, text in parts.items() if text is not None}
+    answers.write(json.dumps(problem, default=str).encode() + b"\n")
+
+
+def _first(path: str, name: str) -> Image.Image:
+    """Returns an image, or the first frame of an animation, turned as its EXIF orientation says."""
+    with decoding(name):
+        image = Image.open(path, formats=FORMATS)
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        return rgb(image, name)
+
+
+def _opened(path: str, name: str) -> Image.Image | None:
+    """Returns an animation whose frames are not decoded yet; None for what is no image."""
+    with decoding(name):
+        try:
+            return Image.open(path, formats=FORMATS)
+        except Image.UnidentifiedImageError:
+            return None
+
+
+def _all(image: Image.Image, name: str) -> Iterator[Image.Image]:
+    frames = ImageSequence.Iterator(image)
+    while True:
+        with decoding(name):
+            try:
+                frame = rgb(next(frames), name)
+            except StopIteration:
+                return
+        yield frame
+
+
+def write_ppm(image: Image.Image, answers: IO[bytes]) -> None:
+    """Writes an image in mode RGB as binary PPM, its comment the transparent colour of ``info``."""
+    answers.write(b"P6\n")
+    if (colour := image.info.get("transparency")) is not None:
+        answers.write(f"#{colour!r}\n".encode())
+    answers.write(f"{image.width} {image.height}\n255\n".encode())
+    rows = strip_rows(image.width)
+    for top in range(0, image.height, rows):
+        answers.write(image.crop((0, top, image.width, min(top + rows, image.height))).tobytes())
+
+
+def strip_rows(width: int) -> int:
+    """Returns how many rows of a frame are passed on at a time."""
+    return max(1, STRIP_BYTES // (3 * width))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Decoders end at a limit, when a token is cancelled, and with their reader."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from helpers.pictures import ffmpeg
+from wanrun import CancelToken
+from wanrun.errors import CancelledError, UsageError
+from wanrun.media import decoder
+from wanrun.media.decoder import read_ppm
+from wanrun.media.images import read_image
+from wanrun.media.read_video import read_video
+
+
+def many_scans(path: Path) -> Path:
+    """A small JPEG that takes minutes: its last scan comes again and again."""
+    data = io.BytesIO()
+    Image.new("RGB", (2000, 2000), (10, 200, 30)).save(data, "JPEG", progressive=True)
+    image, mark = data.getvalue(), data.getvalue().rfind(b"\xff\xda")
+    path.write_bytes(image[:-2] + image[mark:-2] * 20_000 + image[-2:])
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the processes that are started."""
+    numbers, begin = list[int](), subprocess.Popen.__init__
+
+    def record(self: subprocess.Popen[bytes], *arguments: object, **options: object) -> None:
+        begin(self, *arguments, **options)  # type: ignore[call-overload]
+        numbers.append(self.pid)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", record)
+    return numbers
+
+
+def assert_ended(process: int) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_an_image_that_takes_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[int]
+) -> None:
+    monkeypatch.setattr(decoder, "SECONDS", 1)
+    with pytest.raises(UsageError, match="takes too long to decode; expected at most 1 s"):
+        read_image(many_scans(tmp_path / "long.jpg"), "--image")
+    assert_ended(started[0])
+
+
+def test_a_token_ends_a_decoder(tmp_path: Path, started: list[int]) -> None:
+    token = CancelToken()
+    threading.Timer(0.1, token.cancel).start()
+    with pytest.raises(CancelledError):
+        read_image(many_scans(tmp_path / "long.jpg"), "--image", cancel=token)
+    assert_ended(started[0])
+    with pytest.raises(CancelledError):  # one that is cancelled already
+        list(read_video(tmp_path / "long.jpg", "--video", cancel=token))
+
+
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_a_file_that_takes_much_memory_is_refused(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"large.{suffix}"
+    if suffix == "gif":
+        Image.new("L", (5000, 5000)).save(path)
+    else:
+        ffmpeg("-f", "lavfi", "-i", "color=s=2560x1440", "-frames:v", "3", "-preset", "ultrafast", path)
+    monkeypatch.setattr(decoder, "BYTES", 60 * 2**20)
+    monkeypatch.setattr(decoder, "PIXEL_BYTES", 0)
+    with pytest.raises(UsageError, match="takes too much memory to decode; expected at most 60 MB"):
+        list(read_video(path, "--video"))
+
+
+def test_a_decoder_that_is_killed_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[int]
+) -> None:
+    """As for want of memory of the whole machine."""
+    path = many_scans(tmp_path / "long.jpg")
+    threading.Timer(0.3, lambda: os.kill(started[0], 9)).start()
+    with pytest.raises(UsageError, match="cannot be decoded; found ended by signal 9"):
+        read_image(path, "--image")
+
+
+def test_a_frame_is_not_read_that_is_above_the_limit_or_cut_off() -> None:
+    """Whatever ffmpeg makes of its own limit."""
+    with pytest.raises(UsageError, match="--video is too large"):
+        read_ppm(io.BytesIO(b"12000 9000\n255\n"), "--video")
+    assert read_ppm(io.BytesIO(b"2 2\n255\n" + bytes(11)), "--video") is None
