@@ -22,7 +22,7 @@ from wanserve.hub import Hub
 from wanserve.job import Failure, Job, Live, shown
 from wanserve.messages import Done, Now
 from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError, without_paths
+from wanserve.refusal import RefusedError, closing, without_paths
 from wanserve.running import Running
 from wanserve.settings import Settings
 from wanserve.store import Store
@@ -89,7 +89,7 @@ class Desk:
         """
         retry = str(self._retry_seconds())
         if self.closing:
-            raise RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})
+            raise closing()
 
         def put(connection: sqlite3.Connection) -> Job:
             if job.idempotency is not None:

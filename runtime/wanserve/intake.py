@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 
-from wanrun.errors import ArtifactError, WanError
+from wanrun import CancelToken
+from wanrun.errors import ArtifactError, CancelledError, WanError
 from wanserve.catalog import Catalog
 from wanserve.desk import Desk
 from wanserve.fields import Wish, read_wish
@@ -22,7 +23,7 @@ from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
-from wanserve.refusal import RefusedError, refused, unknown, whole
+from wanserve.refusal import RefusedError, closing, refused, unknown, whole
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -39,6 +40,9 @@ MAX_LARGE = 16
 WAIT_SECONDS = 10.0
 """For which another one waits."""
 
+DECODERS = 3
+"""Requests whose images and videos are decoded at a time, one of each client: a process of up to 1.5 GB."""
+
 _STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size"}
 _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
 
@@ -54,7 +58,9 @@ class Intake:
 
     def __init__(self, catalog: Catalog, desk: Desk, folders: Folders) -> None:
         self._catalog, self._desk, self._folders = catalog, desk, folders
-        self._reading = asyncio.Semaphore(2)  # media are decoded in memory
+        self._decoders = asyncio.Semaphore(DECODERS)
+        self._ending = CancelToken()
+        self._own_decoder = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(1))
         self._large = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_LARGE))
 
     async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
@@ -70,7 +76,7 @@ class Intake:
         folder = self._folders.incoming() if wish.sent else None
         try:
             media = await _store(wish, folder)
-            generation = await self._resolve(wish, wish.options, _paths(wish.model, media, folder))
+            generation = await self._resolve(client, wish, wish.options, _paths(wish.model, media, folder))
             job = Job(
                 owner=client.name,
                 model=wish.model.name,
@@ -135,12 +141,12 @@ class Intake:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
         place = None if position is None else whole(position, 1, 10**9, "position")
         if form.fields or form.files or gone:
-            await self._remake(job, wish, gone)
+            await self._remake(client, job, wish, gone)
         if place is not None:
             self._desk.check_waiting(job)
             await self._desk.move(job, place)
 
-    async def _remake(self, job: Job, wish: Wish, gone: set[str]) -> None:
+    async def _remake(self, client: Client, job: Job, wish: Wish, gone: set[str]) -> None:
         """Gives a waiting job other options and files."""
         before = job.options
         options = {name: value for name, value in before.items() if name not in gone} | wish.options
@@ -150,7 +156,7 @@ class Intake:
             replaced = {one.option for one in news} | gone
             kept = [one for one in job.media if one.option not in replaced]
             paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
-            generation = await self._resolve(wish, options, paths)
+            generation = await self._resolve(client, wish, options, paths)
             self._desk.check_waiting(job)
             if job.options is not before:
                 raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
@@ -165,7 +171,9 @@ class Intake:
         finally:
             await asyncio.to_thread(self._folders.drop, folder)
 
-    async def _resolve(self, wish: Wish, options: dict[str, Any], paths: dict[str, Any]) -> Generation:
+    async def _resolve(
+        self, client: Client, wish: Wish, options: dict[str, Any], paths: dict[str, Any]
+    ) -> Generation:
         """Checks a request with its files, and returns what it makes.
 
         Raises:
@@ -175,14 +183,20 @@ class Intake:
             # In a thread: ten thousand steps take a while.
             generation = await asyncio.to_thread(wish.model.resolve, {**options, **paths}, wish.spell)
             if paths:
-                async with self._reading:
-                    await asyncio.to_thread(generation.read_media)
+                async with self._own_decoder[client.name], self._decoders:
+                    await asyncio.to_thread(generation.read_media, cancel=self._ending, keep=False)
+        except CancelledError:
+            raise closing() from None
         except ArtifactError as error:
             asked = [name for name in _SHAPE if name in wish.options]
             raise refused(error, wish.spell, "not_built", asked) from None
         except WanError as error:
             raise refused(error, wish.spell) from None
         return generation
+
+    def close(self) -> None:
+        """Ends what decodes, from any thread; the requests are refused."""
+        self._ending.cancel()
 
     def run(self, job: Job) -> Run:
         """Returns what tells a worker to make a job, whose folder for results is empty then."""

@@ -74,6 +74,11 @@ def unknown(name: str, hint: str = "") -> RefusedError:
     return RefusedError(f"unknown field {name[:60]!r}{hint}", param=name[:60], code="unknown_parameter")
 
 
+def closing() -> RefusedError:
+    """Returns the error of a request that comes to a server that ends."""
+    return RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})
+
+
 def refused(
     error: WanError,
     spell: Callable[[str], str],

@@ -158,6 +158,7 @@ class Service:
             results = await asyncio.gather(*keeping, return_exceptions=True)
             await asyncio.gather(*(device.settle() for device in self.devices))
             self.desk.hub.close()
+            self.intake.close()
             server.should_exit = True
             ending.cancel()
             cleaning.cancel()
