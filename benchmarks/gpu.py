@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                          # all parts that fit into --budget, by importance
     python benchmarks/gpu.py --part step-14b,start    # these alone
     python benchmarks/gpu.py --artifact DIR           # with an artifact that was built elsewhere for this GPU
+    python benchmarks/gpu.py --kernel DIR             # and with an attention that was (see gpu_attention.py)
     python benchmarks/gpu.py --smoke                  # tiny shapes on the CPU: 1 if a part fails
 
 It runs from a checkout and needs no network. Each part runs in processes of its own, so that one which fails,
@@ -13,10 +14,13 @@ device     what JAX sees; always measured
 ceiling    matrix products in bfloat16, and cuDNN's attention alone
 cross      executables that were built elsewhere: past wanrun's checks, through wanrun, and golden records
 native     a toy built here: hits, and agreement with the golden records of a CPU
+attention  cuDNN's attention beside the one in Mosaic GPU that JAX has; one that was built elsewhere
 step-*     the denoising step with guidance at 832x480x81 and 1280x720x81, and the memory
+w8a8       the step of 14B at 832x480x81 with weights of 8 bits, multiplied in bfloat16 and in 8 bits
 decode     the VAE's decode at these sizes, and in other precisions at the first
 torch      a plain transformer block with scaled_dot_product_attention, eager and compiled
 start      wanrun from its start until it is ready, with the 1.3B model, and the restore in it
+stream     steps of the 1.3B model whose layers stream through the GPU, beside those whose layers stay
 
 TFLOP/s count matrix products and attention: see ``step_flops`` in gpu_device.py. "of ceiling" compares them
 with this run's fastest matrix product.
@@ -39,12 +43,14 @@ A package that is missing where nothing can be installed travels as a folder. Wh
     pip install --no-index --no-deps --target packages wheels/*.whl
 
 The second command also runs on the other machine, from the wheels. Then PYTHONPATH=packages is all that this
-script needs. Its first lines say which dependencies of the project are missing.
+script needs. Its first lines say which dependencies of the project are missing. No part writes a video: where
+imageio-ffmpeg's 68 MB are too many, an empty package of that name will do.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -58,7 +64,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from gpu_artifact import cross, make, native, start
+from gpu_artifact import cross, make, native, start, stream
 from gpu_bench import Bench, NotGivenError, ProcessFailedError, machine
 from gpu_rows import reason
 
@@ -99,6 +105,35 @@ def device(bench: Bench) -> None:
 def ceiling(bench: Bench) -> None:
     """Matrix products in bfloat16, and the attention alone."""
     bench.measure("gpu_device.py", "ceiling")
+
+
+SHAPES = (
+    *((2, 32768, 32768, heads) for heads in (12, 40)),
+    *((2, 32768, 512, 40), (2, 75648, 75648, 40)),
+)
+"""Sequences, queries, keys and heads: of 832x480x81 for 1.3B and 14B, its text's, of 1280x720x81 for 14B."""
+WIDE = (2, 32768, 32832, 12)
+"""The first one with keys for tiles of 192, of which no number has 32 768."""
+TILES = ((64, 128, 2), (64, 128, 3), (64, 64, 4), (128, 64, 2))
+
+
+def attention(bench: Bench) -> None:
+    """cuDNN's attention and Mosaic's; each form in a process of its own, because a fault ends all of CUDA."""
+    compared = functools.partial(bench.measure, "gpu_attention.py", "attention")
+    compared(shapes=SHAPES, tiles=TILES[:1], emitter=False)
+    if bench.kernel is not None:
+        bench.measure("gpu_attention.py", "elsewhere", folder=str(bench.kernel))
+    compared(shapes=(WIDE,), tiles=((64, 192, 2),), emitter=False)
+    compared(shapes=SHAPES[1:2], tiles=TILES[1:], emitter=False)
+    compared(shapes=SHAPES[1:2], tiles=((64, 128, 2),), emitter=True)
+
+
+def w8a8(bench: Bench) -> None:
+    """Steps with weights of 8 bits."""
+    sizes, name = (TOY_SIZES, "toy") if bench.smoke else (SIZES[:1], "14b")
+    for form, eight_bits in (("float8", True), ("int8", True), ("float8", False)):
+        words = {"quantise": form, "w8a8": eight_bits}
+        bench.measure("gpu_device.py", "step", model=name, sizes=sizes, repeats=2, **words)
 
 
 def _step(model: str, repeats: int) -> Callable[[Bench], None]:
@@ -150,15 +185,18 @@ PARTS: Mapping[str, Part] = {
     "device": Part(device, ("jax",), 10, 60),
     "ceiling": Part(ceiling, ("jax",), 20, 60),
     "cross": Part(cross, COMMANDS, 30, 100),
-    "native": Part(native, COMMANDS, 40, 150),
+    "native": Part(native, COMMANDS, 40, 130),
+    "attention": Part(attention, PROGRAMS, 30, 130),
     "step-1.3b": Part(_step("1.3b", 5), PROGRAMS, 40, 150),
     "decode": Part(decode, PROGRAMS, 40, 300),
     "step-14b": Part(_step("14b", 3), PROGRAMS, 60, 200),
-    "torch": Part(torch_block, ("torch",), 30, 150),
-    "start": Part(start, COMMANDS, 90, 240),
+    "w8a8": Part(w8a8, PROGRAMS, 40, 130),
+    "torch": Part(torch_block, ("torch",), 25, 80),
+    "start": Part(start, COMMANDS, 80, 170),
+    "stream": Part(stream, COMMANDS, 50, 120),
 }
 """By name, in the order of importance."""
-SMOKE_PARTS = tuple(name for name in PARTS if name != "step-14b")
+SMOKE_PARTS = tuple(name for name in PARTS if name not in ("attention", "step-14b"))
 
 
 def run_parts(bench: Bench, names: Sequence[str], budget: float, missing: Sequence[str]) -> dict[str, Any]:
@@ -248,6 +286,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--artifact", type=Path, help="a toy artifact from elsewhere; it is copied, not changed"
     )
+    parser.add_argument("--kernel", type=Path, help="an attention from elsewhere: see gpu_attention.py")
     parser.add_argument("--target", help="of --artifact: the target to load; of --make: the one to build")
     parser.add_argument("--json", type=Path, help="also write the line of JSON to this file")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
@@ -285,7 +324,7 @@ def main() -> None:
     print(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
     print(f"missing packages: {', '.join(found['missing']) or 'none'}", flush=True)
     with tempfile.TemporaryDirectory(prefix="wanrun-gpu-") as temporary:
-        bench = Bench(Path(temporary), options.smoke, options.artifact, options.target)
+        bench = Bench(Path(temporary), options.smoke, options.artifact, options.target, options.kernel)
         if options.make is not None:
             make_artifact(bench, options)
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ HEAD_SIZE = 64
 """Of the toy's transformer: the attention of a GPU takes multiples of 8."""
 START = ("1.3b", "832x480", 81)
 """The start that is timed: model, size, frames."""
+STREAMED = 4
+"""Steps of which the first does not count."""
 CPU: Mapping[str, str] = MappingProxyType({"JAX_PLATFORMS": "cpu"})
 
 
@@ -80,10 +83,10 @@ def _own_toy(bench: Bench, name: str) -> Path:
     return artifact
 
 
-def _run(bench: Bench, artifact: Path, *words: object) -> dict[str, Any]:
-    """Makes two steps of a video with ``wanrun`` and returns its timings; raises as ``Bench.run``."""
+def _run(bench: Bench, artifact: Path, *words: object, steps: int = 2) -> dict[str, Any]:
+    """Makes steps of a video with ``wanrun`` and returns its timings; raises as ``Bench.run``."""
     timings = artifact.parent / "timing.json"
-    common = ("--artifact", artifact, "--prompt", PROMPT, "--steps", 2, "--timing-json", timings)
+    common = ("--artifact", artifact, "--prompt", PROMPT, "--steps", steps, "--timing-json", timings)
     output = ("--output", artifact.parent / "out.npy", "--overwrite")
     words = (sys.executable, "-m", "wanrun", *common, *output, *words)
     bench.run("wanrun", words)
@@ -172,18 +175,27 @@ def cross(bench: Bench) -> None:
             _replay(bench, artifact)
 
 
+def _converted(bench: Bench, model: str) -> Path:
+    """Returns an artifact of a model full of zeros, without programs; converts it once."""
+    folder = bench.folder / "converted"
+    if not (folder / "ready").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder), model=model)
+        (source,) = folder.glob("checkpoint-*")
+        seconds = bench.wanbuild("convert", source, "--artifact", folder / "artifact")
+        bench.rows.add("convert", seconds, "s")
+        (folder / "ready").touch()
+    return folder / "artifact"
+
+
 def start(bench: Bench) -> None:
     """Times a start: from the command until the first step could be dispatched, and the restore in it."""
     model, size, frames = ("toy", SIZE, FRAMES) if bench.smoke else START
     if bench.smoke:
         artifact = _own_toy(bench, "start")
     else:
-        folder = bench.folder / "start"
-        bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder), model=model)
-        (source,) = folder.glob("checkpoint-*")
-        artifact = folder / "artifact"
-        bench.rows.add("convert", bench.wanbuild("convert", source, "--artifact", artifact), "s")
-        words = ("--size", size, "--frames", frames, "--loop", "step", "--target", "local")
+        artifact = _converted(bench, model)
+        words = ("--size", size, "--frames", frames, "--loop", "step", "--target", "local", "--no-proxies")
         seconds = bench.wanbuild("compile", "--artifact", artifact, *words)
         bench.rows.add(f"wanbuild compile {size}x{frames}", seconds, "s", "with autotuning")
     for attempt in ("first", "second"):
@@ -197,6 +209,25 @@ def start(bench: Bench) -> None:
         bench.rows.add(f"{model} executables, {attempt}", timing["executables_seconds"], "s")
         if bench.smoke:
             break
+
+
+def stream(bench: Bench) -> None:
+    """Makes steps of a model whose layers stream through the device, and of one whose layers stay there.
+
+    The weights are zeros: what counts are the transfers, of which a step brings all layers.
+    """
+    model, size, frames = ("toy", SIZE, FRAMES) if bench.smoke else START
+    artifact = _own_toy(bench, "stream") if bench.smoke else _converted(bench, model)
+    profile = ("--size", size, "--frames", frames)
+    for loop, memory in (("stream", "stream"), ("step", "auto")):
+        words = ("--loop", loop, "--target", "local", "--no-proxies")
+        seconds = bench.wanbuild("compile", "--artifact", artifact, *profile, *words)
+        bench.rows.add(f"wanbuild compile --loop {loop}", seconds, "s")
+        with bench.rows.attempt(f"--loop {loop}"):
+            timings = _run(bench, artifact, *profile, "--loop", loop, "--memory", memory, steps=STREAMED)
+            steps = timings["step_seconds"]
+            middle = statistics.median(steps[1:])
+            bench.rows.add(f"{model} step, --loop {loop}", middle, "s", f"first {steps[0]:.3f} s")
 
 
 def _ready(bench: Bench, artifact: Path, size: str, frames: int) -> dict[str, Any]:

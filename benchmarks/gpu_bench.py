@@ -47,14 +47,23 @@ class Bench:
         smoke: whether everything is tiny and on the CPU.
         artifact: a toy artifact with golden records to begin with; None to make one.
         target: the target in it that was built elsewhere; None for the first that is not a CPU's.
+        kernel: a folder with an attention that was built elsewhere; None for none.
 
     Attributes:
         rows: the rows of the part that runs now.
         until: when the part must end, on time.monotonic().
     """
 
-    def __init__(self, folder: Path, smoke: bool, artifact: Path | None, target: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        smoke: bool,
+        artifact: Path | None,
+        target: str | None,
+        kernel: Path | None = None,
+    ) -> None:
         self.folder, self.smoke, self.artifact, self.target = folder, smoke, artifact, target
+        self.kernel = kernel and kernel.absolute()
         self.until = 0.0
         self.rows = Rows(folder / "rows.jsonl")
         paths = [str(ROOT / "build"), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]

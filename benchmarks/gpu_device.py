@@ -36,9 +36,11 @@ LARGE = 2**20
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Uniform in ±0.03; a stack is made layer by layer, because one may have more than 2**31 values."""
+    """Uniform in ±0.03, or any int8; a stack is made layer by layer: it may have more than 2**31 values."""
 
     def part(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        if dtype == jnp.int8:
+            return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8), dtype)
         return jax.random.uniform(key, shape, jnp.float32, -0.03, 0.03).astype(dtype)
 
     if len(shape) < 3:
@@ -47,10 +49,13 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def random_arrays(tree: Any, device: jax.Device) -> Any:
-    """Returns random arrays of a tree of shapes and dtypes: uniform in ±0.03, integers 0."""
+    """Returns random arrays of a tree of shapes and dtypes: uniform in ±0.03, int8 of all values, other
+    integers 0."""
 
     def array(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         dtype, seed = jnp.dtype(leaf.dtype), zlib.crc32(jax.tree_util.keystr(path).encode())
+        if dtype == jnp.int8 and leaf.size >= LARGE:
+            return _uniform(jax.random.key(seed, impl="rbg"), tuple(leaf.shape), dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             return jax.device_put(np.zeros(leaf.shape, dtype), device)
         if leaf.size < LARGE:
@@ -157,10 +162,19 @@ def step_flops(config: Any, tokens: int, text_tokens: int, halves: int) -> float
 
 @dataclass(frozen=True)
 class Choice:
-    """Changed fields of ``BuildOptions``."""
+    """Changed fields of ``BuildOptions``, and 8 bits.
+
+    Args:
+        label: what rows say.
+        options: the changed fields.
+        quantise: the form of ``--quantise``; None for none.
+        w8a8: whether products are in 8 bits too.
+    """
 
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    quantise: str | None = None
+    w8a8: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +198,7 @@ class Programs:
         import msgspec
 
         from checkpoints import MODELS
+        from wanbuild.conversion.chosen import parse_quantise
         from wanbuild.plan.published import manifest_of, published_manifest
         from wanbuild.programs.build_options import BuildOptions
         from wanbuild.programs.jax_flags import pinned
@@ -193,15 +208,17 @@ class Programs:
 
         toy = "wan2.1-t2v" if model == "toy" else None
         target = resolve_target("local")
+        target = target.in_eight_bits() if choice.w8a8 else target
+        quantise = parse_quantise(choice.quantise, ())
         kernels = {"convolution": "direct"} if toy else {}
         self.target = dataclasses.replace(target, kernels=msgspec.structs.replace(target.kernels, **kernels))
         self.device = target.device
         self._flags = ExitStack()  # held until the process ends
         self._flags.enter_context(pinned(target.platform))
         if toy:
-            self._manifest = manifest_of(variants()[toy], TOY_VARIANTS[toy].configs)
+            self._manifest = manifest_of(variants()[toy], TOY_VARIANTS[toy].configs, quantise=quantise)
         else:
-            self._manifest = published_manifest(MODELS[model][1])
+            self._manifest = published_manifest(MODELS[model][1], quantise=quantise)
         self._options = BuildOptions(**choice.options)
 
     def builder(self, width: int, height: int, frames: int) -> Any:
@@ -252,13 +269,19 @@ class Programs:
 
 
 def step(rows: Rows, arguments: Arguments) -> None:
-    """The denoising step of one model, with guidance, at each size."""
-    model = arguments["model"]
-    programs = Programs(model, Choice("default"))
+    """The denoising step of one model, with guidance, at each size.
+
+    Args:
+        rows: gets the times.
+        arguments: ``model``, ``sizes``, ``repeats``; ``quantise`` and ``w8a8``, of a ``Choice``.
+    """
+    model, form, w8a8 = arguments["model"], arguments.get("quantise"), arguments.get("w8a8", False)
+    programs = Programs(model, Choice("default", quantise=form, w8a8=w8a8))
+    bits = f" {form} in {'8 bits' if w8a8 else 'bfloat16'}" if form else ""
     rows.add("kernels", note=", ".join(f"{k} {v}" for k, v in _fields(programs.target.kernels).items()))
     weights: Any = None
     for size in arguments["sizes"]:
-        what = "step {} {}x{}x{}".format(model, *size)
+        what = "step {} {}x{}x{}".format(model, *size) + bits
         with rows.attempt(what):
             builder = programs.builder(*size)
             spec, before = builder.first("step"), builder.first("prepare")

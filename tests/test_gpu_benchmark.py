@@ -183,7 +183,19 @@ def test_a_smoke_run_comes_to_its_end(artifact: Path, golden: dict[str, Any], tm
     written = (tmp_path / "found.json").read_text()
     assert (table + line).endswith("\n" + written)
     parts = json.loads(written)["parts"]
-    assert list(parts) == ["device", "ceiling", "cross", "native", "step-1.3b", "decode", "torch", "start"]
+    expected = [
+        "device",
+        "ceiling",
+        "cross",
+        "native",
+        "step-1.3b",
+        "decode",
+        "w8a8",
+        "torch",
+        "start",
+        "stream",
+    ]
+    assert list(parts) == expected
     assert {name: part for name, part in parts.items() if part["state"] != "done" and name != "torch"} == {}
     notes = {row["what"]: row["note"] for part in parts.values() for row in part["rows"]}
     assert notes["load denoise_step"] == "loaded"

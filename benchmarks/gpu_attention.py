@@ -1,0 +1,187 @@
+"""The attention part of gpu.py: JAX's kernel in Mosaic GPU beside cuDNN's: ``gpu_attention.py NAME JSON``.
+
+XLA builds cuDNN's graphs with a GPU alone, so steps wait for it; a kernel in Mosaic is compiled anywhere.
+Compared is the attention that ``attention_mgpu`` of JAX has: queries and keys in whole tiles, and no mask.
+On a machine without a GPU, where its compilers are installed:
+
+    python benchmarks/gpu_attention.py build '{"rows": "rows.jsonl", "folder": "DIR"}'
+
+exports and compiles it for an H200, as ``wanbuild`` does it; ``gpu.py --kernel DIR`` loads and runs that.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import time
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+if "CUDA_ROOT" not in os.environ and (assembler := shutil.which("ptxas")):
+    os.environ["CUDA_ROOT"] = str(Path(assembler).resolve().parents[1])  # Mosaic looks in its folder bin
+
+import jax
+import jax.numpy as jnp
+
+from gpu_device import TERA, Timed, timed
+from gpu_rows import Rows, main
+
+HEAD_SIZE = 128
+LOGITS = 2.0
+"""The standard deviation of the scores: of 32 768 keys about 600 count."""
+CHECKED = 256
+"""Queries of each head whose results are compared with those in float32."""
+BUILT = (2, 32768, 12)
+"""Sequences, tokens and heads of the kernel that is built elsewhere."""
+Tile = tuple[int, int, int]
+"""Queries, keys, and blocks of keys on their way."""
+
+
+def _mosaic(tile: Tile, emitter: bool = False) -> Callable[..., jax.Array]:
+    """Returns JAX's kernel for bfloat16: its scratch is of float16, whatever its inputs are."""
+    from jax.experimental.pallas.ops.gpu import attention_mgpu as module
+
+    module.jnp = types.SimpleNamespace(**{**vars(jnp), "float16": jnp.bfloat16})
+    # It asks for the version because of causal masks, and there is none without a GPU.
+    module.cuda_versions = types.SimpleNamespace(cuda_runtime_get_version=lambda: 13000)
+    config = module.TuningConfig(*tile)
+    kernel = module.attention_with_pipeline_emitter if emitter else module.attention
+    return lambda q, k, v: kernel(q, k, v, config)
+
+
+def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn")
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _normal(seed: int, shape: tuple[int, ...], deviation: float) -> jax.Array:
+    key = jax.random.key(seed, impl="rbg")
+    return (jax.random.normal(key, shape, jnp.float32) * deviation).astype(jnp.bfloat16)
+
+
+def _arrays(sequences: int, queries: int, keys: int, heads: int) -> dict[str, jax.Array]:
+    """Returns queries, which are scaled already, keys and values."""
+    sizes = {"q": queries, "k": keys, "v": keys}
+    deviations = {"q": LOGITS * HEAD_SIZE**-0.5, "k": 1.0, "v": 1.0}
+    return {
+        name: _normal(number, (sequences, size, heads, HEAD_SIZE), deviations[name])
+        for number, (name, size) in enumerate(sizes.items())
+    }
+
+
+@jax.jit
+def _exact(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of the first queries of the first sequence, in float32: (queries, N, K)."""
+    q, k, v = (x.astype(jnp.float32) for x in (q[0, :CHECKED], k[0], v[0]))
+    with jax.default_matmul_precision("highest"):
+        weights = jax.nn.softmax(jnp.einsum("qnd,knd->nqk", q, k), axis=-1)
+        return jnp.einsum("nqk,knd->qnd", weights, v)
+
+
+def _furthest(x: jax.Array, y: jax.Array) -> float:
+    return float(jnp.max(jnp.abs(x.astype(jnp.float32) - y.astype(jnp.float32))))
+
+
+def _agreement(found: jax.Array, cudnn: jax.Array | None, exact: jax.Array) -> str:
+    """Returns how far results are from cuDNN's and from those in float32."""
+    if cudnn is None:
+        return f"max |x - float32| {_furthest(found[0, :CHECKED], exact):.2g}"
+    first, theirs = found[0, :CHECKED], cudnn[0, :CHECKED]
+    size = float(jnp.sqrt(jnp.mean(exact**2)))
+    return (
+        f"max |x - cuDNN| {_furthest(found, cudnn):.2g}, |x - float32| {_furthest(first, exact):.2g}, "
+        f"cuDNN's {_furthest(theirs, exact):.2g}; rms of the result {size:.2g}"
+    )
+
+
+def _add(rows: Rows, what: str, shape: tuple[int, int, int, int], found: Timed, note: str) -> None:
+    sequences, queries, keys, heads = shape
+    tflops = 4 * sequences * heads * queries * keys * HEAD_SIZE / found.median / TERA
+    rows.add(what, found.median * 1e3, "ms", note, tflops=tflops, seconds=found.seconds)
+
+
+def attention(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """cuDNN's attention, and Mosaic's with each tile, on the same arrays of each shape.
+
+    Args:
+        rows: gets the times.
+        arguments: ``shapes``, of sequences, queries, keys and heads; ``tiles``; ``emitter``, whether the
+            kernel is the one that JAX's pipeline emitter makes.
+    """
+    until = arguments["until"]
+    for shape in map(tuple, arguments["shapes"]):
+        where = "{} x {} x {} keys, {} heads".format(*shape)
+        given, cudnn = _arrays(*shape), None
+        exact = _exact(**given)
+        with rows.attempt(f"cudnn {where}"):
+            found = timed(jax.jit(_cudnn), functools.partial(dict, given), 5, until)
+            cudnn = found.result
+            _add(rows, f"cudnn {where}", shape, found, "")
+        for tile in map(tuple, arguments["tiles"]):
+            if shape[2] % tile[1] or time.monotonic() > until:
+                continue
+            name = "emitter" if arguments["emitter"] else "mosaic"
+            what = f"{name} {'x'.join(map(str, tile))} {where}"
+            with rows.attempt(what):
+                started = time.perf_counter()
+                kernel = jax.jit(_mosaic(tile, arguments["emitter"])).lower(**given).compile()
+                seconds = time.perf_counter() - started
+                found = timed(kernel, functools.partial(dict, given), 5, until)
+                note = _agreement(found.result, cudnn, exact)
+                _add(rows, what, shape, found, f"{note}; compiled in {seconds:.1f} s")
+
+
+def build(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Exports the kernel and compiles it for an H200, which need not be here, into ``folder``."""
+    from wanbuild.programs.compiler import compile_into
+    from wanbuild.programs.jax_flags import pinned
+    from wanbuild.targets.target import resolve_target
+
+    target, folder = resolve_target("h200"), Path(arguments["folder"])
+    folder.mkdir(parents=True)
+    sequences, tokens, heads = BUILT
+    array = jax.ShapeDtypeStruct((sequences, tokens, heads, HEAD_SIZE), jnp.bfloat16)
+    started = time.perf_counter()
+    cache = folder / "cache"
+    cache.mkdir()
+    with pinned("cpu"):
+        exporting = jax.export.export(jax.jit(_mosaic((64, 128, 2))), platforms=["cuda"])
+        data = bytes(exporting(array, array, array).serialize())
+        facts = compile_into(cache, target, "attention", data, ())
+    (folder / "program").write_bytes(data)
+    (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
+    shutil.move(entry, folder / "entry")
+    shutil.rmtree(cache)
+    (folder / "options.json").write_text(json.dumps(target.options_of("attention")))
+    sizes = f"program {len(data)} bytes, entry {(folder / 'entry').stat().st_size} bytes; {facts}"
+    rows.add("built elsewhere", time.perf_counter() - started, "s", sizes)
+
+
+def elsewhere(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Loads what ``build`` made on another machine, as ``wanrun`` does it, and compares and times it."""
+    from wanrun.executables.lowering import lower
+    from wanrun.executables.seam import load
+
+    folder = Path(arguments["folder"])
+    options = json.loads((folder / "options.json").read_text())
+    sequences, tokens, heads = BUILT
+    shape = (sequences, tokens, tokens, heads)
+    lowered = lower((folder / "program").read_bytes(), "attention", (), jax.devices()[0], options)
+    started = time.perf_counter()
+    compiled = load("attention", lowered, (folder / "entry").read_bytes())
+    rows.add("load mosaic from elsewhere", (time.perf_counter() - started) * 1e3, "ms", "loaded")
+    given = _arrays(*shape)
+    found = timed(lambda q, k, v: compiled(q, k, v), functools.partial(dict, given), 5, arguments["until"])
+    note = _agreement(found.result, jax.jit(_cudnn)(**given), _exact(**given))
+    _add(rows, "mosaic from elsewhere", shape, found, note)
+    here = jax.jit(_mosaic((64, 128, 2)))(**given)
+    rows.add("mosaic from elsewhere and from here", note=f"max |x - y| {_furthest(here, found.result):.2g}")
+
+
+if __name__ == "__main__":
+    main(MappingProxyType({"attention": attention, "build": build, "elsewhere": elsewhere}))
