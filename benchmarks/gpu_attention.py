@@ -164,6 +164,8 @@ def build(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
 def elsewhere(rows: Rows, arguments: Mapping[str, Any]) -> None:
     """Loads what ``build`` made on another machine, as ``wanrun`` does it, and compares and times it."""
+    import jax.experimental.mosaic.gpu  # names the library that a loaded kernel calls
+
     from wanrun.executables.lowering import lower
     from wanrun.executables.seam import load
 
