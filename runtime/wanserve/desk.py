@@ -59,18 +59,21 @@ class Desk:
         self.workers = 1
 
     async def restore(self) -> None:
-        """Takes what is stored: what was running waits again, and files without a job are removed."""
+        """Takes what is stored: what was running waits again, and files of no job are removed."""
 
-        def again(connection: sqlite3.Connection) -> list[str]:
+        def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
             for job in stored.jobs_with(connection, "in_progress"):
                 job.status = "cancelled" if job.unwanted else "queued"
                 job.ended = time.time() if job.unwanted else None
                 job.attempts -= 1  # the server has ended, and not by the job's fault
                 stored.put(connection, job)
-            return [id for (id,) in connection.execute("SELECT id FROM videos")]
+            known = {id for (id,) in connection.execute("SELECT id FROM videos")}
+            return known, set(stored.removed(connection))
 
-        known = await self._store.change(again)
-        await asyncio.to_thread(self._folders.clean, set(known))
+        unknown = await asyncio.to_thread(self._folders.clean, *await self._store.change(again))
+        await self._store.change(stored.forget_removed)
+        if unknown:
+            LOG.warning("%d folders in %s are of no known job, and stay", len(unknown), unknown[0].parent)
         self._waiting = self._store.waiting()
         self._wake.set()
 
@@ -249,7 +252,7 @@ class Desk:
         """Takes the end of a job that has its videos."""
         job = self._running[message.id].job
         job.resolved, job.seconds = message.resolved, message.seconds
-        job.warnings = [without_paths(warning) for warning in message.warnings]
+        job.warnings = [self.told(warning, job) for warning in message.warnings]
         times = self.estimates.learn(job, message.seconds, message.steps)
         self._metrics.phases(message.seconds)
         await self._end(job, "completed", lambda connection: stored.put_times(connection, times))
@@ -257,7 +260,7 @@ class Desk:
     async def failed(self, id: str, code: str, message: str) -> None:
         """Takes the failure of a job."""
         job = self._running[id].job
-        job.error = Failure(code, without_paths(message))
+        job.error = Failure(code, self.told(message, job))
         await self._end(job, "failed")
 
     async def cancelled(self, id: str) -> None:
@@ -338,6 +341,13 @@ class Desk:
 
     # What is known.
 
+    def told(self, text: str, job: Job | None = None) -> str:
+        """Returns a worker's text as clients are told it: with their names, without paths of the server."""
+        names = {str(folder): name for name, folder in self._settings.artifacts.items()}
+        if job is not None:
+            names |= self._folders.names(self._folders.of(job.id), job.media)
+        return without_paths(text, names)
+
     @property
     def waiting(self) -> list[Job]:
         """The waiting jobs, the next one first."""
@@ -374,7 +384,7 @@ class Desk:
 
     def shown(self, job: Job) -> dict[str, Any]:
         """Returns a job as the API answers it."""
-        return shown(job, self.live(job), self._settings.keep_seconds)
+        return shown(job, self.live(job), self._settings.kept_seconds(job.status))
 
     def publish(self, job: Job) -> None:
         """Tells those who listen of a job."""

@@ -267,7 +267,7 @@ def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
     for one in value if isinstance(value, list) else [value]:
         option = _option_of(name)
         if isinstance(one, dict) and (role := one.get("role")) is not None:
-            if role not in ROLES:
+            if not isinstance(role, str) or role not in ROLES:
                 raise RefusedError(
                     f"{name} has the role {quoted(role)}; expected one of {', '.join(ROLES)}", param=name
                 )

@@ -23,7 +23,7 @@ from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
-from wanserve.refusal import RefusedError, closing, refused, unknown, whole
+from wanserve.refusal import RefusedError, closing, refused, told_with, unknown, whole
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -76,7 +76,9 @@ class Intake:
         folder = self._folders.incoming() if wish.sent else None
         try:
             media = await _store(wish, folder)
-            generation = await self._resolve(client, wish, wish.options, _paths(wish.model, media, folder))
+            with told_with(self._names(wish, folder, media)):
+                paths = _paths(wish.model, media, folder)
+                generation = await self._resolve(client, wish, wish.options, paths)
             job = Job(
                 owner=client.name,
                 model=wish.model.name,
@@ -156,7 +158,9 @@ class Intake:
             replaced = {one.option for one in news} | gone
             kept = [one for one in job.media if one.option not in replaced]
             paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
-            generation = await self._resolve(client, wish, options, paths)
+            own = self._folders.names(self._folders.of(job.id), kept)
+            with told_with(own | self._names(wish, folder, news)):
+                generation = await self._resolve(client, wish, options, paths)
             self._desk.check_waiting(job)
             if job.options is not before:
                 raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
@@ -197,6 +201,11 @@ class Intake:
     def close(self) -> None:
         """Ends what decodes, from any thread; the requests are refused."""
         self._ending.cancel()
+
+    def _names(self, wish: Wish, folder: Path | None, media: list[Upload]) -> dict[str, str]:
+        """Returns what a client is told for the server's paths."""
+        files = {} if folder is None else self._folders.names(folder, media)
+        return {str(wish.model.folder): wish.model.name, **files}
 
     def run(self, job: Job) -> Run:
         """Returns what tells a worker to make a job, whose folder for results is empty then."""

@@ -23,7 +23,7 @@ from wanserve.intake import Intake
 from wanserve.job import ENDED, Job
 from wanserve.keys import COOKIE, Client, Keys
 from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError, whole, without_paths
+from wanserve.refusal import RefusedError, whole
 from wanserve.store import Store
 from wanserve.uploads import IMAGE_TYPES
 
@@ -289,7 +289,7 @@ class Routes:
         if any(device.ready.is_set() for device in self._devices):
             return _json({"status": "ready"})
         problem = next((device.problem for device in self._devices if device.problem), None)
-        return _json({"status": "loading" if problem is None else without_paths(problem)}, 503)
+        return _json({"status": "loading" if problem is None else self._desk.told(problem)}, 503)
 
     async def counted(self, request: Request) -> Response:
         """Answers the metrics."""

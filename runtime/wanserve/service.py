@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+import wanrun
 from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.catalog import Catalog
@@ -49,6 +50,7 @@ LOG = logging.getLogger("wanserve")
 PAGE: Final = Path(__file__).parent / "page"
 CLEAN_SECONDS: Final = 30.0
 MAX_CONNECTIONS: Final = 2000
+MAX_PEM: Final = 1 << 20
 
 
 class Service:
@@ -184,7 +186,9 @@ class Service:
             timeout_graceful_shutdown=3,
             ssl_certfile=None if tls is None else str(tls[0]),
             ssl_keyfile=None if tls is None else str(tls[1]),
+            ssl_keyfile_password="none",  # or OpenSSL asks the terminal for that of an encrypted key
         )
+        check_certificate(tls)
         try:
             config.load()
         except (OSError, ValueError) as error:
@@ -213,12 +217,12 @@ class Service:
 
     async def _clean(self) -> None:
         """Stores what could not be stored, and forgets old jobs, again and again."""
-        age, size = self._settings.keep_seconds, self._settings.keep_bytes
+        kept, most = self._settings.kept_seconds, self._settings.keep_bytes
         while True:
             with contextlib.suppress(Exception):  # a full disk: later again
                 await self.desk.store_again()
-                ended = [] if age is None and size is None else await self._store.change(stored.ended_jobs)
-                for id in outdated(ended, time.time(), age, size):
+                ended = await self._store.change(stored.ended_jobs)
+                for id in outdated(ended, time.time(), kept, most):
                     with contextlib.suppress(RefusedError):  # removed meanwhile
                         await self.desk.delete(self.desk.find(id, None))
             await asyncio.sleep(CLEAN_SECONDS)
@@ -230,6 +234,19 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def check_certificate(files: tuple[Path, Path] | None) -> None:
+    """Reads the files of a certificate: OpenSSL would wait for a pipe's writer, and read a device for ever.
+
+    Raises:
+        UsageError: if they cannot be read.
+    """
+    try:
+        for file in files or ():
+            wanrun.read_bounded(file, MAX_PEM)
+    except OSError as error:
+        raise UsageError("the TLS certificate cannot be used", found=error.strerror or error) from None
 
 
 def bound(settings: Settings) -> socket.socket:

@@ -15,7 +15,7 @@ from starlette.datastructures import UploadFile
 
 from helpers.manifests import full_manifest, plain_manifest, with_profiles
 from wanrun.artifact.programs import Profile
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Catalog, Model
 from wanserve.fields import Wish, read_wish
 from wanserve.forms import Form, nested
@@ -195,6 +195,7 @@ def test_files() -> None:
         ("data:image/png;base64,", "is an empty file"),
         ({"file_id": "file-1"}, "names a stored file"),
         ({"role": "middle", "image_url": DATA}, 'has the role "middle"'),
+        ({"role": {}, "image_url": DATA}, "has the role an object"),
         ({"x": 1}, "has no image_url"),
         (7, "has the wrong type"),
     ],
@@ -231,6 +232,8 @@ def test_the_artifact_decides() -> None:
     )
     with pytest.raises(RefusedError, match=r"there is no preset 'a.json'; expected one of none"):
         model.resolve({"prompt": "p", "schedule": "a.json"}, lambda name: "preset")
+    with pytest.raises(UsageError, match=r"schedule has the wrong type; expected a string"):
+        model.resolve({"prompt": "p", "schedule": {"a": 1}}, str)
     assert model.resolve({"prompt": "p", "num_frames": 81}, str).profile.name == "96x64x81-b1-cfg"
 
 
