@@ -69,6 +69,7 @@ class Intake:
         Raises:
             RefusedError: for a request that cannot be served.
         """
+        self._desk.room.check(_length(request))
         wish = await read_wish(await self._form(request, client), self._catalog)
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
@@ -133,6 +134,7 @@ class Intake:
             RefusedError: if it does not wait, or cannot be made so.
         """
         self._desk.check_waiting(job)
+        self._desk.room.check(_length(request))
         form = await self._form(request, client)
         position = form.fields.pop("position", None)
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
@@ -212,6 +214,12 @@ class Intake:
         model, out = self._catalog.models[job.model], self._folders.out(job.id)
         options = model.loaded(job.options) | _paths(model, job.media, self._folders.of(job.id))
         return Run(job.id, job.model, options, str(out), job.format)
+
+
+def _length(request: Request) -> int:
+    """The bytes of a request's body that its header tells."""
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdigit() else 0  # the guard has looked at it
 
 
 def _named(name: str, job: Job) -> set[str]:

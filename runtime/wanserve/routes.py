@@ -172,7 +172,7 @@ class Routes:
         if found is None:
             raise RefusedError("there is no video of the id in after", param="after", code="not_found")
         jobs = self._desk.current(found[:limit])
-        data = [self._desk.shown(job) for job in jobs]
+        data = self._desk.board.shown(*jobs)
         return _json(
             {
                 "object": "list",
@@ -239,7 +239,7 @@ class Routes:
         """Answers server-sent events: of one job until it ends, or of all of the client's."""
         if "id" in request.path_params:
             job = self._job(request)
-            events = hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.shown(job))
+            events = hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.board.shown(job)[0])
         else:
             events = hubs.stream(self._desk.hub, _owner(request))
         headers = {"x-accel-buffering": "no"}  # nginx would hold them back
@@ -283,13 +283,15 @@ class Routes:
         return _json({"status": "ok"}) if self._store.alive else _json({"status": "the store has ended"}, 503)
 
     async def ready(self, request: Request) -> Response:
-        """Answers whether a first step could run."""
+        """Answers whether a first step could run, and its job be stored."""
         if self._desk.closing:
             return _json({"status": "ending"}, 503)
+        if (lack := self._desk.room.lack()) is not None:
+            return _json({"status": lack}, 503)
         if any(device.ready.is_set() for device in self._devices):
             return _json({"status": "ready"})
         problem = next((device.problem for device in self._devices if device.problem), None)
-        return _json({"status": "loading" if problem is None else self._desk.told(problem)}, 503)
+        return _json({"status": "loading" if problem is None else self._desk.board.told(problem)}, 503)
 
     async def counted(self, request: Request) -> Response:
         """Answers the metrics."""
@@ -303,7 +305,7 @@ class Routes:
         return self._desk.find(request.path_params["id"], _owner(request))
 
     def _shown(self, job: Job, headers: Mapping[str, str] | None = None) -> Response:
-        data = self._desk.shown(job)
+        (data,) = self._desk.board.shown(job)
         given = dict(headers or {})
         if not job.over:
             left = data["remaining_seconds"]

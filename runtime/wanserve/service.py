@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -92,7 +93,7 @@ class Service:
             )
             for number, place in enumerate(places)
         ]
-        self.desk.workers = len(self.devices)
+        self.desk.board.workers = len(self.devices)
         self._watch()
         self._end = asyncio.Event()
         self._grace = settings.grace_seconds
@@ -126,11 +127,19 @@ class Service:
             HTTPException: _refuse_http,
             ClientDisconnect: lambda request, error: Response(status_code=499),
             TimeoutError: lambda request, error: answer(too_slow()),
+            OSError: self._lacking,
+            sqlite3.Error: self._lacking,
             Exception: _fail,
         }
         app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
         app.router.redirect_slashes = False
         return Guard(app, self._settings, self.keys, self._metrics)
+
+    def _lacking(self, request: Request, error: Exception) -> Response:
+        """Answers an error of the disk or of the database: for want of room, or one of our own."""
+        if (refused := self.desk.room.refusal(error)) is None:
+            raise error
+        return answer(refused)
 
     async def run(self, say: Callable[[str], None], opened: Callable[[str], None] = lambda url: None) -> None:
         """Serves until a signal comes.
@@ -141,8 +150,12 @@ class Service:
 
         Raises:
             BrokenError: if the first artifact cannot be loaded.
+            UsageError: if the jobs' folder is full.
         """
-        await self.desk.restore()
+        try:
+            await self.desk.restore()
+        except sqlite3.Error as error:
+            raise UsageError("the states of the jobs cannot be stored", found=error) from None
         server = _Server(self._config())
         keeping = [asyncio.create_task(device.keep()) for device in self.devices]
         cleaning = asyncio.create_task(self._clean())

@@ -69,6 +69,7 @@ class Store:
             self._path, isolation_level=None, check_same_thread=False, timeout=30, cached_statements=256
         )
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA temp_store = MEMORY")  # no file elsewhere, whose disk may be full
         connection.execute("PRAGMA synchronous = FULL")  # what was accepted outlives a power cut
         return connection
 

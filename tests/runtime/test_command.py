@@ -28,7 +28,7 @@ def test_every_option_is_understood_as_itself(command: click.Command) -> None:
 
 
 def test_numbers_are_finite() -> None:
-    """click takes ``nan`` for a number of any range, and ``inf`` where a range has no end. Rows look themselves."""
+    """click takes ``nan`` for a number of any range, and ``inf`` where a range has no end."""
     tried = 0
     for command in (*COMMANDS, serve):
         for param in command.params:

@@ -222,6 +222,9 @@ def test_listeners() -> None:
             hub.publish("c", "3", "video", {"id": number})
         assert (await slow.next(1)) == ("closed", {})
         assert await slow.next(0.01) is None
+        for place in (3, 2):  # what waits is replaced
+            hub.moved(lambda owner, place=place: {"of": owner, "place": place}, lambda id: None)
+        assert (await all_of_a.next(1)) == ("queue", {"of": "a", "place": 2})
         hub.publish("a", "1", "video", {"id": "1", "status": "completed", "phase": None})
         told += [event async for event in one]
         for listener in (all_of_a, slow):
