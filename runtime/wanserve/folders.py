@@ -55,6 +55,11 @@ class Folders:
         """The file of the jobs."""
         return self.root / "jobs.sqlite3"
 
+    @property
+    def requests(self) -> Path:
+        """The folder of what comes with requests."""
+        return self._incoming
+
     def clean(self, known: Collection[str], removed: Collection[str]) -> list[Path]:
         """Removes what an end has left: folders of requests that became no jobs, and of removed jobs.
 
