@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from starlette.requests import Request
 
@@ -56,20 +56,29 @@ class Bodies:
         """
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) <= SMALL:
-            yield await read_form(request, io.BytesIO(await request.body()))
+            async with _form(request, io.BytesIO(await request.body())) as form:
+                yield form
             return
         async with _held(self._slots[client]):
             with tempfile.SpooledTemporaryFile(SMALL, dir=str(self._folder)) as file:
                 async for block in request.stream():
                     await asyncio.to_thread(file.write, block)
                 file.seek(0)
-                async with _held(self._next[client], self._turn):
-                    form = await read_form(request, file)
-                    try:
-                        yield form
-                    finally:
-                        form.fields.clear()
-                        form.files.clear()
+                async with _held(self._next[client], self._turn), _form(request, file) as form:
+                    yield form
+
+
+@asynccontextmanager
+async def _form(request: Request, file: IO[bytes]) -> AsyncIterator[Form]:
+    """Reads a form, and lets go of its values and its files."""
+    form = await read_form(request, file)
+    try:
+        yield form
+    finally:
+        for _, upload in form.files:
+            await upload.close()
+        form.fields.clear()
+        form.files.clear()
 
 
 @asynccontextmanager

@@ -205,6 +205,7 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
             f"wanrun serve needs {error.name}", remedy="pip install '.[serve]' in the checkout"
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients are told of broken forms
     keys = read_keys(given["keys"], given["more_keys"])
     local = settings.host in LOOPBACK
     if not keys and (local or settings.hosts):

@@ -220,12 +220,13 @@ class Desk:
         ranks = [one.rank for one in own]
         own.remove(job)
         own.insert(min(position - 1, len(own)), job)
+        moved = [one for one, rank in zip(own, ranks, strict=True) if one.rank != rank]
         for one, rank in zip(own, ranks, strict=True):
             one.rank = rank
         self._waiting.sort(key=lambda one: one.rank)
 
         def put(connection: sqlite3.Connection) -> None:
-            for one in own:
+            for one in moved:
                 stored.put(connection, one)
 
         await self._store.change(put)

@@ -161,7 +161,8 @@ class Routes:
         if wrong := [state for state in states if state not in STATES]:
             expected = ", ".join(STATES)
             raise RefusedError(f"status cannot be {wrong[0][:20]!r}; expected {expected}", param="status")
-        found = self._store.listed(
+        found = await asyncio.to_thread(  # it may look through the prompts of all jobs
+            self._store.listed,
             _owner(request),
             limit + 1,
             query.get("after"),

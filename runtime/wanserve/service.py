@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sqlite3
@@ -51,6 +52,10 @@ LOG = logging.getLogger("wanserve")
 PAGE: Final = Path(__file__).parent / "page"
 CLEAN_SECONDS: Final = 30.0
 MAX_CONNECTIONS: Final = 2000
+LEAST_CONNECTIONS: Final = 16
+OWN_FILES: Final = 128
+"""Open files of the server itself."""
+
 MAX_PEM: Final = 1 << 20
 
 
@@ -133,7 +138,7 @@ class Service:
         }
         app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return Guard(app, self._settings, self.keys, self._metrics)
+        return Guard(app, self._settings, self.keys, self._metrics, connections() // 2)
 
     def _lacking(self, request: Request, error: Exception) -> Response:
         """Answers an error of the disk or of the database: for want of room, or one of our own."""
@@ -195,7 +200,7 @@ class Service:
             access_log=False,
             proxy_headers=True,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            limit_concurrency=connections(),
             timeout_graceful_shutdown=3,
             ssl_certfile=None if tls is None else str(tls[0]),
             ssl_keyfile=None if tls is None else str(tls[1]),
@@ -247,6 +252,12 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def connections() -> int:
+    """Returns how many connections may be open: each may have a file too, and others are open besides."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_CONNECTIONS, max((soft - OWN_FILES) // 2, LEAST_CONNECTIONS))
 
 
 def check_certificate(files: tuple[Path, Path] | None) -> None:

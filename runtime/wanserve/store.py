@@ -56,7 +56,7 @@ class Store:
         self._path = path
         self._changes: queue.SimpleQueue[tuple[Change, asyncio.Future[Any]] | None] = queue.SimpleQueue()
         try:
-            self._reader = self._connect()
+            self._reader, self._lists = self._connect(), self._connect()
             self._reader.executescript(SCHEMA)
         except sqlite3.Error as error:  # another program's file, or a full disk
             remedy = "give --data another folder"
@@ -103,6 +103,7 @@ class Store:
         self._changes.put(None)
         self._writer.join()
         self._reader.close()
+        self._lists.close()
 
     def find(self, id: str) -> Job | None:
         """Returns the job of an id."""
@@ -117,7 +118,7 @@ class Store:
         statuses: Sequence[str] = (),
         text: str = "",
     ) -> list[Job] | None:
-        """Returns jobs in the order in which they were accepted, or in the reverse order.
+        """Returns jobs in the order in which they were accepted, or in the reverse order; from any thread.
 
         Args:
             owner: whose jobs; None for all.
@@ -135,7 +136,7 @@ class Store:
             where, values = ["owner = ?"], [owner]
         if after is not None:
             own = "" if owner is None else " AND owner = ?"
-            found = self._reader.execute(f"SELECT number FROM videos WHERE id = ?{own}", (after, *values))
+            found = self._lists.execute(f"SELECT number FROM videos WHERE id = ?{own}", (after, *values))
             if (row := found.fetchone()) is None:
                 return None
             where.append("number < ?" if newest_first else "number > ?")
@@ -148,7 +149,7 @@ class Store:
             values.append("%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%")
         order = "DESC" if newest_first else "ASC"
         condition = f"WHERE {' AND '.join(where)}" if where else ""
-        rows = self._reader.execute(
+        rows = self._lists.execute(
             f"SELECT record FROM videos {condition} ORDER BY number {order} LIMIT ?", (*values, limit)
         )
         return [_decode(record) for (record,) in rows]

@@ -140,7 +140,10 @@ class Worker:
             self._send(Cancelled(job.id))
         except Exception as error:
             failed = failure(job.id, error)
-            traceback.print_exception(error)
+            if failed.code == "no_space":
+                print(f"{job.id} has failed: {error}", file=sys.stderr)
+            else:
+                traceback.print_exception(error)
             self._send(failed)
         finally:
             self._tokens.pop(job.id, None)
