@@ -61,6 +61,7 @@ class Desk:
         self._unstored: dict[str, Job] = {}
         self._wake = asyncio.Event()
         self._broken = 0
+        self._lacks: str | None = None
         self.closing = self.loads = False
 
     async def restore(self) -> None:
@@ -236,7 +237,7 @@ class Desk:
 
     async def next(self) -> Job:
         """Waits for a job and for the room that it needs, and returns it; it runs from now on."""
-        while self.closing or not self._waiting or self.room.lack(frames_bytes(self._waiting[0])):
+        while self.closing or not self._waiting or self.lack():
             self._wake.clear()
             looks_again = ROOM_SECONDS if self._waiting and not self.closing else None
             with contextlib.suppress(TimeoutError):
@@ -246,6 +247,14 @@ class Desk:
         job.status, job.started, job.attempts = "in_progress", time.time(), job.attempts + 1
         self._running[job.id] = Running(job, Live(phase="loading", steps=job.shape["num_steps"]))
         return job
+
+    def lack(self) -> str | None:
+        """Returns what there is too little of for the next job; None for nothing. A change is logged."""
+        problem = self.room.lack(frames_bytes(self._waiting[0]) if self._waiting else 0)
+        if problem != self._lacks:
+            LOG.warning("%s", problem or "there is room again")
+        self._lacks = problem
+        return problem
 
     async def begin(self, job: Job, cancel: Callable[[], None]) -> None:
         """Stores that a job runs; ``cancel`` tells its worker to end it."""

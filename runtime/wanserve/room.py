@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sqlite3
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Final
 from wanrun.errors import lacks_space
 from wanserve.job import Job
 from wanserve.refusal import RefusedError
-
-LOG = logging.getLogger("wanserve")
 
 RESERVE: Final = 16 << 20
 """Bytes of the disk that no request and no video is to take: the states of jobs are stored there."""
@@ -33,20 +30,15 @@ class Room:
 
     def __init__(self, folder: Path, comes_back: bool = False) -> None:
         self._folder, self._comes_back = folder, comes_back
-        self._said: str | None = None
 
     def lack(self, nbytes: int = 0) -> str | None:
-        """Returns what there is too little of for so many bytes more, or None. A change is logged."""
+        """Returns what there is too little of for so many bytes more; None for nothing."""
         try:
             os.close(os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC))
             status = os.statvfs(self._folder)
-            problem = NO_SPACE if status.f_bavail * status.f_frsize < RESERVE + nbytes else None
         except OSError as error:
-            problem = NO_FILES if error.errno in _NO_FILES else "the folder of the jobs cannot be read"
-        if problem != self._said:
-            LOG.warning("%s", problem or "there is room again")
-        self._said = problem
-        return problem
+            return NO_FILES if error.errno in _NO_FILES else "the folder of the jobs cannot be read"
+        return NO_SPACE if status.f_bavail * status.f_frsize < RESERVE + nbytes else None
 
     def check(self, nbytes: int = 0) -> None:
         """Raises RefusedError if there is too little room for so many bytes more."""
@@ -60,7 +52,8 @@ class Room:
             return self._error(NO_SPACE)
         if code == sqlite3.SQLITE_CANTOPEN or (isinstance(error, OSError) and error.errno in _NO_FILES):
             return self._error(NO_FILES)
-        return self._error(self._said) if code is not None and self.lack() and self._said else None
+        problem = None if code is None else self.lack()  # SQLite has many names for it
+        return None if problem is None else self._error(problem)
 
     def _error(self, problem: str) -> RefusedError:
         if problem == NO_FILES:  # connections that are slow are closed

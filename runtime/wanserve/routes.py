@@ -287,7 +287,7 @@ class Routes:
         """Answers whether a first step could run, and its job be stored."""
         if self._desk.closing:
             return _json({"status": "ending"}, 503)
-        if (lack := self._desk.room.lack()) is not None:
+        if (lack := self._desk.lack()) is not None:
             return _json({"status": lack}, 503)
         if any(device.ready.is_set() for device in self._devices):
             return _json({"status": "ready"})
