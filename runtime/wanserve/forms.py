@@ -24,7 +24,7 @@ MAX_FIELDS = 200
 MAX_FILES = 20
 MAX_TEXT = 48 << 20
 """Bytes of a field without a file: data: URLs are such fields."""
-MAX_ENCODED = 1 << 20
+MAX_ENCODED = 3 << 20
 """Bytes of a form without files, whose escapes take long to read."""
 
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")

@@ -40,6 +40,9 @@ STATES: Final = ("queued", "in_progress", *ENDED)
 CACHED: Final[Mapping[str, str]] = {"cache-control": "private, max-age=3600, immutable"}
 """Of results, which never change."""
 
+MAX_PAGE: Final = 1 << 20
+"""Bytes of a page of jobs that has more than one: prompts may be long."""
+
 POLL_MS: Final = (100, 10_000)
 """The shortest and the longest pause that a client is told between two looks at a job."""
 
@@ -172,15 +175,20 @@ class Routes:
         )
         if found is None:
             raise RefusedError("there is no video of the id in after", param="after", code="not_found")
-        jobs = self._desk.current(found[:limit])
-        data = self._desk.board.shown(*jobs)
+        data, size = list[msgspec.Raw](), 0
+        for job in self._desk.board.shown(*self._desk.current(found[:limit])):
+            encoded = msgspec.json.encode(job)
+            size += len(encoded)
+            if data and size > MAX_PAGE:
+                break
+            data.append(msgspec.Raw(encoded))
         return _json(
             {
                 "object": "list",
                 "data": data,
-                "first_id": data[0]["id"] if data else None,
-                "last_id": data[-1]["id"] if data else None,
-                "has_more": len(found) > limit,
+                "first_id": found[0].id if data else None,
+                "last_id": found[len(data) - 1].id if data else None,
+                "has_more": len(found) > len(data),
             }
         )
 

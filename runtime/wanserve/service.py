@@ -52,6 +52,9 @@ LOG = logging.getLogger("wanserve")
 PAGE: Final = Path(__file__).parent / "page"
 CLEAN_SECONDS: Final = 30.0
 MAX_CONNECTIONS: Final = 2000
+MAX_OF_KEY: Final = 256
+"""Requests of a key at a time: each may have an answer of megabytes that waits to be read."""
+
 LEAST_CONNECTIONS: Final = 16
 OWN_FILES: Final = 128
 """Open files of the server itself."""
@@ -138,7 +141,7 @@ class Service:
         }
         app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return Guard(app, self._settings, self.keys, self._metrics, connections() // 2)
+        return Guard(app, self._settings, self.keys, self._metrics, min(connections() // 2, MAX_OF_KEY))
 
     def _lacking(self, request: Request, error: Exception) -> Response:
         """Answers an error of the disk or of the database: for want of room, or one of our own."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from wanserve.refusal import RefusedError
 
-MAX_PLAIN: Final = 1 << 20
-"""Bytes of a request beside its files: twice the longest prompts, with every character escaped."""
+MAX_PLAIN: Final = 3 << 20
+"""Bytes of a request beside its files: the two longest prompts, with every character escaped."""
 
 MAX_DEPTH: Final = 8
 MAX_ITEMS: Final = 20_000
@@ -22,6 +22,7 @@ _OF_FILES: Final = (string.ascii_letters + string.digits + "+/=-_:;,.\\").encode
 _ESCAPES: Final = (b"\\/", b"\\n", b"\\r")
 """That some clients write in base64."""
 
+_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _MARK: Final = re.compile(rb'["\[\]{},]')
 _BLOCK: Final = 1 << 20
 
@@ -69,15 +70,15 @@ def string_end(data: bytes, start: int) -> int:
     """Returns where the string that begins here ends: at its quote, or with the text.
 
     Raises:
-        RefusedError: if it has quotes in it, and is too large.
+        RefusedError: if it has quotes in it, or no end, and is too large.
     """
-    at = start
-    while (end := data.find(b'"', at)) >= 0:
-        before = data[at:end] if data[end - 1 : end] == b"\\" else b""
-        if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
-            return end
-        check_plain(end - start)
-        at = end + 1
+    end = data.find(b'"', start)
+    if end >= 0 and data[end - 1 : end] != b"\\":
+        return end
+    match = _STRING.match(data, start, start + MAX_PLAIN + 1)
+    if match is not None:
+        return match.end() - 1
+    check_plain(len(data) - start)
     return len(data)
 
 

@@ -71,6 +71,26 @@ def test_every_field_of_any_type(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_page_of_long_prompts_is_short(tmp_path: Path) -> None:
+    """What an answer takes in memory until it is read is bounded; the next page goes on."""
+
+    async def test() -> None:
+        async with asked(tmp_path, catalog().models) as server:
+            long = {**PLAIN, "prompt": "\N{FOX FACE}" * 100_000}
+            ids = [(await server.call("POST", "/v1/videos", long)).json["id"] for _ in range(4)]
+            found, after, sizes = list[str](), "", list[int]()
+            while len(found) < 4:
+                page = await server.call("GET", f"/v1/videos?order=asc{after}")
+                sizes.append(len(page.body))
+                found += [one["id"] for one in page.json["data"]]
+                assert page.json["has_more"] == (len(found) < 4)
+                assert page.json["last_id"] == found[-1]
+                after = f"&after={found[-1]}"
+            assert found == ids and len(sizes) > 1 and max(sizes) < 2 << 20
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "utf-16", "rot13", "idna", "x" * 999, ""])
 def test_forms_of_other_charsets(tmp_path: Path, charset: str) -> None:
     """Python's codecs make texts that are none: lone surrogates."""
@@ -207,7 +227,7 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_a_key_has_half_of_the_connections(tmp_path: Path) -> None:
+def test_a_key_has_a_part_of_the_connections(tmp_path: Path) -> None:
     async def test() -> None:
         async with asked(tmp_path, catalog().models, KEYS) as server:
             server.app._most_open = 2

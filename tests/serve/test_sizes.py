@@ -22,8 +22,8 @@ def nested(depth: int) -> Any:
     "value",
     [
         {"prompt": 'a "quoted" [text], {with} \\ marks' * 900},
-        {"prompt": "\N{FOX FACE}" * 80_000},
-        {"prompt": "\N{FOX FACE}" * 80_000, "image": f"data:image/png;base64,{FILE}"},
+        {"prompt": "\N{FOX FACE}" * 100_000, "negative_prompt": "\N{FOX FACE}" * 100_000},
+        {"prompt": "\N{FOX FACE}" * 100_000, "image": f"data:image/png;base64,{FILE}"},
         {"image": [{"image_url": FILE}] * 4, "timesteps": [1000.0] * 10_000},
         nested(MAX_DEPTH),
     ],
