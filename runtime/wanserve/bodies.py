@@ -8,11 +8,11 @@ import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import IO, Any, Final
 
 from starlette.requests import Request
 
+from wanserve.folders import Folders
 from wanserve.forms import Form, read_form
 from wanserve.refusal import RefusedError
 
@@ -33,11 +33,11 @@ class Bodies:
     other's is. Of each client one waits for that, so that those who send many do not hold up the others.
 
     Args:
-        folder: where the files are, which have no names.
+        folders: where the files are, which have no names.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
         self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_LARGE))
         self._next = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._turn = asyncio.Lock()
@@ -60,7 +60,7 @@ class Bodies:
                 yield form
             return
         async with _held(self._slots[client]):
-            with tempfile.SpooledTemporaryFile(SMALL, dir=str(self._folder)) as file:
+            with tempfile.SpooledTemporaryFile(SMALL, dir=self._folders.requests) as file:
                 async for block in request.stream():
                     await asyncio.to_thread(file.write, block)
                 file.seek(0)

@@ -56,9 +56,9 @@ class Folders:
         return self.root / "jobs.sqlite3"
 
     @property
-    def requests(self) -> Path:
+    def requests(self) -> str:
         """The folder of what comes with requests."""
-        return self._incoming
+        return str(self._incoming)
 
     def clean(self, known: Collection[str], removed: Collection[str]) -> list[Path]:
         """Removes what an end has left: folders of requests that became no jobs, and of removed jobs.

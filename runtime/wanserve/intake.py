@@ -53,7 +53,7 @@ class Intake:
         self._decoders = asyncio.Semaphore(DECODERS)
         self._ending = CancelToken()
         self._own_decoder = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(1))
-        self._bodies = Bodies(folders.requests)
+        self._bodies = Bodies(folders)
 
     async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
         """Takes a request; returns its job, and whether it is an earlier one of the same idempotency key.

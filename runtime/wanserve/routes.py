@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +78,7 @@ class Routes:
         self._catalog, self._desk, self._intake, self._folders = catalog, desk, intake, folders
         self._store, self._keys, self._metrics = store, keys, counted
         self._devices, self._schema = devices, schema
+        self._searching = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     def routes(self) -> list[Route]:
         """Returns the table of routes."""
@@ -164,15 +166,9 @@ class Routes:
         if wrong := [state for state in states if state not in STATES]:
             expected = ", ".join(STATES)
             raise RefusedError(f"status cannot be {wrong[0][:20]!r}; expected {expected}", param="status")
-        found = await asyncio.to_thread(  # it may look through the prompts of all jobs
-            self._store.listed,
-            _owner(request),
-            limit + 1,
-            query.get("after"),
-            order == "desc",
-            states,
-            query.get("q", "")[:200],
-        )
+        asked = limit + 1, query.get("after"), order == "desc", states, query.get("q", "")[:200]
+        async with self._searching[_client(request).name]:  # it may look through the prompts of all jobs
+            found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
         if found is None:
             raise RefusedError("there is no video of the id in after", param="after", code="not_found")
         data, size = list[msgspec.Raw](), 0

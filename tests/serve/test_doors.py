@@ -22,6 +22,7 @@ from wanserve import store as stored
 from wanserve.bodies import Bodies
 from wanserve.catalog import Model
 from wanserve.fields import OWN
+from wanserve.folders import Folders
 from wanserve.keys import Client, Keys
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, options_by_name
 from wanserve.refusal import RefusedError
@@ -201,7 +202,7 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not form.fields
 
     async def test() -> None:
-        reader, event = Bodies(tmp_path), asyncio.Event()
+        reader, event = Bodies(Folders(tmp_path)), asyncio.Event()
         tasks = [asyncio.create_task(read(reader, "a1", event))]
         while not order:
             await asyncio.sleep(0.001)
@@ -224,7 +225,7 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
         await read(reader, "b3")
 
     asyncio.run(test())
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "incoming").iterdir())
 
 
 def test_a_key_has_a_part_of_the_connections(tmp_path: Path) -> None:
