@@ -25,6 +25,9 @@ MAX_LARGE: Final = 16
 WAIT_SECONDS: Final = 10.0
 """For which another one waits."""
 
+TURN_SECONDS: Final = 30.0
+"""For which one that has come waits for its turn."""
+
 
 class Bodies:
     """Receives bodies, and reads them.
@@ -59,12 +62,12 @@ class Bodies:
             async with _form(request, io.BytesIO(await request.body())) as form:
                 yield form
             return
-        async with _held(self._slots[client]):
+        async with _held(WAIT_SECONDS, self._slots[client]):
             with tempfile.SpooledTemporaryFile(SMALL, dir=self._folders.requests) as file:
                 async for block in request.stream():
                     await asyncio.to_thread(file.write, block)
                 file.seek(0)
-                async with _held(self._next[client], self._turn), _form(request, file) as form:
+                async with _held(TURN_SECONDS, self._next[client], self._turn), _form(request, file) as form:
                     yield form
 
 
@@ -82,7 +85,7 @@ async def _form(request: Request, file: IO[bytes]) -> AsyncIterator[Form]:
 
 
 @asynccontextmanager
-async def _held(*locks: Any) -> AsyncIterator[None]:
+async def _held(seconds: float, *locks: Any) -> AsyncIterator[None]:
     """Holds locks, one after the other.
 
     Raises:
@@ -90,7 +93,7 @@ async def _held(*locks: Any) -> AsyncIterator[None]:
     """
     async with AsyncExitStack() as held:
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(seconds):
                 for lock in locks:
                     await held.enter_async_context(lock)
         except TimeoutError:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from helpers.asked import asked, catalog
 from helpers.jobs import job
 from helpers.manifests import with_profiles
 from wanrun.artifact.programs import Profile
-from wanserve import bodies, room
+from wanserve import bodies, room, service
 from wanserve import store as stored
 from wanserve.bodies import Bodies
 from wanserve.catalog import Model
@@ -25,6 +27,7 @@ from wanserve.fields import OWN
 from wanserve.folders import Folders
 from wanserve.keys import Client, Keys
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, options_by_name
+from wanserve.protocol import BoundedProtocol
 from wanserve.refusal import RefusedError
 from wanserve.room import NO_FILES, NO_SPACE, Room, frames_bytes
 
@@ -216,7 +219,7 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
         holds = asyncio.create_task(read(reader, "a4", event))
         while order[-1] != "a4":
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(bodies, "WAIT_SECONDS", 0.02)
+        monkeypatch.setattr(bodies, "TURN_SECONDS", 0.02)
         with pytest.raises(RefusedError, match="too many uploads at a time") as caught:
             await read(reader, "b2")
         assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "10")
@@ -226,6 +229,34 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
 
     asyncio.run(test())
     assert not list((tmp_path / "incoming").iterdir())
+
+
+def test_connections_leave_room_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the bound are closed at once: nobody can take all of the descriptors."""
+    limits = {8192: 2000, 1024: 448, 64: 16}
+    for soft, most in limits.items():
+        monkeypatch.setattr(service.resource, "getrlimit", lambda which, soft=soft: (soft, soft))
+        assert service.connections() == most
+
+    class Transport(asyncio.Transport):
+        closed = False
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return default
+
+        def abort(self) -> None:
+            self.closed = True
+
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    async def test() -> list[bool]:
+        config, state = uvicorn.Config(app, limit_concurrency=10, log_config=None), ServerState()
+        transports = [Transport() for _ in range(15)]
+        for transport in transports:
+            BoundedProtocol(config, state, {}).connection_made(transport)
+        return [transport.closed for transport in transports]
+
+    assert asyncio.run(test()) == [False] * 11 + [True] * 4
 
 
 def test_a_key_has_a_part_of_the_connections(tmp_path: Path) -> None:
