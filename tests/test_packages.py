@@ -43,9 +43,11 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "runtime/wanserve": (
             "devices job names process refusal retention settings",
+            "room sizes",
             "catalog estimate folders forms hub keys messages metrics pipelines protocol store uploads",
-            "fields running worker",
-            "desk openapi",
+            "bodies fields running worker",
+            "board openapi",
+            "desk",
             "device intake",
             "guard routes",
             "service",

@@ -24,6 +24,7 @@ __all__ = [
     "join",
     "load",
     "options",
+    "read_bounded",
     "read_manifest",
     "resolve",
     "schema",
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from wanrun.artifact.manifest import Manifest, read_manifest
     from wanrun.cluster.join import join
-    from wanrun.files import artifact_folder
+    from wanrun.files import artifact_folder, read_bounded
     from wanrun.generation.load import load
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
@@ -66,6 +67,7 @@ def __getattr__(name: str) -> Any:
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
         "options": "wanrun.request.rows",
+        "read_bounded": "wanrun.files",
         "read_manifest": "wanrun.artifact.manifest",
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",

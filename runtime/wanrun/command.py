@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -86,6 +87,16 @@ class Written(click.ParamType):
             return self._parse(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+class Number(click.FloatRange):
+    """A click type for a finite number in a range: click takes ``nan`` for one in any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number
 
 
 def _parse_seed(text: str) -> int | str:

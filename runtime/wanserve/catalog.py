@@ -94,7 +94,7 @@ class Model:
         if self.loop is not None and options.get("loop") not in (None, self.loop):
             raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
         schedule = options.get("schedule")
-        if schedule is not None and schedule not in self.manifest.schedules:
+        if isinstance(schedule, str) and schedule not in self.manifest.schedules:
             names = ", ".join(self.manifest.schedules) or "none: the artifact has no schedules"
             raise RefusedError(
                 f"there is no {spell('schedule')} {schedule!r}; expected one of {names}",

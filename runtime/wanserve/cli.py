@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 import wanrun
-from wanrun.command import Command, options_of
+from wanrun.command import Command, Number, options_of
 from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
 from wanserve.process import WorkerProcess
@@ -22,6 +22,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 KEYS = "WANRUN_API_KEYS"
 OPEN_FILES = 8192
 """Each connection is one; the usual limit is 1024."""
+
+MOST_SECONDS = 1e6
+"""Of an option."""
 
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
@@ -49,7 +52,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
             raise UsageError(f"there is no artifact {path}", expected="a folder that wanbuild has made")
         if name in found:
             raise UsageError(f"two artifacts are called {name}", remedy="name them: NAME=DIR")
-        found[name] = path
+        found[name] = path.absolute()
     return found
 
 
@@ -87,20 +90,20 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 )
 @_jobs(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Number(0, MOST_SECONDS),
     default=30.0,
     show_default=True,
     help="Seconds that a running job has to end after SIGTERM.",
 )
-@_jobs("--keep-days", type=click.FloatRange(min=0, min_open=True), help="Days that ended jobs are kept.")
-@_jobs("--keep-gb", type=click.FloatRange(min=0, min_open=True), help="Gigabytes of videos that are kept.")
+@_jobs("--keep-days", type=Number(0, 36_500, min_open=True), help="Days that ended jobs are kept.")
+@_jobs("--keep-gb", type=Number(0, 1e9, min_open=True), help="Gigabytes of videos that are kept.")
 @_limits(
     "--max-upload", type=_positive, default=64, show_default=True, metavar="MB", help="Size of a request."
 )
 @_limits("--max-pixels", type=_positive, default=50_000_000, show_default=True, help="Pixels of an image.")
 @_limits(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=Number(0.1, MOST_SECONDS),
     default=30.0,
     show_default=True,
     help="Seconds for a slow client.",
@@ -156,7 +159,7 @@ def _settings(folders: dict[str, Path], loading: dict[str, Any], given: dict[str
     days, gigabytes = given["keep_days"], given["keep_gb"]
     return Settings(
         artifacts=folders,
-        data=given["data"],
+        data=given["data"].absolute(),
         loading=loading,
         workers=given["workers"],
         host=given["host"],
@@ -202,6 +205,7 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
             f"wanrun serve needs {error.name}", remedy="pip install '.[serve]' in the checkout"
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients are told of broken forms
     keys = read_keys(given["keys"], given["more_keys"])
     local = settings.host in LOOPBACK
     if not keys and (local or settings.hosts):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import logging
 import signal
 import sqlite3
@@ -16,18 +17,22 @@ from collections.abc import Callable
 from typing import Any
 
 from wanserve import store as stored
-from wanserve.estimate import Estimates
+from wanserve.board import Board
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.job import Failure, Job, Live, shown
+from wanserve.job import Failure, Job, Live
 from wanserve.messages import Done, Now
 from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError, closing, without_paths
+from wanserve.refusal import RefusedError, closing
+from wanserve.room import Room, frames_bytes
 from wanserve.running import Running
 from wanserve.settings import Settings
 from wanserve.store import Store
 
 LOG = logging.getLogger("wanserve")
+
+ROOM_SECONDS = 2.0
+"""After which a job that waits for room on the disk looks again."""
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals by which a worker is ended from outside, for want of memory too; others are its own crash."""
@@ -49,29 +54,33 @@ class Desk:
     ) -> None:
         self._settings, self._folders, self._store = settings, folders, store
         self.hub, self._metrics = hub, metrics
-        self.estimates = Estimates(store.times())
+        self.room = Room(settings.data, settings.keep_seconds is not None or settings.keep_bytes is not None)
         self._waiting: list[Job] = []
         self._running: dict[str, Running] = {}
+        self.board = Board(settings, folders, hub, self._waiting, self._running, store.times())
         self._unstored: dict[str, Job] = {}
         self._wake = asyncio.Event()
         self._broken = 0
+        self._lacks: str | None = None
         self.closing = self.loads = False
-        self.workers = 1
 
     async def restore(self) -> None:
-        """Takes what is stored: what was running waits again, and files without a job are removed."""
+        """Takes what is stored: what was running waits again, and files of no job are removed."""
 
-        def again(connection: sqlite3.Connection) -> list[str]:
+        def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
             for job in stored.jobs_with(connection, "in_progress"):
                 job.status = "cancelled" if job.unwanted else "queued"
                 job.ended = time.time() if job.unwanted else None
                 job.attempts -= 1  # the server has ended, and not by the job's fault
                 stored.put(connection, job)
-            return [id for (id,) in connection.execute("SELECT id FROM videos")]
+            known = {id for (id,) in connection.execute("SELECT id FROM videos")}
+            return known, set(stored.removed(connection))
 
-        known = await self._store.change(again)
-        await asyncio.to_thread(self._folders.clean, set(known))
-        self._waiting = self._store.waiting()
+        unknown = await asyncio.to_thread(self._folders.clean, *await self._store.change(again))
+        await self._store.change(stored.forget_removed)
+        if unknown:
+            LOG.warning("%d folders in %s are of no known job, and stay", len(unknown), unknown[0].parent)
+        self._waiting[:] = self._store.waiting()
         self._wake.set()
 
     # What clients ask for.
@@ -87,7 +96,7 @@ class Desk:
         Raises:
             RefusedError: if the queue is full, or the key is that of another request.
         """
-        retry = str(self._retry_seconds())
+        retry = str(self.board.retry_seconds())
         if self.closing:
             raise closing()
 
@@ -124,7 +133,7 @@ class Desk:
         if kept is job:
             bisect.insort(self._waiting, job, key=lambda one: one.rank)
             self._wake.set()
-            self.publish(job)
+            self.board.publish(job)
         return self._here(kept.id) or kept
 
     def find(self, id: str, owner: str | None) -> Job:
@@ -163,7 +172,7 @@ class Desk:
         if (running := self._running.get(job.id)) is not None:
             job.unwanted, running.live.phase = True, "cancelling"
             running.cancel()
-            self.publish(job)
+            self.board.publish(job)
             await self._put(job)
             return
         self.check_waiting(job)
@@ -171,7 +180,10 @@ class Desk:
         await self._end(job, "cancelled")
 
     async def delete(self, job: Job) -> None:
-        """Forgets a job and its files; one that runs is cancelled, and its files go when it has ended."""
+        """Forgets a job and its files; one that runs is cancelled, and its files go when it has ended.
+
+        The files of others go first: on a full disk that makes the room to store that they are gone.
+        """
         running = self._running.get(job.id)
         if job in self._waiting:
             self._waiting.remove(job)
@@ -179,11 +191,11 @@ class Desk:
         if running is not None:
             running.removed, job.unwanted = True, True
             running.cancel()
-        await self._store.change(lambda connection: stored.remove(connection, job.id))
-        if running is None:
+        else:
             await asyncio.to_thread(self._folders.remove, job.id)
+        await self._store.change(lambda connection: stored.remove(connection, job.id))
         self.hub.publish(job.owner, job.id, "deleted", {"id": job.id})
-        self._publish_waiting()
+        self.board.moved()
 
     def check_waiting(self, job: Job) -> None:
         """Raises RefusedError unless a job waits."""
@@ -196,7 +208,7 @@ class Desk:
     async def change(self, job: Job) -> None:
         """Stores a waiting job whose options or files have changed."""
         await self._put(job)
-        self.publish(job)
+        self.board.publish(job)
 
     async def move(self, job: Job, position: int) -> None:
         """Moves a waiting job to a position among its owner's, which keep their places among all.
@@ -209,55 +221,67 @@ class Desk:
         ranks = [one.rank for one in own]
         own.remove(job)
         own.insert(min(position - 1, len(own)), job)
+        moved = [one for one, rank in zip(own, ranks, strict=True) if one.rank != rank]
         for one, rank in zip(own, ranks, strict=True):
             one.rank = rank
         self._waiting.sort(key=lambda one: one.rank)
 
         def put(connection: sqlite3.Connection) -> None:
-            for one in own:
+            for one in moved:
                 stored.put(connection, one)
 
         await self._store.change(put)
-        self._publish_waiting()
+        self.board.moved()
 
     # What workers ask for.
 
     async def next(self) -> Job:
-        """Waits for a job, and returns the next one, which runs from now on."""
-        while self.closing or not self._waiting:
+        """Waits for a job and for the room that it needs, and returns it; it runs from now on."""
+        while self.closing or not self._waiting or self.lack():
             self._wake.clear()
-            await self._wake.wait()
+            looks_again = ROOM_SECONDS if self._waiting and not self.closing else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(looks_again):
+                    await self._wake.wait()
         job = self._waiting.pop(0)
         job.status, job.started, job.attempts = "in_progress", time.time(), job.attempts + 1
         self._running[job.id] = Running(job, Live(phase="loading", steps=job.shape["num_steps"]))
         return job
 
+    def lack(self) -> str | None:
+        """Returns what there is too little of for the next job; None for nothing. A change is logged."""
+        problem = self.room.lack(frames_bytes(self._waiting[0]) if self._waiting else 0)
+        if problem != self._lacks:
+            LOG.warning("%s", problem or "there is room again")
+        self._lacks = problem
+        return problem
+
     async def begin(self, job: Job, cancel: Callable[[], None]) -> None:
         """Stores that a job runs; ``cancel`` tells its worker to end it."""
         self._running[job.id].cancel = cancel
         await self._put(job)
-        self.publish(job)
-        self._publish_waiting()
+        self.board.publish(job)
+        self.board.moved()
 
     def now(self, message: Now) -> None:
         """Takes what a worker does for a job."""
         if (running := self._running.get(message.id)) is not None:
             running.now(message)
-            self.publish(running.job)
+            self.board.publish(running.job)
 
     async def done(self, message: Done) -> None:
         """Takes the end of a job that has its videos."""
         job = self._running[message.id].job
         job.resolved, job.seconds = message.resolved, message.seconds
-        job.warnings = [without_paths(warning) for warning in message.warnings]
-        times = self.estimates.learn(job, message.seconds, message.steps)
+        job.warnings = [self.board.told(warning, job) for warning in message.warnings]
+        times = self.board.estimates.learn(job, message.seconds, message.steps)
         self._metrics.phases(message.seconds)
         await self._end(job, "completed", lambda connection: stored.put_times(connection, times))
 
     async def failed(self, id: str, code: str, message: str) -> None:
         """Takes the failure of a job."""
         job = self._running[id].job
-        job.error = Failure(code, without_paths(message))
+        job.error = Failure(code, self.board.told(message, job))
         await self._end(job, "failed")
 
     async def cancelled(self, id: str) -> None:
@@ -293,12 +317,12 @@ class Desk:
         bisect.insort(self._waiting, job, key=lambda one: one.rank)
         await self._put(job)
         self._wake.set()
-        self.publish(job)
+        self.board.publish(job)
 
     def nothing_loads(self) -> bool:
         """Takes that a worker could not load the artifact; returns whether none ever could."""
         self._broken += 1
-        return not self.loads and self._broken >= self.workers
+        return not self.loads and self._broken >= self.board.workers
 
     async def _end(
         self, job: Job, status: Any, also: Callable[[sqlite3.Connection], None] = lambda connection: None
@@ -323,8 +347,8 @@ class Desk:
             if removed:
                 await asyncio.to_thread(self._folders.remove, job.id)
             else:
-                self.publish(job)
-            self._publish_waiting()
+                self.board.publish(job)
+            self.board.moved()
 
     async def _put(self, job: Job) -> None:
         """Stores a job that has changed."""
@@ -347,52 +371,3 @@ class Desk:
     def running(self) -> int:
         """The number of jobs that run."""
         return len(self._running)
-
-    def live(self, job: Job) -> Live | None:
-        """Returns what is known of a job that waits or runs; None for others."""
-        if job.over:  # also while that is being stored
-            return None
-        if (running := self._running.get(job.id)) is not None:
-            self.estimates.follow(job, running.live, running.clock)
-            return running.live
-        if job not in self._waiting:
-            return None
-        index = self._waiting.index(job)
-        return Live(phase="queued", position=index + 1, remaining=self._waits(index + 1)[index])
-
-    def _waits(self, count: int) -> list[float | None]:
-        """Returns the seconds until the end of each of the next waiting jobs; None where it is not known."""
-        lefts = [self.live(running.job) for running in self._running.values()]
-        before = [None if left is None else left.remaining for left in lefts]
-        ahead = None if None in before else sum(one for one in before if one is not None)
-        waits = list[float | None]()
-        for job in self._waiting[:count]:
-            own = self.estimates.total(job)
-            waits.append(None if own is None or ahead is None else own + ahead / max(self.workers, 1))
-            ahead = None if own is None or ahead is None else ahead + own
-        return waits
-
-    def shown(self, job: Job) -> dict[str, Any]:
-        """Returns a job as the API answers it."""
-        return shown(job, self.live(job), self._settings.keep_seconds)
-
-    def publish(self, job: Job) -> None:
-        """Tells those who listen of a job."""
-        running = self._running.get(job.id)
-        if self.hub.wanted and not (running is not None and running.removed):
-            self.hub.publish(job.owner, job.id, "video", self.shown(job))
-
-    def _publish_waiting(self) -> None:
-        """Tells those who listen of every waiting job: its position has changed."""
-        if not self.hub.wanted:
-            return
-        for index, left in enumerate(self._waits(len(self._waiting))):
-            job, live = self._waiting[index], Live(phase="queued", position=index + 1, remaining=left)
-            data = shown(job, live, self._settings.keep_seconds)
-            self.hub.publish(job.owner, job.id, "video", data)
-
-    def _retry_seconds(self) -> int:
-        """Seconds after which there may be room in the queue."""
-        left = [self.live(running.job) for running in self._running.values()]
-        known = [one.remaining for one in left if one is not None and one.remaining is not None]
-        return max(1, int(min(known, default=5.0)) + 1)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from wanrun.errors import WanError
+from wanrun.errors import WanError, lacks_space
 from wanserve.desk import Desk
 from wanserve.job import Job
 from wanserve.messages import (
+    NO_ROOM,
     Broken,
     Cancel,
     Cancelled,
@@ -211,10 +212,9 @@ class Device:
                 run = await asyncio.to_thread(self._job_of, job)
             except (KeyError, OSError) as error:  # a model that is no longer served; a full disk
                 LOG.error("%s cannot be begun: %r", job.id, error)
+                gone = "not_begun", "the model or the disk is not there any more"
                 with self._stored():
-                    await self._desk.failed(
-                        job.id, "not_begun", "the model or the disk is not there any more"
-                    )
+                    await self._desk.failed(job.id, *(("no_space", NO_ROOM) if lacks_space(error) else gone))
                 self._job = None
                 self._free.set()
                 continue

@@ -13,9 +13,10 @@ import msgspec
 import wanrun
 from wanrun.errors import quoted
 from wanserve.catalog import Catalog, Model
-from wanserve.forms import Form, check_depth
+from wanserve.forms import MAX_FILES, Form
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
 from wanserve.refusal import RefusedError, unknown, whole
+from wanserve.sizes import check_json
 from wanserve.uploads import Sent, kind_of, sent_file, sent_text
 
 FORMATS = ("mp4", "webm", "gif", "webp", "mov")
@@ -78,6 +79,8 @@ async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> W
             _take_option(name, value, name in form.fields, wish)
     if seconds is not None:
         _take_seconds(seconds, wish)
+    if len(sent) > MAX_FILES:
+        raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for name, one in sent:
         await _take_file(name, one, wish)
     return wish
@@ -116,12 +119,11 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
 
 def _decoded(name: str, text: str) -> Any:
     """Returns what the JSON text of a field stands for."""
+    check_json(text.encode())
     try:
-        value = msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         raise RefusedError(f"{name} is not JSON", param=name) from None
-    check_depth(value)
-    return value
 
 
 def _mistyped(name: str, expected: str, value: Any) -> RefusedError:
@@ -267,7 +269,7 @@ def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
     for one in value if isinstance(value, list) else [value]:
         option = _option_of(name)
         if isinstance(one, dict) and (role := one.get("role")) is not None:
-            if role not in ROLES:
+            if not isinstance(role, str) or role not in ROLES:
                 raise RefusedError(
                     f"{name} has the role {quoted(role)}; expected one of {', '.join(ROLES)}", param=name
                 )

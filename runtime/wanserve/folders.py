@@ -6,9 +6,9 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
-import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ LAST_FRAME: Final = "last.png"
 """Ends of the names of a video's pictures."""
 
 _ID = re.compile(r"video_[0-9a-f]{32}")
+_REQUEST = re.compile(r"request_[0-9a-f]{32}")
 
 
 class Folders:
@@ -54,17 +55,42 @@ class Folders:
         """The file of the jobs."""
         return self.root / "jobs.sqlite3"
 
-    def clean(self, known: Collection[str]) -> None:
-        """Removes what belongs to no job: of requests that were not accepted, and of removed jobs."""
+    @property
+    def requests(self) -> str:
+        """The folder of what comes with requests."""
+        return str(self._incoming)
+
+    def clean(self, known: Collection[str], removed: Collection[str]) -> list[Path]:
+        """Removes what an end has left: folders of requests that became no jobs, and of removed jobs.
+
+        What has another name is somebody else's, and stays. So do videos of jobs that nothing is known of:
+        the database may have been lost.
+
+        Args:
+            known: the ids of all jobs.
+            removed: those of jobs that were removed.
+
+        Returns:
+            The folders that hold such videos.
+        """
+        unknown = list[Path]()
         for folder in self._incoming.iterdir():
-            shutil.rmtree(folder, ignore_errors=True)
-        for folder in self._jobs.iterdir():
-            if _ID.fullmatch(folder.name) and folder.name not in known:
+            if _REQUEST.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._jobs.iterdir():
+            if not _ID.fullmatch(folder.name) or folder.name in known:
+                continue
+            if folder.name in removed or not (folder / "out").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                unknown.append(folder)
+        return unknown
 
     def incoming(self) -> Path:
         """Makes an empty folder for the files of a request."""
-        return Path(tempfile.mkdtemp(dir=self._incoming))
+        folder = self._incoming / f"request_{secrets.token_hex(16)}"
+        folder.mkdir(mode=0o700)
+        return folder
 
     def drop(self, folder: Path) -> None:
         """Removes the folder of a request that was not accepted."""
@@ -81,6 +107,11 @@ class Folders:
     def upload(self, job: Job, upload: Upload) -> Path:
         """The stored file of an upload."""
         return self.of(job.id) / upload.file
+
+    @staticmethod
+    def names(folder: Path, uploads: Iterable[Upload]) -> dict[str, str]:
+        """Returns what clients are told for paths in the folder of a request or a job: their own names."""
+        return {str(folder / one.file): one.name for one in uploads} | {f"{folder}/": ""}
 
     def out(self, id: str) -> Path:
         """Makes an empty folder for a job's results; those of an attempt before are removed."""

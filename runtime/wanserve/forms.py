@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import IO, Any
+from urllib.parse import parse_qsl
 
 import msgspec
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import Message
 
 from wanserve.refusal import RefusedError
+from wanserve.sizes import MAX_DEPTH, check_json, check_plain, is_file
 
 MAX_FIELDS = 200
 MAX_FILES = 20
 MAX_TEXT = 48 << 20
 """Bytes of a field without a file: data: URLs are such fields."""
-MAX_DEPTH = 8
-MAX_ITEMS = 20_000
-"""Of a list or an object in JSON: twice the most timesteps."""
-
-MAX_ENCODED = 4 << 20
+MAX_ENCODED = 3 << 20
 """Bytes of a form without files, whose escapes take long to read."""
+
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
+"""In which forms are read. Python has others that make texts which are none, and codecs of other things."""
+
+_BLOCK = 1 << 16
 
 _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 
@@ -43,27 +49,41 @@ class Form:
     files: list[tuple[str, UploadFile]] = field(default_factory=list)
 
 
-async def read_form(request: Request) -> Form:
+async def read_form(request: Request, file: IO[bytes]) -> Form:
     """Reads the body of a request.
 
+    Args:
+        request: the request, whose headers tell what the body is.
+        file: the body.
+
     Raises:
-        RefusedError: for a body that is neither JSON nor a form, or is broken or too deep.
+        RefusedError: for a body that is neither JSON nor a form, or is broken, too large or too deep.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    written, options = parse_options_header(request.headers.get("content-type", ""))
+    kind = written.decode("latin-1").strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
-        return Form(await asyncio.to_thread(_object, await request.body()))
-    if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
-        return await _form(request, kind)
-    raise RefusedError(
-        f"the content type {kind[:60] or 'is missing and'} is not understood; expected application/json or "
-        "multipart/form-data",
-        415,
-        code="unsupported_media_type",
-    )
+        return Form(await asyncio.to_thread(_object, file))
+    if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        raise RefusedError(
+            f"the content type {kind[:60] or 'is missing and'} is not understood; "
+            "expected application/json or multipart/form-data",
+            415,
+            code="unsupported_media_type",
+        )
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
+    if charset not in CHARSETS:
+        raise RefusedError(
+            f"the charset {charset[:20]!r} is not understood; expected utf-8", code="invalid_form"
+        )
+    texts, files = await (_parts(request, file) if kind.startswith("multi") else _pairs(file))
+    await asyncio.to_thread(_check_texts, texts)
+    return Form(nested(texts), files)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(file: IO[bytes]) -> dict[str, Any]:
     """Returns the object of a JSON text."""
+    body = file.read()
+    check_json(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -72,33 +92,46 @@ def _object(body: bytes) -> dict[str, Any]:
         raise RefusedError(
             f"the body is not a JSON object; found {type(value).__name__}", code="invalid_json"
         )
-    check_depth(value)
     if len(value) > MAX_FIELDS:
         raise RefusedError(f"the request has more than {MAX_FIELDS} fields", code="too_many_fields")
     return value
 
 
-def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
-    """Raises RefusedError for a value that is nested too deep."""
-    if isinstance(value, dict | list):
-        if len(value) > MAX_ITEMS:
-            raise RefusedError(
-                f"a list in the request has more than {MAX_ITEMS} items", code="too_many_items"
-            )
-        if left == 0:
-            raise RefusedError(f"the request is nested deeper than {MAX_DEPTH} levels", code="too_deep")
-        for inner in value.values() if isinstance(value, dict) else value:
-            check_depth(inner, left - 1)
+def _check_texts(texts: Sequence[tuple[str, str]]) -> None:
+    """Raises RefusedError for fields that are too large together, files apart."""
+    plain = 0
+    for name, value in texts:
+        data = value.encode()
+        plain += len(name.encode()) + (0 if is_file(data, 0, len(data)) else len(data))
+    check_plain(plain)
 
 
-async def _form(request: Request, kind: str) -> Form:
-    if kind != "multipart/form-data" and len(await request.body()) > MAX_ENCODED:
+async def _pairs(file: IO[bytes]) -> tuple[list[tuple[str, str]], list[tuple[str, UploadFile]]]:
+    """Returns the fields of a form without files."""
+    if len(body := file.read(MAX_ENCODED + 1)) > MAX_ENCODED:
         limit = MAX_ENCODED >> 20
         raise RefusedError(
             f"the form is larger than {limit} MB; send multipart/form-data", 413, code="too_large"
         )
+    read = partial(parse_qsl, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     try:
-        data = await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT)
+        return await asyncio.to_thread(read, body.decode("latin-1")), []
+    except ValueError as error:
+        raise RefusedError(f"the form cannot be read: {error}", code="invalid_form") from None
+
+
+async def _parts(
+    request: Request, file: IO[bytes]
+) -> tuple[list[tuple[str, str]], list[tuple[str, UploadFile]]]:
+    """Returns the fields and the files of a form of parts."""
+
+    async def receive() -> Message:
+        block = await asyncio.to_thread(file.read, _BLOCK)
+        return {"type": "http.request", "body": block, "more_body": bool(block)}
+
+    again = Request(request.scope, receive)
+    try:
+        data = await again.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT)
     except HTTPException as error:  # Starlette's for a form that is broken or has too many parts
         raise RefusedError(f"the form cannot be read: {error.detail}", code="invalid_form") from None
     except (ValueError, KeyError, RuntimeError) as error:
@@ -110,7 +143,7 @@ async def _form(request: Request, kind: str) -> Form:
             files.append((name, value))
         else:
             texts.append((name, value))
-    return Form(nested(texts), files)
+    return texts, files
 
 
 def nested(texts: Iterable[tuple[str, str]]) -> dict[str, Any]:

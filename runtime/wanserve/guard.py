@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -49,10 +51,12 @@ class Guard:
         settings: the limits.
         keys: the clients.
         metrics: what is counted.
+        most: requests of a key at a time; the streams of events are some.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, metrics: Metrics, most: int) -> None:
         self._app, self._settings, self._keys, self._metrics = app, settings, keys, metrics
+        self._most_open, self._open = most, Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,8 +75,9 @@ class Guard:
             if scope["method"] == "OPTIONS" and origin in self._settings.origins:
                 await _preflight(headers)(scope, receive, safe_send)
                 return
-            scope.setdefault("state", {})["client"] = self._client(scope, headers)
-            await self._app(scope, self._bounded(receive, self._most(scope["path"])), safe_send)
+            client = scope.setdefault("state", {})["client"] = self._client(scope, headers)
+            with self._counted(client):
+                await self._app(scope, self._bounded(receive, self._most(scope["path"])), safe_send)
         except RefusedError as error:
             await answer(error)(scope, receive, safe_send)
 
@@ -102,6 +107,26 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return client
+
+    @contextlib.contextmanager
+    def _counted(self, client: Client | None) -> Iterator[None]:
+        """Counts a request while it is answered.
+
+        Raises:
+            RefusedError: if its key has too many: those of others would find no connection.
+        """
+        if client is None or not self._keys:
+            yield
+            return
+        if self._open[client.name] >= self._most_open:
+            retry = {"Retry-After": "5", "connection": "close"}
+            what = f"too many requests of this key at a time; expected at most {self._most_open}"
+            raise RefusedError(what, 429, code="too_many_requests", headers=retry)
+        self._open[client.name] += 1
+        try:
+            yield
+        finally:
+            self._open[client.name] -= 1
 
     def _most(self, path: str) -> int:
         """Returns the bytes of a body that are taken; few where no key is needed."""

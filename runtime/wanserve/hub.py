@@ -31,6 +31,7 @@ class Listener:
         default_factory=lambda: asyncio.Queue(MAX_BEHIND)
     )
     _lost: bool = False
+    _moved: tuple[str, Any] | None = None
 
     def put(self, name: str, data: Mapping[str, Any]) -> None:
         """Adds an event; one too many ends the listening, since a change would be missing."""
@@ -43,13 +44,22 @@ class Listener:
             name, data = "closed", {}
         self._waiting.put_nowait((name, data))
 
+    def moved(self, name: str, data: Any) -> None:
+        """Adds an event of the line, in the place of the one before if that still waits."""
+        waits, self._moved = self._moved is not None, (name, data)
+        if not waits:
+            self.put("", {})  # its place among the others
+
     async def next(self, seconds: float | None = None) -> tuple[str, Mapping[str, Any]] | None:
         """Returns the next event; None after so many seconds without one."""
         try:
             async with asyncio.timeout(seconds):
-                return await self._waiting.get()
+                event = await self._waiting.get()
         except TimeoutError:
             return None
+        if event[0] == "" and self._moved is not None:
+            event, self._moved = self._moved, None
+        return event
 
 
 class Hub:
@@ -81,6 +91,24 @@ class Hub:
         for listener in self._listeners:
             if listener.owner in (None, owner) and listener.id in (None, id):
                 listener.put(name, data)
+
+    def moved(
+        self, line: Callable[[str | None], Any], one: Callable[[str], Mapping[str, Any] | None]
+    ) -> None:
+        """Tells all who listen that places in the line have changed.
+
+        Args:
+            line: returns the line as the owner sees it.
+            one: returns a job; None if it does not wait.
+        """
+        lines = dict[str | None, Any]()
+        for listener in self._listeners:
+            if listener.id is None:
+                if listener.owner not in lines:
+                    lines[listener.owner] = line(listener.owner)
+                listener.moved("queue", lines[listener.owner])
+            elif (data := one(listener.id)) is not None:
+                listener.moved("video", data)
 
     def close(self) -> None:
         """Ends every stream: the server ends."""

@@ -14,31 +14,23 @@ from starlette.requests import Request
 
 from wanrun import CancelToken
 from wanrun.errors import ArtifactError, CancelledError, WanError
+from wanserve.bodies import Bodies
 from wanserve.catalog import Catalog
 from wanserve.desk import Desk
 from wanserve.fields import Wish, read_wish
 from wanserve.folders import Folders
-from wanserve.forms import Form, read_form
+from wanserve.forms import Form
 from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
-from wanserve.refusal import RefusedError, closing, refused, unknown, whole
+from wanserve.refusal import RefusedError, closing, refused, told_with, unknown, whole
 
 if TYPE_CHECKING:
     from wanrun import Generation
 
 MAX_KEY = 255
 """Characters of an idempotency key."""
-
-SMALL = 1 << 20
-"""Bytes of a body that is read at once, in memory."""
-
-MAX_LARGE = 16
-"""Larger bodies of a client that are read at a time."""
-
-WAIT_SECONDS = 10.0
-"""For which another one waits."""
 
 DECODERS = 3
 """Requests whose images and videos are decoded at a time, one of each client: a process of up to 1.5 GB."""
@@ -61,7 +53,7 @@ class Intake:
         self._decoders = asyncio.Semaphore(DECODERS)
         self._ending = CancelToken()
         self._own_decoder = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(1))
-        self._large = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_LARGE))
+        self._bodies = Bodies(folders)
 
     async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
         """Takes a request; returns its job, and whether it is an earlier one of the same idempotency key.
@@ -69,14 +61,19 @@ class Intake:
         Raises:
             RefusedError: for a request that cannot be served.
         """
-        wish = await read_wish(await self._form(request, client), self._catalog)
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
             raise RefusedError(f"the Idempotency-Key is no text of at most {MAX_KEY} characters")
-        folder = self._folders.incoming() if wish.sent else None
+        self._desk.room.check(_length(request))
+        folder: Path | None = None
         try:
-            media = await _store(wish, folder)
-            generation = await self._resolve(client, wish, wish.options, _paths(wish.model, media, folder))
+            async with self._bodies.read(request, client.name) as form:
+                wish = await read_wish(form, self._catalog)
+                folder = self._folders.incoming() if wish.sent else None
+                media = await _store(wish, folder)
+            with told_with(self._names(wish, folder, media)):
+                paths = _paths(wish.model, media, folder)
+                generation = await self._resolve(client, wish, wish.options, paths)
             job = Job(
                 owner=client.name,
                 model=wish.model.name,
@@ -99,29 +96,6 @@ class Intake:
             if folder is not None and folder.exists():
                 await asyncio.to_thread(self._folders.drop, folder)
 
-    async def _form(self, request: Request, client: Client) -> Form:
-        """Reads the body of a request; a client's large ones some at a time: they lie on the disk meanwhile.
-
-        Raises:
-            RefusedError: as ``read_form``, and if too many others come.
-        """
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) <= SMALL:
-            return await read_form(request)
-        slots = self._large[client.name]
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await slots.acquire()
-        except TimeoutError:
-            retry = {"Retry-After": "10", "connection": "close"}
-            raise RefusedError(
-                "too many uploads at a time", 429, code="too_many_uploads", headers=retry
-            ) from None
-        try:
-            return await read_form(request)
-        finally:
-            slots.release()
-
     async def change(self, request: Request, client: Client, job: Job) -> None:
         """Changes the options, the files or the position of a waiting job.
 
@@ -131,7 +105,22 @@ class Intake:
             RefusedError: if it does not wait, or cannot be made so.
         """
         self._desk.check_waiting(job)
-        form = await self._form(request, client)
+        self._desk.room.check(_length(request))
+        folder = self._folders.incoming()
+        try:
+            async with self._bodies.read(request, client.name) as form:
+                wish, gone, place = await self._changes(form, job)
+                news = await _store(wish, folder)
+            if wish.spelled or news or gone:
+                await self._remake(client, job, wish, gone, news, folder)
+        finally:
+            await asyncio.to_thread(self._folders.drop, folder)
+        if place is not None:
+            self._desk.check_waiting(job)
+            await self._desk.move(job, place)
+
+    async def _changes(self, form: Form, job: Job) -> tuple[Wish, set[str], int | None]:
+        """Returns what a form changes of a job: what it gives, what it takes away, and the position."""
         position = form.fields.pop("position", None)
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
         gone = {option for name in empty for option in _named(name, job)}
@@ -140,36 +129,31 @@ class Intake:
         if wish.model.name != job.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
         place = None if position is None else whole(position, 1, 10**9, "position")
-        if form.fields or form.files or gone:
-            await self._remake(client, job, wish, gone)
-        if place is not None:
-            self._desk.check_waiting(job)
-            await self._desk.move(job, place)
+        return wish, gone, place
 
-    async def _remake(self, client: Client, job: Job, wish: Wish, gone: set[str]) -> None:
-        """Gives a waiting job other options and files."""
+    async def _remake(
+        self, client: Client, job: Job, wish: Wish, gone: set[str], news: list[Upload], folder: Path
+    ) -> None:
+        """Gives a waiting job other options, and files that are in a folder."""
         before = job.options
         options = {name: value for name, value in before.items() if name not in gone} | wish.options
-        folder = self._folders.incoming()
-        try:
-            news = await _store(wish, folder)
-            replaced = {one.option for one in news} | gone
-            kept = [one for one in job.media if one.option not in replaced]
-            paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
+        replaced = {one.option for one in news} | gone
+        kept = [one for one in job.media if one.option not in replaced]
+        paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
+        own = self._folders.names(self._folders.of(job.id), kept)
+        with told_with(own | self._names(wish, folder, news)):
             generation = await self._resolve(client, wish, options, paths)
-            self._desk.check_waiting(job)
-            if job.options is not before:
-                raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
-            for one in news:
-                target = self._folders.upload(job, one)
-                target.parent.mkdir(exist_ok=True)
-                (folder / one.file).replace(target)
-            job.options = {**options, "seed": generation.options["seed"]}
-            job.media, job.shape = [*kept, *news], _shape(generation)
-            job.format = wish.format if "format" in wish.spelled else job.format
-            await self._desk.change(job)
-        finally:
-            await asyncio.to_thread(self._folders.drop, folder)
+        self._desk.check_waiting(job)
+        if job.options is not before:
+            raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
+        for one in news:
+            target = self._folders.upload(job, one)
+            target.parent.mkdir(exist_ok=True)
+            (folder / one.file).replace(target)
+        job.options = {**options, "seed": generation.options["seed"]}
+        job.media, job.shape = [*kept, *news], _shape(generation)
+        job.format = wish.format if "format" in wish.spelled else job.format
+        await self._desk.change(job)
 
     async def _resolve(
         self, client: Client, wish: Wish, options: dict[str, Any], paths: dict[str, Any]
@@ -198,11 +182,22 @@ class Intake:
         """Ends what decodes, from any thread; the requests are refused."""
         self._ending.cancel()
 
+    def _names(self, wish: Wish, folder: Path | None, media: list[Upload]) -> dict[str, str]:
+        """Returns what a client is told for the server's paths."""
+        files = {} if folder is None else self._folders.names(folder, media)
+        return {str(wish.model.folder): wish.model.name, **files}
+
     def run(self, job: Job) -> Run:
         """Returns what tells a worker to make a job, whose folder for results is empty then."""
         model, out = self._catalog.models[job.model], self._folders.out(job.id)
         options = model.loaded(job.options) | _paths(model, job.media, self._folders.of(job.id))
         return Run(job.id, job.model, options, str(out), job.format)
+
+
+def _length(request: Request) -> int:
+    """The bytes of a request's body that its header tells."""
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdigit() else 0  # the guard has looked at it
 
 
 def _named(name: str, job: Job) -> set[str]:
@@ -222,11 +217,12 @@ def _named(name: str, job: Job) -> set[str]:
 
 
 async def _store(wish: Wish, folder: Path | None) -> list[Upload]:
-    """Stores the files of a request in a folder."""
+    """Moves the files of a request into a folder."""
     media = list[Upload]()
     for number, sent in enumerate(wish.sent):
         assert folder is not None
         media.append(await sent.store(folder, number))
+    wish.sent.clear()  # and their memory
     return media
 
 

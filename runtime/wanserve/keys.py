@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Final
 
 from starlette.requests import cookie_parser
 
+import wanrun
 from wanrun.errors import UsageError
 
 COOKIE: Final = "wanserve_key"
@@ -21,6 +23,8 @@ LEAST: Final = 16
 """Characters of a key: shorter ones can be guessed."""
 
 MAX_BYTES: Final = 1 << 20
+
+_COUNT = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def read_keys(file: Path | None, variable: str | None) -> Keys:
     clients = list[Client]()
     if file is not None:
         try:
-            text = file.read_bytes()[: MAX_BYTES + 1].decode("utf-8")
+            text = wanrun.read_bounded(file, MAX_BYTES).decode("utf-8")
             readable = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
         except (OSError, ValueError) as error:
             raise UsageError(f"the keys {file} cannot be read", found=error) from None
@@ -107,7 +111,7 @@ def _lines(text: str, where: str) -> list[Client]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) not in (2, 3) or (len(words) == 3 and not words[2].isdigit()):
+        if len(words) not in (2, 3) or (len(words) == 3 and not _COUNT.fullmatch(words[2])):
             raise UsageError(f"line {number} of {where} is no key", expected="NAME KEY [JOBS THAT MAY WAIT]")
         if len(words[1]) < LEAST:
             raise UsageError(f"the key in line {number} of {where} is short", expected=f"{LEAST} characters")

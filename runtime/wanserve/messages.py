@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+
+NO_ROOM: Final = "the disk of the server has no room for the video; ask for it again later"
 
 
 class Begin(Struct, tag=True):

@@ -223,7 +223,13 @@ def _paths() -> dict[str, Any]:
             "get": {"parameters": content, "responses": _answers(binary, "video/mp4")}
         },
         "/v1/videos/{id}/events": {"get": {"parameters": [_ID], "responses": events}},
-        "/v1/events": {"get": {"responses": events}},
+        "/v1/events": {
+            "get": {
+                "description": "video: a job that has changed. queue: the places of all your waiting jobs, "
+                "when they have moved. deleted: the id of one that is forgotten.",
+                "responses": events,
+            }
+        },
         "/v1/videos/{id}/media/{option}/{index}": {
             "get": {
                 "parameters": [_ID, _path("option"), _path("index")],

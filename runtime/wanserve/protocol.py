@@ -24,6 +24,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > 1.1 * self.limit_concurrency:
+            transport.abort()  # those up to here are answered with 503, if they ask
         self._wait_for_header()
 
     def data_received(self, data: bytes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from wanrun.errors import WanError, escaped
@@ -12,8 +14,18 @@ from wanrun.errors import WanError, escaped
 _PATH = re.compile(r"(?<![\w.~/-])(?:file://)?~?/(?:[^\s/;,'\")]+/)*([^\s/;,'\")]*)")
 
 
-def without_paths(text: str) -> str:
-    """Returns a text with the last name of each absolute path alone: no answer has a path of the server."""
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+def without_paths(text: str, names: Mapping[str, str] = _NO_NAMES) -> str:
+    """Returns a text with the last name of each absolute path alone: no answer has a path of the server.
+
+    Args:
+        text: the text.
+        names: what stands for paths that are known: a client's own names, and paths that have spaces.
+    """
+    for path in sorted(names, key=len, reverse=True):
+        text = text.replace(path, names[path])
     return _PATH.sub(lambda match: match[1] or "/", text)
 
 
@@ -46,6 +58,16 @@ class RefusedError(Exception):
         message = escaped(without_paths(str(self)))
         error = {"message": message, "type": kind(self.status), "param": self.param, "code": self.code}
         return {"error": error}
+
+
+@contextlib.contextmanager
+def told_with(names: Mapping[str, str]) -> Iterator[None]:
+    """Puts names in the place of paths into the message of a refusal; see ``without_paths``."""
+    try:
+        yield
+    except RefusedError as error:
+        error.args = (without_paths(str(error), names),)
+        raise
 
 
 def whole(text: object, least: int, most: int, param: str) -> int:

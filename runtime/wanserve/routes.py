@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from wanserve.intake import Intake
 from wanserve.job import ENDED, Job
 from wanserve.keys import COOKIE, Client, Keys
 from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError, whole, without_paths
+from wanserve.refusal import RefusedError, whole
 from wanserve.store import Store
 from wanserve.uploads import IMAGE_TYPES
 
@@ -39,6 +40,9 @@ STATES: Final = ("queued", "in_progress", *ENDED)
 
 CACHED: Final[Mapping[str, str]] = {"cache-control": "private, max-age=3600, immutable"}
 """Of results, which never change."""
+
+MAX_PAGE: Final = 1 << 20
+"""Bytes of a page of jobs that has more than one: prompts may be long."""
 
 POLL_MS: Final = (100, 10_000)
 """The shortest and the longest pause that a client is told between two looks at a job."""
@@ -74,6 +78,7 @@ class Routes:
         self._catalog, self._desk, self._intake, self._folders = catalog, desk, intake, folders
         self._store, self._keys, self._metrics = store, keys, counted
         self._devices, self._schema = devices, schema
+        self._searching = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     def routes(self) -> list[Route]:
         """Returns the table of routes."""
@@ -161,25 +166,25 @@ class Routes:
         if wrong := [state for state in states if state not in STATES]:
             expected = ", ".join(STATES)
             raise RefusedError(f"status cannot be {wrong[0][:20]!r}; expected {expected}", param="status")
-        found = self._store.listed(
-            _owner(request),
-            limit + 1,
-            query.get("after"),
-            order == "desc",
-            states,
-            query.get("q", "")[:200],
-        )
+        asked = limit + 1, query.get("after"), order == "desc", states, query.get("q", "")[:200]
+        async with self._searching[_client(request).name]:  # it may look through the prompts of all jobs
+            found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
         if found is None:
             raise RefusedError("there is no video of the id in after", param="after", code="not_found")
-        jobs = self._desk.current(found[:limit])
-        data = [self._desk.shown(job) for job in jobs]
+        data, size = list[msgspec.Raw](), 0
+        for job in self._desk.board.shown(*self._desk.current(found[:limit])):
+            encoded = msgspec.json.encode(job)
+            size += len(encoded)
+            if data and size > MAX_PAGE:
+                break
+            data.append(msgspec.Raw(encoded))
         return _json(
             {
                 "object": "list",
                 "data": data,
-                "first_id": data[0]["id"] if data else None,
-                "last_id": data[-1]["id"] if data else None,
-                "has_more": len(found) > limit,
+                "first_id": found[0].id if data else None,
+                "last_id": found[len(data) - 1].id if data else None,
+                "has_more": len(found) > len(data),
             }
         )
 
@@ -239,7 +244,7 @@ class Routes:
         """Answers server-sent events: of one job until it ends, or of all of the client's."""
         if "id" in request.path_params:
             job = self._job(request)
-            events = hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.shown(job))
+            events = hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.board.shown(job)[0])
         else:
             events = hubs.stream(self._desk.hub, _owner(request))
         headers = {"x-accel-buffering": "no"}  # nginx would hold them back
@@ -283,13 +288,15 @@ class Routes:
         return _json({"status": "ok"}) if self._store.alive else _json({"status": "the store has ended"}, 503)
 
     async def ready(self, request: Request) -> Response:
-        """Answers whether a first step could run."""
+        """Answers whether a first step could run, and its job be stored."""
         if self._desk.closing:
             return _json({"status": "ending"}, 503)
+        if (lack := self._desk.lack()) is not None:
+            return _json({"status": lack}, 503)
         if any(device.ready.is_set() for device in self._devices):
             return _json({"status": "ready"})
         problem = next((device.problem for device in self._devices if device.problem), None)
-        return _json({"status": "loading" if problem is None else without_paths(problem)}, 503)
+        return _json({"status": "loading" if problem is None else self._desk.board.told(problem)}, 503)
 
     async def counted(self, request: Request) -> Response:
         """Answers the metrics."""
@@ -303,7 +310,7 @@ class Routes:
         return self._desk.find(request.path_params["id"], _owner(request))
 
     def _shown(self, job: Job, headers: Mapping[str, str] | None = None) -> Response:
-        data = self._desk.shown(job)
+        (data,) = self._desk.board.shown(job)
         given = dict(headers or {})
         if not job.over:
             left = data["remaining_seconds"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +24,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+import wanrun
 from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.catalog import Catalog
@@ -49,6 +52,14 @@ LOG = logging.getLogger("wanserve")
 PAGE: Final = Path(__file__).parent / "page"
 CLEAN_SECONDS: Final = 30.0
 MAX_CONNECTIONS: Final = 2000
+MAX_OF_KEY: Final = 256
+"""Requests of a key at a time: each may have an answer of megabytes that waits to be read."""
+
+LEAST_CONNECTIONS: Final = 16
+OWN_FILES: Final = 128
+"""Open files of the server itself."""
+
+MAX_PEM: Final = 1 << 20
 
 
 class Service:
@@ -90,7 +101,7 @@ class Service:
             )
             for number, place in enumerate(places)
         ]
-        self.desk.workers = len(self.devices)
+        self.desk.board.workers = len(self.devices)
         self._watch()
         self._end = asyncio.Event()
         self._grace = settings.grace_seconds
@@ -124,11 +135,19 @@ class Service:
             HTTPException: _refuse_http,
             ClientDisconnect: lambda request, error: Response(status_code=499),
             TimeoutError: lambda request, error: answer(too_slow()),
+            OSError: self._lacking,
+            sqlite3.Error: self._lacking,
             Exception: _fail,
         }
         app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return Guard(app, self._settings, self.keys, self._metrics)
+        return Guard(app, self._settings, self.keys, self._metrics, min(connections() // 2, MAX_OF_KEY))
+
+    def _lacking(self, request: Request, error: Exception) -> Response:
+        """Answers an error of the disk or of the database: for want of room, or one of our own."""
+        if (refused := self.desk.room.refusal(error)) is None:
+            raise error
+        return answer(refused)
 
     async def run(self, say: Callable[[str], None], opened: Callable[[str], None] = lambda url: None) -> None:
         """Serves until a signal comes.
@@ -139,8 +158,12 @@ class Service:
 
         Raises:
             BrokenError: if the first artifact cannot be loaded.
+            UsageError: if the jobs' folder is full.
         """
-        await self.desk.restore()
+        try:
+            await self.desk.restore()
+        except sqlite3.Error as error:
+            raise UsageError("the states of the jobs cannot be stored", found=error) from None
         server = _Server(self._config())
         keeping = [asyncio.create_task(device.keep()) for device in self.devices]
         cleaning = asyncio.create_task(self._clean())
@@ -180,11 +203,13 @@ class Service:
             access_log=False,
             proxy_headers=True,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            limit_concurrency=connections(),
             timeout_graceful_shutdown=3,
             ssl_certfile=None if tls is None else str(tls[0]),
             ssl_keyfile=None if tls is None else str(tls[1]),
+            ssl_keyfile_password="none",  # or OpenSSL asks the terminal for that of an encrypted key
         )
+        check_certificate(tls)
         try:
             config.load()
         except (OSError, ValueError) as error:
@@ -213,12 +238,12 @@ class Service:
 
     async def _clean(self) -> None:
         """Stores what could not be stored, and forgets old jobs, again and again."""
-        age, size = self._settings.keep_seconds, self._settings.keep_bytes
+        kept, most = self._settings.kept_seconds, self._settings.keep_bytes
         while True:
             with contextlib.suppress(Exception):  # a full disk: later again
                 await self.desk.store_again()
-                ended = [] if age is None and size is None else await self._store.change(stored.ended_jobs)
-                for id in outdated(ended, time.time(), age, size):
+                ended = await self._store.change(stored.ended_jobs)
+                for id in outdated(ended, time.time(), kept, most):
                     with contextlib.suppress(RefusedError):  # removed meanwhile
                         await self.desk.delete(self.desk.find(id, None))
             await asyncio.sleep(CLEAN_SECONDS)
@@ -230,6 +255,25 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def connections() -> int:
+    """Returns how many connections may be open: each may have a file too, and others are open besides."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_CONNECTIONS, max((soft - OWN_FILES) // 2, LEAST_CONNECTIONS))
+
+
+def check_certificate(files: tuple[Path, Path] | None) -> None:
+    """Reads the files of a certificate: OpenSSL would wait for a pipe's writer, and read a device for ever.
+
+    Raises:
+        UsageError: if they cannot be read.
+    """
+    try:
+        for file in files or ():
+            wanrun.read_bounded(file, MAX_PEM)
+    except OSError as error:
+        raise UsageError("the TLS certificate cannot be used", found=error.strerror or error) from None
 
 
 def bound(settings: Settings) -> socket.socket:

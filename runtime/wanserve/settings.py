@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+WITHOUT_VIDEO_SECONDS: Final = 7 * 86400.0
+"""How long ended jobs without a video are kept unless told otherwise: nobody makes room by removing them."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Settings:
             client that reads an answer.
         grace_seconds: that a running job has to end after SIGTERM; after that it waits for the next start.
         attempts: how often a job is begun before it fails because its worker is killed each time.
-        keep_seconds: how long ended jobs are kept; None for ever.
+        keep_seconds: how long ended jobs are kept; None for ever, but see ``kept_seconds``.
         keep_bytes: bytes of videos that are kept, the newest first; None for no bound.
     """
 
@@ -50,3 +53,9 @@ class Settings:
     attempts: int = 3
     keep_seconds: float | None = None
     keep_bytes: int | None = None
+
+    def kept_seconds(self, status: str) -> float | None:
+        """Returns how long an ended job of this state is kept; None for ever."""
+        if self.keep_seconds is None and status != "completed":
+            return WITHOUT_VIDEO_SECONDS
+        return self.keep_seconds

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from wanrun.errors import UsageError
 from wanserve.job import ENDED, Job, Status
 
 _Value = TypeVar("_Value")
@@ -33,6 +34,7 @@ CREATE TABLE IF NOT EXISTS videos (
 CREATE INDEX IF NOT EXISTS by_rank ON videos (status, rank);
 CREATE INDEX IF NOT EXISTS by_owner ON videos (owner, number);
 CREATE UNIQUE INDEX IF NOT EXISTS by_key ON videos (owner, idempotency) WHERE idempotency IS NOT NULL;
+CREATE TABLE IF NOT EXISTS removed (id TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS times (name TEXT PRIMARY KEY, seconds REAL NOT NULL) STRICT;
 """
 
@@ -45,14 +47,20 @@ class Store:
 
     Args:
         path: the file of the database.
+
+    Raises:
+        UsageError: if it cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._changes: queue.SimpleQueue[tuple[Change, asyncio.Future[Any]] | None] = queue.SimpleQueue()
-        connection = self._connect()
-        connection.executescript(SCHEMA)
-        self._reader = connection
+        try:
+            self._reader, self._lists = self._connect(), self._connect()
+            self._reader.executescript(SCHEMA)
+        except sqlite3.Error as error:  # another program's file, or a full disk
+            remedy = "give --data another folder"
+            raise UsageError(f"the database {path} cannot be used", found=error, remedy=remedy) from None
         self._writer = threading.Thread(target=self._write, name="store", daemon=True)
         self._writer.start()
 
@@ -61,6 +69,7 @@ class Store:
             self._path, isolation_level=None, check_same_thread=False, timeout=30, cached_statements=256
         )
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA temp_store = MEMORY")  # no file elsewhere, whose disk may be full
         connection.execute("PRAGMA synchronous = FULL")  # what was accepted outlives a power cut
         return connection
 
@@ -94,6 +103,7 @@ class Store:
         self._changes.put(None)
         self._writer.join()
         self._reader.close()
+        self._lists.close()
 
     def find(self, id: str) -> Job | None:
         """Returns the job of an id."""
@@ -108,7 +118,7 @@ class Store:
         statuses: Sequence[str] = (),
         text: str = "",
     ) -> list[Job] | None:
-        """Returns jobs in the order in which they were accepted, or in the reverse order.
+        """Returns jobs in the order in which they were accepted, or in the reverse order; from any thread.
 
         Args:
             owner: whose jobs; None for all.
@@ -119,14 +129,15 @@ class Store:
             text: words that are in the prompts.
 
         Returns:
-            The jobs; None if there is no job ``after``.
+            The jobs; None if the owner has no job ``after``.
         """
         where, values = list[str](), list[Any]()
         if owner is not None:
             where, values = ["owner = ?"], [owner]
         if after is not None:
-            row = self._reader.execute("SELECT number FROM videos WHERE id = ?", (after,)).fetchone()
-            if row is None:
+            own = "" if owner is None else " AND owner = ?"
+            found = self._lists.execute(f"SELECT number FROM videos WHERE id = ?{own}", (after, *values))
+            if (row := found.fetchone()) is None:
                 return None
             where.append("number < ?" if newest_first else "number > ?")
             values.append(row[0])
@@ -138,7 +149,7 @@ class Store:
             values.append("%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%")
         order = "DESC" if newest_first else "ASC"
         condition = f"WHERE {' AND '.join(where)}" if where else ""
-        rows = self._reader.execute(
+        rows = self._lists.execute(
             f"SELECT record FROM videos {condition} ORDER BY number {order} LIMIT ?", (*values, limit)
         )
         return [_decode(record) for (record,) in rows]
@@ -219,8 +230,19 @@ def with_key(connection: sqlite3.Connection, owner: str, key: str) -> Job | None
 
 
 def remove(connection: sqlite3.Connection, id: str) -> None:
-    """Forgets a job."""
+    """Forgets a job but its id, so that its files are removed even if the server ends before."""
+    connection.execute("INSERT OR IGNORE INTO removed VALUES (?)", (id,))
     connection.execute("DELETE FROM videos WHERE id = ?", (id,))
+
+
+def removed(connection: sqlite3.Connection) -> list[str]:
+    """Returns the ids of the jobs that were removed."""
+    return [id for (id,) in connection.execute("SELECT id FROM removed")]
+
+
+def forget_removed(connection: sqlite3.Connection) -> None:
+    """Forgets the ids of the jobs that were removed: their files are."""
+    connection.execute("DELETE FROM removed")
 
 
 def count(connection: sqlite3.Connection, status: Status, owner: str | None = None) -> int:
@@ -243,13 +265,13 @@ def jobs_with(connection: sqlite3.Connection, status: Status) -> Iterator[Job]:
     yield from (_decode(record) for (record,) in rows.fetchall())
 
 
-def ended_jobs(connection: sqlite3.Connection) -> list[tuple[str, float, int]]:
-    """Returns id, time of the end and bytes of every job that has ended, the newest first."""
+def ended_jobs(connection: sqlite3.Connection) -> list[tuple[str, str, float, int]]:
+    """Returns id, state, time of the end and bytes of every job that has ended, the newest first."""
     marks = ", ".join("?" * len(ENDED))
     rows = connection.execute(
-        f"SELECT id, ended, bytes FROM videos WHERE status IN ({marks}) ORDER BY ended DESC", ENDED
+        f"SELECT id, status, ended, bytes FROM videos WHERE status IN ({marks}) ORDER BY ended DESC", ENDED
     )
-    return [(id, float(ended or 0.0), int(size)) for id, ended, size in rows]
+    return [(id, status, float(ended or 0.0), int(size)) for id, status, ended, size in rows]
 
 
 def put_times(connection: sqlite3.Connection, times: dict[str, float]) -> None:

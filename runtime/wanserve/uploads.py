@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,17 +77,20 @@ class Sent:
     async def store(self, folder: Path, number: int) -> Upload:
         """Writes the bytes into a folder, and returns where."""
         suffix, kind = kind_of(await self.head())
-        digest, file = hashlib.sha256(), f"{self.option}-{number}{suffix}"
-        with (folder / file).open("xb") as written:
-            if isinstance(self.source, bytes):
-                digest.update(self.source)
-                written.write(self.source)
-            else:
-                await self.source.seek(0)
-                while block := await self.source.read(_BLOCK):
-                    digest.update(block)
-                    written.write(block)
-        return Upload(self.option, file, self.name, kind, digest.hexdigest())
+        file = f"{self.option}-{number}{suffix}"
+        digest = await asyncio.to_thread(self._write, folder / file)
+        return Upload(self.option, file, self.name, kind, digest)
+
+    def _write(self, path: Path) -> str:
+        """Writes the bytes, and returns their sha256."""
+        digest, source = hashlib.sha256(), self.source
+        file = io.BytesIO(source) if isinstance(source, bytes) else source.file
+        file.seek(0)
+        with path.open("xb") as written:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                written.write(block)
+        return digest.hexdigest()
 
 
 def kind_of(head: bytes) -> tuple[str, Literal["image", "video"]]:

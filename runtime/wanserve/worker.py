@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import wanrun
-from wanrun.errors import ArtifactError, CancelledError, WanError
+from wanrun.errors import ArtifactError, CancelledError, NoSpaceError, WanError, lacks_space
 from wanserve.folders import LAST_FRAME, THUMBNAIL
 from wanserve.messages import (
+    NO_ROOM,
     Begin,
     Broken,
     Cancel,
@@ -139,7 +140,10 @@ class Worker:
             self._send(Cancelled(job.id))
         except Exception as error:
             failed = failure(job.id, error)
-            traceback.print_exception(error)
+            if failed.code == "no_space":
+                print(f"{job.id} has failed: {error}", file=sys.stderr)
+            else:
+                traceback.print_exception(error)
             self._send(failed)
         finally:
             self._tokens.pop(job.id, None)
@@ -179,6 +183,8 @@ def failure(id: str, error: Exception) -> Failed:
             "the device has too little memory for this video; ask for a smaller one",
             ends=True,
         )
+    if isinstance(error, NoSpaceError) or lacks_space(error):
+        return Failed(id, "no_space", NO_ROOM)
     if isinstance(error, WanError):
         code = "artifact_error" if isinstance(error, ArtifactError) else "generation_error"
         return Failed(id, code, str(error))

@@ -14,6 +14,7 @@ from wanbuild.cli import wanbuild
 from wanrun.cli import wanrun
 from wanrun.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
 from wanrun.terminal.console import run
+from wanserve.cli import serve
 
 COMMANDS = [wanrun, *wanbuild.commands.values()]
 
@@ -24,6 +25,19 @@ def test_every_option_is_understood_as_itself(command: click.Command) -> None:
         if isinstance(param, click.Option):
             for flag in (*param.opts, *param.secondary_opts):
                 assert understood(flag.lstrip("-")) == flag.lstrip("-")
+
+
+def test_numbers_are_finite() -> None:
+    """click takes ``nan`` for a number of any range, and ``inf`` where a range has no end."""
+    tried = 0
+    for command in (*COMMANDS, serve):
+        for param in command.params:
+            if isinstance(param.type, click.FloatRange):
+                for text in ("nan", "inf", "-inf"):
+                    with pytest.raises(click.BadParameter):
+                        param.type.convert(text, param, None)
+                tried += 1
+    assert tried >= 5
 
 
 @pytest.mark.parametrize(

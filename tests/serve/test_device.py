@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers.jobs import job
@@ -253,11 +254,11 @@ def test_nothing_can_be_loaded(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Callable[[], House]]:
+def desk(tmp_path: Path) -> Iterator[Callable[..., House]]:
     houses = list[House]()
 
-    def make() -> House:
-        houses.append(House(tmp_path, lambda: None))
+    def make(**settings: Any) -> House:
+        houses.append(House(tmp_path, lambda: None, **settings))
         return houses[-1]
 
     yield make
@@ -301,6 +302,29 @@ def test_an_end_that_cannot_be_stored(desk: Callable[[], House], monkeypatch: py
     run(test())
 
 
+def test_a_long_line_is_told_at_once(desk: Callable[..., House]) -> None:
+    """Its moves are one event for each who listens, of its own jobs, and nobody is sent away for them."""
+
+    async def test() -> None:
+        house = desk(max_waiting=700)
+        jobs = await asyncio.gather(*(house.ask(owner="ab"[number % 2]) for number in range(510)))
+        everybody, one_key = house.desk.hub.listen(None), house.desk.hub.listen("b")
+        alone = house.desk.hub.listen("b", jobs[-1].id)
+        for gone in jobs[:3]:
+            await house.desk.delete(gone)
+        await house.desk.move(jobs[-1], 2)
+        heard = [await everybody.next(2) for _ in range(4)]
+        assert [event and event[0] for event in heard] == ["deleted"] * 3 + ["queue"]
+        places = msgspec.json.decode(heard[3][1])["waiting"]  # type: ignore[index, arg-type]
+        assert [place["position"] for place in places] == list(range(1, 508))
+        own = [await one_key.next(2) for _ in range(2)]
+        assert len(msgspec.json.decode(own[1][1])["waiting"]) == 254  # type: ignore[index, arg-type]
+        assert (await alone.next(2) or ("", {}))[1]["position"] == 3
+        assert await everybody.next(0.01) is None
+
+    run(test())
+
+
 def test_nobody_hears_of_a_job_after_it_was_deleted(desk: Callable[[], House]) -> None:
     async def test() -> None:
         house = desk()
@@ -338,7 +362,7 @@ def test_moves_and_restarts(desk: Callable[[], House], tmp_path: Path) -> None:
         await other.restore()
         assert [one.id for one in other.waiting] == [jobs[index].id for index in order]
         assert other.waiting[0].attempts == 0
-        live = other.live(other.waiting[2])
+        live = other.board.live(other.waiting[2])
         assert live is not None and live.position == 3
 
     run(test())

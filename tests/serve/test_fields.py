@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,10 +12,10 @@ import pytest
 from PIL import Image
 from starlette.datastructures import UploadFile
 
-from helpers.manifests import full_manifest, plain_manifest, with_profiles
-from wanrun.artifact.programs import Profile
-from wanrun.errors import ArtifactError
-from wanserve.catalog import Catalog, Model
+from helpers.asked import catalog
+from helpers.manifests import with_profiles
+from wanrun.errors import ArtifactError, UsageError
+from wanserve.catalog import Model
 from wanserve.fields import Wish, read_wish
 from wanserve.forms import Form, nested
 from wanserve.refusal import RefusedError
@@ -30,24 +29,6 @@ def png() -> bytes:
 
 DATA = "data:image/png;base64," + base64.b64encode(png()).decode()
 VIDEO = b"\0\0\0\x18ftypisom" + bytes(20)
-
-
-def catalog(**more: Any) -> Catalog:
-    """A model of text, which is built in three shapes, and one that takes images and videos too."""
-    full = full_manifest()
-    built = next(iter(full.profiles.values())).options
-    shapes = [Profile(96, 64, frames, 1, True, number, built) for number, frames in enumerate((17, 81))]
-    text = with_profiles(
-        plain_manifest(profiles=full.profiles, program_sets=full.program_sets, targets=full.targets),
-        [*shapes, Profile(64, 96, 17, 2, False, 2, built)],
-    )
-    made = Catalog({})
-    made.models = {
-        "text": Model("text", Path("/srv/text"), text),
-        "full": Model("full", Path("/srv/full"), full),
-    }
-    made.models |= more
-    return made
 
 
 def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
@@ -195,6 +176,7 @@ def test_files() -> None:
         ("data:image/png;base64,", "is an empty file"),
         ({"file_id": "file-1"}, "names a stored file"),
         ({"role": "middle", "image_url": DATA}, 'has the role "middle"'),
+        ({"role": {}, "image_url": DATA}, "has the role an object"),
         ({"x": 1}, "has no image_url"),
         (7, "has the wrong type"),
     ],
@@ -231,6 +213,8 @@ def test_the_artifact_decides() -> None:
     )
     with pytest.raises(RefusedError, match=r"there is no preset 'a.json'; expected one of none"):
         model.resolve({"prompt": "p", "schedule": "a.json"}, lambda name: "preset")
+    with pytest.raises(UsageError, match=r"schedule has the wrong type; expected a string"):
+        model.resolve({"prompt": "p", "schedule": {"a": 1}}, str)
     assert model.resolve({"prompt": "p", "num_frames": 81}, str).profile.name == "96x64x81-b1-cfg"
 
 

@@ -13,16 +13,19 @@ import pytest
 
 from helpers.jobs import job
 from helpers.manifests import full_manifest, plain_manifest
+from helpers.special_files import KINDS, within
 from wanrun.errors import UsageError
 from wanserve.devices import environments
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
 from wanserve.hub import Hub, stream
-from wanserve.job import Live
+from wanserve.job import Live, Upload
 from wanserve.keys import COOKIE, Keys, read_keys
 from wanserve.process import how
-from wanserve.refusal import RefusedError, without_paths
+from wanserve.refusal import RefusedError, told_with, without_paths
 from wanserve.retention import outdated
+from wanserve.service import check_certificate
+from wanserve.settings import Settings
 from wanserve.uploads import kind_of, safe_name
 
 KEY = "sk-0123456789abcdef"
@@ -42,6 +45,15 @@ KEY = "sk-0123456789abcdef"
 )
 def test_no_answer_has_a_path(text: str, plain: str) -> None:
     assert without_paths(text) == plain
+
+
+def test_known_paths_have_names() -> None:
+    """Those with spaces too, which nobody can tell from words."""
+    names = Folders.names(Path("/srv/my videos/a"), [Upload("image", "image-0.png", "cat.png", "image", "")])
+    text = "/srv/my videos/a/image-0.png is no image, nor is /srv/my videos/a/x of /srv/wan"
+    assert without_paths(text, names) == "cat.png is no image, nor is x of wan"
+    with pytest.raises(RefusedError, match=r"^cat.png is damaged$"), told_with(names):
+        raise RefusedError("/srv/my videos/a/image-0.png is damaged")
 
 
 def test_a_refusal_is_one_line_in_the_form_of_openai() -> None:
@@ -89,6 +101,7 @@ def test_keys(tmp_path: Path) -> None:
         ("alice", "line 1 of .* is no key; expected NAME KEY"),
         ("\nalice short", "the key in line 2 of .* is short; expected 16 characters"),
         (f"alice {KEY} many", "line 1 of .* is no key"),
+        (f"alice {KEY} \N{SUPERSCRIPT TWO}", "line 1 of .* is no key"),
         (f"alice {KEY}\nalice {KEY}b", "a name comes twice"),
         (f"alice {KEY}\nbob {KEY}", "a key comes twice"),
         ("# nobody", "there is no key in"),
@@ -110,6 +123,18 @@ def test_keys_that_others_can_read(tmp_path: Path) -> None:
         read_keys(file, None)
     with pytest.raises(UsageError, match="cannot be read"):
         read_keys(tmp_path / "none", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_certificates_that_are_no_files(tmp_path: Path, kind: str) -> None:
+    """They are refused at once: nobody waits for a pipe's writer, or reads a device without an end."""
+    file = tmp_path / "file"
+    KINDS[kind](file)
+    with within(2):
+        with pytest.raises(UsageError, match=r"the keys .* cannot be read; found it is"):
+            read_keys(file, None)
+        with pytest.raises(UsageError, match=r"the TLS certificate cannot be used; found it is"):
+            check_certificate((file, file))
 
 
 def test_a_worker_for_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,11 +164,16 @@ def test_a_worker_for_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_kept() -> None:
-    ended = [("new", 90.0, 5), ("middle", 50.0, 5), ("old", 10.0, 5)]
-    assert list(outdated(ended, 100.0, None, None)) == []
-    assert list(outdated(ended, 100.0, 60.0, None)) == ["old"]
-    assert list(outdated(ended, 100.0, None, 9)) == ["middle", "old"]
-    assert list(outdated(ended, 100.0, 45.0, 14)) == ["middle", "old"]
+    ended = [(name, "completed", end, 5) for name, end in (("new", 90.0), ("middle", 50.0), ("old", 10.0))]
+    always = lambda seconds: lambda status: seconds  # noqa: E731
+    assert list(outdated(ended, 100.0, always(None), None)) == []
+    assert list(outdated(ended, 100.0, always(60.0), None)) == ["old"]
+    assert list(outdated(ended, 100.0, always(None), 9)) == ["middle", "old"]
+    assert list(outdated(ended, 100.0, always(45.0), 14)) == ["middle", "old"]
+    plain, days = Settings({}, Path()), Settings({}, Path(), keep_seconds=8.0)
+    states = ("completed", "failed", "cancelled")
+    assert [plain.kept_seconds(state) for state in states] == [None, 7 * 86400.0, 7 * 86400.0]
+    assert {days.kept_seconds(state) for state in states} == {8.0}
 
 
 def test_progress_follows_what_was_measured() -> None:
@@ -192,6 +222,9 @@ def test_listeners() -> None:
             hub.publish("c", "3", "video", {"id": number})
         assert (await slow.next(1)) == ("closed", {})
         assert await slow.next(0.01) is None
+        for place in (3, 2):  # what waits is replaced
+            hub.moved(lambda owner, place=place: {"of": owner, "place": place}, lambda id: None)
+        assert (await all_of_a.next(1)) == ("queue", {"of": "a", "place": 2})
         hub.publish("a", "1", "video", {"id": "1", "status": "completed", "phase": None})
         told += [event async for event in one]
         for listener in (all_of_a, slow):
@@ -207,20 +240,24 @@ def test_listeners() -> None:
 
 
 def test_the_folder_of_a_server(tmp_path: Path) -> None:
-    """One server has it at a time. What belongs to no job is removed, but no file that it does not know."""
+    """One server has it at a time. What belongs to no job is removed, but nothing that it has not made."""
     folders = Folders(tmp_path / "data")
+    (tmp_path / "data/incoming/photos").mkdir()
+    (tmp_path / "data/incoming/photos/x.jpg").write_bytes(b"x")
     with pytest.raises(UsageError, match="another server uses the folder"):
         Folders(tmp_path / "data")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot be used; found Not a directory; give --data another one"):
         Folders(tmp_path / "file" / "data")
-    kept, gone = (f"video_{digit * 32}" for digit in "ab")
-    for id in (kept, gone, "mine"):
+    kept, gone, removed, lost = (f"video_{digit * 32}" for digit in "abcd")
+    for id in (kept, gone, "mine", "video_a"):
         (tmp_path / "data/videos" / id).mkdir()
+    for id in (removed, lost):
+        folders.out(id)
     (folders.incoming() / "x.png").write_bytes(b"x")
-    folders.clean({kept})
-    assert {path.name for path in (tmp_path / "data/videos").iterdir()} == {kept, "mine"}
-    assert not list((tmp_path / "data/incoming").iterdir())
+    assert [path.name for path in folders.clean({kept}, {removed})] == [lost]
+    assert {path.name for path in (tmp_path / "data/videos").iterdir()} == {kept, lost, "mine", "video_a"}
+    assert [path.name for path in (tmp_path / "data/incoming").rglob("*")] == ["photos", "x.jpg"]
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.jobs import job
+from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.store import Store
 
@@ -45,16 +47,36 @@ def test_jobs_come_back(tmp_path: Path) -> None:
             assert [each.id for each in store.listed(None, 9, text="50%_off") or ()] == ["video_1"]
             assert store.listed(None, 9, text="50%xoff") == []
             assert store.listed(None, 9, after="video_3") is None
+            assert store.listed("bob", 9, after="video_2") is None  # that of another key is not there
+            assert store.listed("alice", 9, after="video_2") == []
             one.status, one.ended = "completed", 5.0
             await store.change(lambda connection: stored.put(connection, one))
-            assert await store.change(stored.ended_jobs) == [("video_1", 5.0, 0)]
+            assert await store.change(stored.ended_jobs) == [("video_1", "completed", 5.0, 0)]
             assert await store.change(lambda connection: stored.count(connection, "queued", "alice")) == 1
             assert await store.change(stored.last_rank) == 1.0
             await store.change(lambda connection: stored.remove(connection, "video_1"))
             await store.change(lambda connection: stored.put(connection, one))  # it stays away
             assert store.find("video_1") is None
+            assert await store.change(stored.removed) == ["video_1"]
+            await store.change(stored.forget_removed)
+            assert await store.change(stored.removed) == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", [b"notes" * 1000, None], ids=["a text", "another program's"])
+def test_what_is_no_database_of_a_server(tmp_path: Path, content: bytes | None) -> None:
+    """One line, and it stays as it is."""
+    file = tmp_path / "jobs.sqlite3"
+    if content is None:
+        with contextlib.closing(sqlite3.connect(file)) as other:
+            other.execute("CREATE TABLE videos (title TEXT)")
+    else:
+        file.write_bytes(content)
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match=r"jobs.sqlite3 cannot be used; found "):
+        Store(file)
+    assert content is None or file.read_bytes() == before
 
 
 def test_a_change_that_fails_is_undone_alone(tmp_path: Path) -> None:

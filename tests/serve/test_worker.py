@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,20 @@ import numpy as np
 import pytest
 
 import wanrun
-from wanrun.errors import ArtifactError
-from wanserve.messages import Cancel, Cancelled, Done, Failed, Now, OfWorker, Run, line, of_worker, to_worker
+from wanrun.errors import ArtifactError, NoSpaceError
+from wanserve.messages import (
+    NO_ROOM,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Now,
+    OfWorker,
+    Run,
+    line,
+    of_worker,
+    to_worker,
+)
 from wanserve.pipelines import Pipelines, lacks_memory
 from wanserve.worker import Progress, Worker, failure
 
@@ -159,6 +172,10 @@ def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert told[-1].message == "internal error: ValueError; see the server's log"
     assert "a secret in /srv/x" in capsys.readouterr().err
     assert failure("1", ArtifactError("damaged")).code == "artifact_error"
+    full = OSError(errno.ENOSPC, "No space left on device", "/srv/x.mp4")
+    for error in (full, NoSpaceError("there is no space left to write /srv/x.mp4; choose another --output")):
+        told = failure("1", error)
+        assert (told.code, told.message) == ("no_space", NO_ROOM)
 
 
 @pytest.mark.parametrize(

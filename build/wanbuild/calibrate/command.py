@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wanbuild.building import DEBUG, Building
-from wanrun.command import Written, takes_artifact
+from wanrun.command import Number, Written, takes_artifact
 from wanrun.errors import UsageError, shortened
 from wanrun.terminal.lines import report
 
@@ -38,7 +38,7 @@ def _parse_counts(text: str) -> list[int]:
     help="Steps of the runs that count as converged.  [default: 100]",
 )
 @click.option("--profile", metavar="NAME", help="A built profile.  [default: the first one]")
-@click.option("--minutes", type=click.FloatRange(min=0), help="After which no number of steps is begun.")
+@click.option("--minutes", type=Number(min=0), help="After which no number of steps is begun.")
 @click.option(
     "--from",
     "source",

@@ -58,7 +58,10 @@ def _misfits(chosen: Schedule, request: Request, manifest: Manifest) -> Iterator
     for option in _MADE_FOR:
         given, made_for = getattr(request, option), getattr(chosen, option)
         if given not in (None, made_for):
-            yield f"it was made for {field(option)} {made_for:g}, not {given:g}"
+            if made_for is None:
+                yield f"it was made without {field(option)}"
+            else:
+                yield f"it was made for {field(option)} {made_for:g}, not {given:g}"
 
 
 def _find(name: str, manifest: Manifest) -> Schedule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,8 +27,8 @@ CACHE_BYTES = 2**30
 
 SUFFIX = ".embedding"
 
-REMOVED = (SUFFIX, ".npy", ".json")
-"""Suffixes of the files that are removed where the cache is full: those of older versions too."""
+REMOVED = re.compile(rf"[0-9a-f]{{64}}(\{SUFFIX}|\.npy|\.json)")
+"""Names of the files that are removed where the cache is full: those of older versions too."""
 
 Warn = Callable[[str], None]
 
@@ -113,7 +114,7 @@ class EmbeddingCache:
         with os.scandir(folder) as found:
             for file in found:
                 with contextlib.suppress(OSError):  # another process removed it
-                    if file.name.endswith(REMOVED):
+                    if REMOVED.fullmatch(file.name):
                         status = file.stat(follow_symlinks=False)
                         entries.append((status.st_mtime, status.st_size, file.path))
         excess = sum(size for _, size, _ in entries) - self._max_bytes

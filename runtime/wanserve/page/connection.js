@@ -3,7 +3,7 @@
 import { isReady, listVideos } from "./api.js";
 import { byId, setText } from "./dom.js";
 import { say } from "./live.js";
-import { forget, learn } from "./videos.js";
+import { forget, learn, placed } from "./videos.js";
 
 const FIRST_DELAY = 300;
 const LAST_DELAY = 20000;
@@ -33,6 +33,7 @@ function open() {
   stream.addEventListener("open", opened);
   stream.addEventListener("error", broke);
   stream.addEventListener("video", (event) => learn(JSON.parse(event.data)));
+  stream.addEventListener("queue", (event) => placed(JSON.parse(event.data).waiting));
   stream.addEventListener("deleted", (event) => forget(JSON.parse(event.data).id));
 }
 

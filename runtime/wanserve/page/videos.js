@@ -20,6 +20,14 @@ export function learn(video, asked = moment) {
   for (const listener of listeners) listener(video, entry?.video ?? null);
 }
 
+/** Learns the places of waiting videos, of those that have another one now. */
+export function placed(places) {
+  for (const { id, position, remaining_seconds } of places) {
+    const video = find(id);
+    if (video?.status === "queued" && video.position !== position) learn({ ...video, position, remaining_seconds });
+  }
+}
+
 /** Forgets a video that is no longer there. */
 export function forget(id) {
   const before = known.get(id)?.video;

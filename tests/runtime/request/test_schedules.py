@@ -104,6 +104,7 @@ def test_the_steps_of_each_expert(artifact: Path) -> None:
             "it was made for guidance_scale 4, not 7; leave schedule out, or run wanbuild calibrate",
         ),
         ({"schedule": "two"}, "it was made for two experts; expected one of five, few"),
+        ({"boundary": 0.5}, "it was made without boundary; leave schedule out"),
         (
             {"schedule": "six"},
             "no schedule 'six'; expected a .json file, or one of the artifact's: five, few",

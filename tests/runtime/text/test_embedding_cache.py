@@ -275,8 +275,10 @@ def test_entries_of_older_versions_are_removed_with_the_oldest(manifest: Manifes
     for suffix in (".npy", ".json"):
         (tmp_path / f"{'0' * 64}{suffix}").write_bytes(bytes(900))
         os.utime(tmp_path / f"{'0' * 64}{suffix}", (0, 0))
+    (tmp_path / "mine.json").write_bytes(bytes(900))  # as old, and somebody else's
+    os.utime(tmp_path / "mine.json", (0, 0))
     limited.put("prompt 0", random_rows(5, 32))
-    assert [*tmp_path.iterdir()] == [file_of(limited, tmp_path, 0)]
+    assert {*tmp_path.iterdir()} == {file_of(limited, tmp_path, 0), tmp_path / "mine.json"}
 
 
 CONCURRENT = """

@@ -1,0 +1,73 @@
+"""Whether there is room: on the disk of the jobs, and for open files; and what is told if there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from wanrun.errors import lacks_space
+from wanserve.job import Job
+from wanserve.refusal import RefusedError
+
+RESERVE: Final = 16 << 20
+"""Bytes of the disk that no request and no video is to take: the states of jobs are stored there."""
+
+NO_SPACE: Final = "the disk of the server is full"
+NO_FILES: Final = "the server can open no more files"
+_NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
+
+
+class Room:
+    """The room for jobs.
+
+    Args:
+        folder: the folder of the jobs.
+        comes_back: whether ended jobs are removed after a while, which makes room.
+    """
+
+    def __init__(self, folder: Path, comes_back: bool = False) -> None:
+        self._folder, self._comes_back = folder, comes_back
+
+    def lack(self, nbytes: int = 0) -> str | None:
+        """Returns what there is too little of for so many bytes more; None for nothing."""
+        try:
+            os.close(os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC))
+            status = os.statvfs(self._folder)
+        except OSError as error:
+            return NO_FILES if error.errno in _NO_FILES else "the folder of the jobs cannot be read"
+        return NO_SPACE if status.f_bavail * status.f_frsize < RESERVE + nbytes else None
+
+    def check(self, nbytes: int = 0) -> None:
+        """Raises RefusedError if there is too little room for so many bytes more."""
+        if (problem := self.lack(nbytes)) is not None:
+            raise self._error(problem)
+
+    def refusal(self, error: BaseException) -> RefusedError | None:
+        """Returns what a client is told of an error that stands for want of room; None for another error."""
+        code = getattr(error, "sqlite_errorcode", None)
+        if lacks_space(error) or code == sqlite3.SQLITE_FULL:
+            return self._error(NO_SPACE)
+        if code == sqlite3.SQLITE_CANTOPEN or (isinstance(error, OSError) and error.errno in _NO_FILES):
+            return self._error(NO_FILES)
+        problem = None if code is None else self.lack()  # SQLite has many names for it
+        return None if problem is None else self._error(problem)
+
+    def _error(self, problem: str) -> RefusedError:
+        if problem == NO_FILES:  # connections that are slow are closed
+            headers = {"Retry-After": "5"}
+            return RefusedError(f"{problem}; try again later", 503, code="too_many_files", headers=headers)
+        if problem == NO_SPACE:
+            headers = {"Retry-After": "30"} if self._comes_back else {}
+            remedy = "try again later" if self._comes_back else "delete videos that nobody needs"
+            return RefusedError(f"{problem}; {remedy}", 507, code="no_space", headers=headers)
+        return RefusedError(problem, 503, code="unavailable")
+
+
+def frames_bytes(job: Job) -> int:
+    """Returns the bytes of a job's frames, more than the files of its videos take."""
+    width, height = map(int, job.shape["size"].split("x"))
+    frames = max(int(job.options.get("num_frames") or 0), job.shape["num_frames"])
+    return width * height * 3 * frames * int(job.shape["num_videos"])

@@ -1,0 +1,97 @@
+"""A server without a socket and a worker: its application, asked in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from helpers.manifests import full_manifest, plain_manifest, with_profiles
+from serve_client import Answer, encoded
+from wanrun.artifact.programs import Profile
+from wanserve.catalog import Catalog, Model
+from wanserve.keys import Keys
+from wanserve.service import Service
+from wanserve.settings import Settings
+
+
+def catalog(**more: Any) -> Catalog:
+    """A model of text, which is built in three shapes, and one that takes images and videos too."""
+    full = full_manifest()
+    built = next(iter(full.profiles.values())).options
+    shapes = [Profile(96, 64, frames, 1, True, number, built) for number, frames in enumerate((17, 81))]
+    text = with_profiles(
+        plain_manifest(profiles=full.profiles, program_sets=full.program_sets, targets=full.targets),
+        [*shapes, Profile(64, 96, 17, 2, False, 2, built)],
+    )
+    made = Catalog({})
+    made.models = {
+        "text": Model("text", Path("/srv/text"), text),
+        "full": Model("full", Path("/srv/full"), full),
+    }
+    made.models |= more
+    return made
+
+
+class Asked:
+    """The application of a service.
+
+    Args:
+        service: the service.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.app = service, service.app()
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Sends a request; for a body see ``encoded``. An error of our own is raised, as uvicorn sees it."""
+        data, given = encoded(body, headers)
+        given = {"host": "localhost", "content-length": str(len(data)), **given}
+        bare, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": bare,
+            "raw_path": bare.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+        }
+        told = list[dict[str, Any]]()
+        messages = iter([{"type": "http.request", "body": data, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            if (message := next(messages, None)) is None:
+                await asyncio.sleep(3600)  # the client stays
+            return dict(message or {})
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        await self.app(scope, receive, send)
+        found = {name.decode(): value.decode() for name, value in told[0]["headers"]}
+        return Answer(told[0]["status"], found, b"".join(one.get("body", b"") for one in told[1:]))
+
+    async def refused(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str, str]:
+        """Returns the status, the code and the message of a refusal, which is one line."""
+        answer = await self.call(method, path, body, **headers)
+        assert answer.status >= 400, answer.body
+        error = json.loads(answer.body)["error"]
+        assert "\n" not in error["message"]
+        return answer.status, error["code"], error["message"]
+
+
+@asynccontextmanager
+async def asked(
+    folder: Path, models: dict[str, Model], keys: Keys | None = None, **settings: Any
+) -> AsyncIterator[Asked]:
+    """The application of a server of some models, whose jobs are in a folder."""
+    service = Service(Settings({}, folder, port=0, **settings), keys or Keys())
+    service.catalog.models |= models
+    try:
+        yield Asked(service)
+    finally:
+        service.socket.close()
+        await asyncio.to_thread(service._store.close)
