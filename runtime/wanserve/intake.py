@@ -52,7 +52,8 @@ class Intake:
         self._catalog, self._desk, self._folders = catalog, desk, folders
         self._decoders = asyncio.Semaphore(DECODERS)
         self._ending = CancelToken()
-        self._own_decoder = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(1))
+        self._own_decoder = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._own_check = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._bodies = Bodies(folders)
 
     async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
@@ -164,8 +165,9 @@ class Intake:
             RefusedError: with the line of ``wanrun``.
         """
         try:
-            # In a thread: ten thousand steps take a while.
-            generation = await asyncio.to_thread(wish.model.resolve, {**options, **paths}, wish.spell)
+            # In a thread, one of each client: ten thousand steps take a while.
+            async with self._own_check[client.name]:
+                generation = await asyncio.to_thread(wish.model.resolve, {**options, **paths}, wish.spell)
             if paths:
                 async with self._own_decoder[client.name], self._decoders:
                     await asyncio.to_thread(generation.read_media, cancel=self._ending, keep=False)
