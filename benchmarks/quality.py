@@ -49,8 +49,9 @@ from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets import target
 from wanbuild.toy.checkpoint import write_toy
-from wanreport.files import check_file, now, write_report
+from wanreport.files import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Note, Report, Section, Table
+from wanrun.claims import REPORT, Claims
 from wanrun.errors import UsageError
 
 STEPS = 30
@@ -392,7 +393,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.report is not None:
         try:
-            check_file(options.report)
+            Claims().write_to(REPORT, str(options.report), "--report", overwrite=False)
         except UsageError as error:
             parser.error(str(error))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

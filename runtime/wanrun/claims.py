@@ -1,35 +1,88 @@
-"""The files that a run reads and writes: no file is read and written, and none is written twice."""
+"""What a command reads and writes: the one check of its outputs, before it does anything.
+
+No output lies in an artifact, is read by the same command, or is written twice; and a file that is there is
+replaced if it shows that the same option has written it, or if the user says so.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from wanrun.errors import UsageError
+from wanrun.files import PARTIAL_COPY, open_regular, origin_of, read_bounded
+
+MAX_MARKED_BYTES = 2**26
+"""Of a file that is there: so much of it is searched for marks."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stands at the place that an option names.
+
+    Attributes:
+        what: the kind of file, for messages.
+        kind: a ``file``; a ``folder``; the folder of an ``artifact``; or ``names`` of several files with
+            fields, whose owner checks each of them when it knows them.
+        marks: what each such file has, the first of them at its beginning. By these a file of an earlier run
+            is known, and replaced. Without marks, none is.
+    """
+
+    what: str = "folder"
+    kind: Literal["file", "folder", "artifact", "names"] = "file"
+    marks: tuple[bytes, ...] = ()
+
+    def made(self, path: Path) -> bool:
+        """Whether a file that is there is empty, or is one that such an option has written."""
+        try:
+            with open_regular(path) as file:
+                data = file.read(MAX_MARKED_BYTES)
+        except OSError:
+            return False
+        return not data or (data.startswith(self.marks[:1]) and all(mark in data for mark in self.marks))
+
+
+FOLDER = Place(kind="folder")
+ARTIFACT = Place("artifact", "artifact")
+NAMES = Place("names", "names")
+REPORT = Place("report", marks=(b"<!doctype html>", b'<p class="mark">wanrun</p>'))
+TIMINGS = Place("timing file", marks=(b'{\n  "import_seconds": ', b'\n  "process_to_ready_seconds": '))
 
 
 class Claims:
     """Notes the files that are read and written.
 
     Args:
-        artifact: the artifact's folder, in which no output may lie.
+        artifact: the folder of the command's artifact; in no other one may an output lie either.
     """
 
-    def __init__(self, artifact: Path) -> None:
-        self._artifact = Path(os.path.realpath(artifact))
+    def __init__(self, artifact: Path | None = None) -> None:
+        self._artifact = None if artifact is None else Path(os.path.realpath(artifact))
+        self._address = "" if artifact is None else origin_of(artifact).get("artifact", "")
         self._written: dict[str, str] = {}
         self._read: dict[str, str] = {}
+        self._trees: dict[str, str] = {}
+        self._around: dict[str, str | None] = {}
 
-    def read(self, path: Path, owner: str) -> None:
-        """Notes that a file or a folder of frames, which may lie anywhere, is read for ``owner``."""
-        self._read.setdefault(os.path.realpath(path), owner)
+    def read(self, path: Path, owner: str, tree: bool = False) -> None:
+        """Notes that a file or a folder, which may lie anywhere, is read for ``owner``.
 
-    def write(self, paths: Sequence[Path | None], owner: str) -> None:
+        Of a folder of frames the files are read, of a ``tree`` all that is below it.
+        """
+        (self._trees if tree else self._read).setdefault(os.path.realpath(path), owner)
+
+    def write(self, paths: Sequence[Path | None], owner: str, artifact: bool = False) -> None:
         """Notes that these files are written for ``owner``; None means no file.
 
+        ``artifact`` says that they may be artifacts themselves.
+
         Raises:
-            UsageError: if a file is already one of the written files, is read, or lies inside the artifact.
+            UsageError: if a file is already one of the written files, is read, or lies inside an artifact.
         """
         names: dict[str, Path] = {}
         for path in paths:
@@ -39,25 +92,105 @@ class Claims:
             self._check_not_read(path, name)
             other = owner if name in names else self._written.get(name)
             if other is not None:
+                fields = "" if owner.startswith("--") else ", for example with {index}"
                 raise UsageError(
                     f"the output {path} is also that of {other or 'this prompt'}",
-                    remedy="give each its own name, for example with {index}",
+                    remedy=f"give each its own name{fields}",
                 )
-            if Path(name).is_relative_to(self._artifact):
-                raise UsageError(f"{path} lies inside the artifact", remedy="write the results elsewhere")
+            around = self._artifact_around(os.path.dirname(name) if artifact else name)  # noqa: PTH120
+            if around is not None:
+                raise UsageError(
+                    f"the output {path} lies inside the artifact {around}",
+                    remedy="write the results elsewhere",
+                )
             names[name] = path
         self._written |= dict.fromkeys(names, owner)
 
-    def _check_not_read(self, path: Path, name: str) -> None:
-        """Raises UsageError if a file of this real name is read, or lies in a folder of read frames."""
-        if name in self._read:
+    def write_to(self, place: Place, value: str, option: str, overwrite: bool) -> None:
+        """Notes that an option's value is written, and checks what is there.
+
+        Raises:
+            UsageError: as ``write``; or if it cannot be written, or is a file that must not be replaced.
+        """
+        if "://" in value and not value.startswith("file://"):
+            self._check_address(value, option)
+            return
+        path = Path(value.removeprefix("file://"))
+        with usable_names():
+            self.write([path], option, artifact=place.kind == "artifact")
+            if place.kind == "file":
+                check_file(path, option, overwrite, place)
+            elif place.kind != "names" and path.exists() and not path.is_dir():
+                raise UsageError(f"{option} {path} is not a folder", remedy="name another one")
+
+    def _check_address(self, url: str, option: str) -> None:
+        """Raises UsageError for a URL below that of the artifact."""
+        address = re.split("[@?]", self._address)[0].rstrip("/")
+        if address and f"{url}/".startswith(f"{address}/"):
             raise UsageError(
-                f"the output {path} is also that of {self._read[name]}, which is read",
+                f"{option} {url} lies inside the artifact {address}", remedy="write the results elsewhere"
+            )
+
+    def _artifact_around(self, name: str) -> str | None:
+        """Returns the artifact that is at this real path or around it; None if there is none."""
+        if name not in self._around:
+            parent = os.path.dirname(name)  # noqa: PTH120 - a real path
+            here = Path(name) == self._artifact or is_artifact(Path(name))
+            above = self._artifact_around(parent) if parent != name else None
+            self._around[name] = name if here else above
+        return self._around[name]
+
+    def _check_not_read(self, path: Path, name: str) -> None:
+        """Raises UsageError if a file of this real name is read, or lies in a folder that is."""
+        read = {**self._trees, **self._read}
+        if name in read:
+            raise UsageError(
+                f"the output {path} is also that of {read[name]}, which is read",
                 remedy="choose another output",
             )
         folder = os.path.dirname(name)  # noqa: PTH120 - a real path
-        if folder in self._read:
+        found = self._read.get(folder) or next(
+            (owner for tree, owner in self._trees.items() if Path(name).is_relative_to(tree)), None
+        )
+        if found is not None:
             raise UsageError(
-                f"the output {path} lies inside the folder of {self._read[folder]}, which is read",
+                f"the output {path} lies inside the folder of {found}, which is read",
                 remedy="write the results elsewhere",
             )
+
+
+def is_artifact(folder: Path) -> bool:
+    """Whether a folder is an artifact or a partial copy of one, whole or damaged."""
+    from wanrun.artifact.manifest import FORMAT, MANIFEST, MAX_BYTES
+
+    if os.path.isfile(folder / PARTIAL_COPY):  # noqa: PTH113 - False for a folder that may not be read
+        return True
+    manifest = folder / MANIFEST
+    try:
+        # Other programs have files of this name.
+        return os.path.isfile(manifest) and f'"{FORMAT}"'.encode() in read_bounded(manifest, MAX_BYTES)  # noqa: PTH113
+    except OSError:
+        return False
+
+
+@contextmanager
+def usable_names() -> Iterator[None]:
+    """Turns the file system's error about a name, for example a too long one, into a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename} cannot be written", found=error.strerror, remedy="choose another name"
+        ) from None
+
+
+def check_file(path: Path | None, option: str, overwrite: bool, place: Place = NAMES) -> None:
+    """Raises UsageError if a file other than a video cannot be written; None means no such file."""
+    if path is None:
+        return
+    usable = path.is_file() or not path.exists()
+    if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
+    if path.exists() and not overwrite and not (place.marks and place.made(path)):
+        foreign = f", and is no {place.what} of ours" if place.marks else ""
+        raise UsageError(f"{option} {path} exists{foreign}", remedy="pass --overwrite to replace it")
