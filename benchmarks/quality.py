@@ -390,10 +390,11 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="random weights in the place of trained ones")
     parser.add_argument("--folder", type=Path, help="of artifacts, kept and used again")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write the tables as a page too")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that is no report")
     options = parser.parse_args()
     if options.report is not None:
         try:
-            Claims().write_to(REPORT, str(options.report), "--report", overwrite=False)
+            Claims().write_to(REPORT, str(options.report), "--report", options.overwrite)
         except UsageError as error:
             parser.error(str(error))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -26,14 +26,12 @@ class Place:
     """What stands at the place that an option names.
 
     Attributes:
-        what: the kind of file, for messages.
         kind: a ``file``; a ``folder``; the folder of an ``artifact``; or ``names`` of several files with
             fields, whose owner checks each of them when it knows them.
         marks: what each such file has, the first of them at its beginning. By these a file of an earlier run
             is known, and replaced. Without marks, none is.
     """
 
-    what: str = "folder"
     kind: Literal["file", "folder", "artifact", "names"] = "file"
     marks: tuple[bytes, ...] = ()
 
@@ -47,11 +45,11 @@ class Place:
         return not data or (data.startswith(self.marks[:1]) and all(mark in data for mark in self.marks))
 
 
-FOLDER = Place(kind="folder")
-ARTIFACT = Place("artifact", "artifact")
-NAMES = Place("names", "names")
-REPORT = Place("report", marks=(b"<!doctype html>", b'<p class="mark">wanrun</p>'))
-TIMINGS = Place("timing file", marks=(b'{\n  "import_seconds": ', b'\n  "process_to_ready_seconds": '))
+FOLDER = Place("folder")
+ARTIFACT = Place("artifact")
+NAMES = Place("names")
+REPORT = Place(marks=(b"<!doctype html>", b'<p class="mark">wanrun</p>'))
+TIMINGS = Place(marks=(b'{\n  "import_seconds": ', b'\n  "process_to_ready_seconds": '))
 
 
 class Claims:
@@ -192,5 +190,5 @@ def check_file(path: Path | None, option: str, overwrite: bool, place: Place = N
     if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
     if path.exists() and not overwrite and not (place.marks and place.made(path)):
-        foreign = f", and is no {place.what} of ours" if place.marks else ""
+        foreign = f", and is no file that {option} wrote" if place.marks else ""
         raise UsageError(f"{option} {path} exists{foreign}", remedy="pass --overwrite to replace it")

@@ -49,7 +49,7 @@ class Input(click.Path):
 
 
 class Output(click.ParamType):
-    """A click type for what a command writes. ``Command`` checks each such value before it does anything.
+    """A click type for what a command writes. ``Checked`` looks at each such value before anything is done.
 
     Args:
         place: what stands there.
@@ -83,9 +83,8 @@ takes_overwrite = click.option(
 """The option of a command whose files replace none but those of the same option."""
 
 
-class Command(click.Command):
-    """A command that checks its outputs first, and whose help lists its options by section, in the order in
-    which each is first named."""
+class Checked(click.Command):
+    """A command that checks its outputs before it does anything."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command.
@@ -95,6 +94,10 @@ class Command(click.Command):
         """
         check_outputs(ctx)
         return super().invoke(ctx)
+
+
+class Command(Checked):
+    """A command whose help lists its options by section, in the order in which each is first named."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the sections, those without a name of their own last."""

@@ -17,7 +17,7 @@ from wanbuild.check import command as checking
 from wanbuild.cli import wanbuild
 from wanrun.claims import REPORT, TIMINGS
 from wanrun.cli import wanrun
-from wanrun.command import Command, Input, Output
+from wanrun.command import Checked, Input, Output
 from wanrun.jobs.outputs import write_timings
 from wanrun.terminal.console import run
 from wanrun.timing.timings import Timings
@@ -86,7 +86,7 @@ def refused(
 def test_what_is_declared_is_checked() -> None:
     """A path is read or written; what writes says so by its type, and each command checks it."""
     for name, command in COMMANDS.items():
-        assert isinstance(command, Command), name
+        assert isinstance(command, Checked), name
         for param in command.params:
             assert not isinstance(param.type, click.Path | click.File) or isinstance(param.type, Input), param
             if (getattr(param, "help", "") or "").startswith("Write "):
@@ -133,7 +133,7 @@ def test_no_file_of_the_user_is_replaced(
     name: str,
     param: click.Parameter,
 ) -> None:
-    words, foreign = given(param, "notes.txt"), f"and is no {param.type.place.what} of ours"
+    words, foreign = given(param, "notes.txt"), f"and is no file that {max(param.opts, key=len)} wrote"
     assert f"notes.txt exists, {foreign}; pass --overwrite to replace it" in refused(name, *words)
     assert "cannot be written; name a file in a writable folder" in refused(name, *given(param, "no/where"))
     for more in (["--overwrite"], []):  # an empty file holds nothing that could be lost

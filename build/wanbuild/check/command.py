@@ -10,7 +10,7 @@ import click
 from wanbuild.building import DEBUG, Building
 from wanrun import __version__
 from wanrun.claims import REPORT, Place
-from wanrun.command import Command, Input, Output, takes_artifact, takes_overwrite
+from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import UsageError
 from wanrun.terminal.lines import print_result, report, warn
 
@@ -28,7 +28,7 @@ def warn_of_age(artifact: Path) -> None:
 _TOOL: Final = "wanbuild"
 """The field of the outcome that has the version, and by which it is known."""
 
-_OUTCOME = Place("outcome of verify", marks=(b"{", f'\n  "{_TOOL}": "'.encode()))
+_OUTCOME = Place(marks=(b"{", f'\n  "{_TOOL}": "'.encode()))
 
 
 @click.command("verify", cls=Building)
@@ -89,7 +89,7 @@ def _outcome(
         return {"profiles": verification.replay(artifact, say, kept)}
 
 
-@click.command("embed", cls=Command)
+@click.command("embed", cls=Checked)
 @takes_artifact()
 @click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
 @DEBUG
@@ -101,7 +101,7 @@ def embed_command(artifact: Path, prompts: tuple[str, ...]) -> None:
     report(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
 
 
-@click.command("inspect", cls=Command)
+@click.command("inspect", cls=Checked)
 @takes_artifact()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @DEBUG

@@ -9,14 +9,14 @@ import click
 
 from wanbuild.building import DEBUG, Building
 from wanrun.claims import ARTIFACT, Place
-from wanrun.command import Command, Input, Output, takes_artifact, takes_overwrite
+from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import unwritable
 from wanrun.terminal.lines import print_result, report
 
 KEY_PASSWORD = "WANBUILD_KEY_PASSWORD"
 """The environment variable with the password of an encrypted key."""
 
-_BILL = Place("bill of materials", marks=(b"{", b'"bomFormat": "CycloneDX"', b'"wan:content-digest"'))
+_BILL = Place(marks=(b"{", b'"bomFormat": "CycloneDX"', b'"wan:content-digest"'))
 _TARGETS = click.option(
     "--target", "targets", multiple=True, help="Repeatable; a built target.  [default: all]"
 )
@@ -25,7 +25,7 @@ _LICENCE = click.option(
 )
 
 
-@click.command("oci", cls=Command)
+@click.command("oci", cls=Checked)
 @takes_artifact()
 @click.option(
     "-o",
@@ -98,7 +98,7 @@ def pull_command(address: str, output: Path | None, targets: tuple[str, ...], wh
     report(f"pulled into {folder}")
 
 
-@click.command("sign", cls=Command)
+@click.command("sign", cls=Checked)
 @takes_artifact()
 @click.option(
     "--key",
@@ -119,7 +119,7 @@ def sign_command(artifact: Path, key: Path) -> None:
     report(f"wrote {artifact / SIGNATURE}, for manifest {manifest.manifest_digest}")
 
 
-@click.command("sbom", cls=Command)
+@click.command("sbom", cls=Checked)
 @takes_artifact()
 @click.option("-o", "--output", type=Output(_BILL), metavar="FILE", help="[default: standard output]")
 @takes_overwrite
