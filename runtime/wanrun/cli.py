@@ -68,7 +68,8 @@ def _click_option(row: Row) -> Callable[[Any], Any]:
         return option(flag_value=row.sets, default=None)
     if row.choices and row.base is str:
         return option(type=click.Choice(row.choices))
-    kind: Any = Input(row.base) if row.base is Path or row.value == "DIR" else row.base
+    reads = row.base is Path or {"DIR", "FILE"} & {*row.value.split("|")}
+    kind: Any = Input(row.base, tree=row.value == "DIR") if reads else row.base
     if row.writes is not None:
         kind = Output(row.writes, row.base)
     if row.name == "size":

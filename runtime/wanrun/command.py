@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -42,10 +43,17 @@ class Input(click.Path):
 
     Args:
         base: ``Path``, or ``str`` for a text that may also be something else, such as a hub id.
+        tree: whether it is a folder of which all is read, so that no output may be in it.
     """
 
-    def __init__(self, base: type[Path | str] = Path) -> None:
-        super().__init__(path_type=base, allow_dash=True)
+    def __init__(self, base: type[Path | str] = Path, tree: bool = False) -> None:
+        super().__init__(path_type=base, allow_dash=True, readable=base is Path)
+        self.tree = tree
+
+    def claim(self, claims: Claims, value: str | Path, option: str) -> None:
+        """Notes that a value is read; a folder of frames is looked at with its prompt."""
+        if self.tree or not os.path.isdir(value):  # noqa: PTH112 - False for a name that is too long
+            claims.read(Path(value), option, self.tree)
 
 
 class Output(click.ParamType):
@@ -126,7 +134,8 @@ def check_outputs(context: click.Context) -> None:
     ]
     for param, value in given:
         if isinstance(param.type, Input):
-            claims.read(Path(value), _spelled(param), tree=True)
+            for path in value if param.multiple else [value]:
+                param.type.claim(claims, path, _spelled(param))
     for param, value in given:
         if isinstance(param.type, Output):
             claims.write_to(param.type.place, str(value), _spelled(param), overwrite)

@@ -6,6 +6,7 @@ The artifact has the first line of a manifest alone: a command that opened it be
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -115,6 +116,9 @@ def test_none_is_written_that_is_read(
 ) -> None:
     line = refused(name, *given(param, tmp_path / "notes.txt"), *given(read, "notes.txt"))
     assert "notes.txt is also that of --" in line and "which is read" in line, line
+    if read.type.tree:
+        line = refused(name, *given(param, "folder/deep/x"), *given(read, "folder"))
+        assert "folder/deep/x lies inside the folder of --" in line, line
 
 
 @pytest.mark.parametrize(("name", "one", "two"), PAIRS)
@@ -135,7 +139,9 @@ def test_no_file_of_the_user_is_replaced(
 ) -> None:
     words, foreign = given(param, "notes.txt"), f"and is no file that {max(param.opts, key=len)} wrote"
     assert f"notes.txt exists, {foreign}; pass --overwrite to replace it" in refused(name, *words)
-    assert "cannot be written; name a file in a writable folder" in refused(name, *given(param, "no/where"))
+    os.mkfifo(tmp_path / "pipe")  # a device, such as /dev/null, would be replaced too
+    for place in ("no/where", "pipe", "art/.."):
+        assert "cannot be written; name a file in a writable folder" in refused(name, *given(param, place))
     for more in (["--overwrite"], []):  # an empty file holds nothing that could be lost
         assert run(COMMANDS[name], [*ARGUMENTS[name], *words, *more]) == 3
         assert "manifest.json" in one_error(capsys)

@@ -36,7 +36,7 @@ _OUTCOME = Place(marks=(b"{", f'\n  "{_TOOL}": "'.encode()))
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
 @click.option(
     "--source",
-    type=Input(str),
+    type=Input(str, tree=True),
     metavar="CHECKPOINT",
     help="Compare with diffusers on this checkpoint, a folder or a hub id.",
 )

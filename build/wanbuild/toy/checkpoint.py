@@ -141,7 +141,7 @@ def write_toy(
     It is built in a sibling folder and renamed, so a failure leaves the old content.
 
     Args:
-        directory: the folder to create. An existing toy in it is replaced.
+        directory: the folder to create. An existing toy in it is replaced, if nothing else is there.
         variant: one of ``TOY_VARIANTS``.
         seed: seed of the parameters; not negative.
         configs: fields of a component's config.json that differ from the variant's, by component. Those of
