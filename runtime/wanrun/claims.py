@@ -18,7 +18,7 @@ from wanrun.errors import UsageError
 from wanrun.files import PARTIAL_COPY, open_regular, origin_of, read_bounded
 
 MAX_MARKED_BYTES = 2**26
-"""Of a file that is there: so much of it is searched for marks."""
+"""So much of a file that is there is searched for a mark."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,30 @@ class Place:
     Attributes:
         kind: a ``file``; a ``folder``; the folder of an ``artifact``; or ``names`` of several files with
             fields, whose owner checks each of them when it knows them.
-        marks: what each such file has, the first of them at its beginning. By these a file of an earlier run
-            is known, and replaced. Without marks, none is.
+        mark: how each such file begins. By this a file of an earlier run is known, and replaced. Without a
+            mark, none is.
     """
 
     kind: Literal["file", "folder", "artifact", "names"] = "file"
-    marks: tuple[bytes, ...] = ()
+    mark: re.Pattern[bytes] | None = None
 
     def made(self, path: Path) -> bool:
         """Whether a file that is there is empty, or is one that such an option has written."""
+        if self.mark is None:
+            return False
         try:
             with open_regular(path) as file:
                 data = file.read(MAX_MARKED_BYTES)
         except OSError:
             return False
-        return not data or (data.startswith(self.marks[:1]) and all(mark in data for mark in self.marks))
+        return not data or self.mark.match(data) is not None
 
 
 FOLDER = Place("folder")
 ARTIFACT = Place("artifact")
 NAMES = Place("names")
-REPORT = Place(marks=(b"<!doctype html>", b'<p class="mark">wanrun</p>'))
-TIMINGS = Place(marks=(b'{\n  "import_seconds": ', b'\n  "process_to_ready_seconds": '))
+REPORT = Place(mark=re.compile(rb'<!doctype html>(?s:.*?)<p class="mark">wanrun</p>'))
+TIMINGS = Place(mark=re.compile(rb'\{\n  "import_seconds": (?s:.*?)\n  "process_to_ready_seconds": '))
 
 
 class Claims:
@@ -189,6 +191,6 @@ def check_file(path: Path | None, option: str, overwrite: bool, place: Place = N
     usable = path.is_file() or not path.exists()
     if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
-    if path.exists() and not overwrite and not (place.marks and place.made(path)):
-        foreign = f", and is no file that {option} wrote" if place.marks else ""
+    if path.exists() and not overwrite and not place.made(path):
+        foreign = f", and is no file that {option} wrote" if place.mark else ""
         raise UsageError(f"{option} {path} exists{foreign}", remedy="pass --overwrite to replace it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ import pytest
 
 from helpers.damage import one_error
 from wanbuild.check import command as checking
+from wanbuild.check.reference import Check
 from wanbuild.cli import wanbuild
 from wanrun.claims import REPORT, TIMINGS
 from wanrun.cli import wanrun
@@ -184,8 +186,12 @@ def test_what_the_option_has_written_is_replaced(
     write_report(tmp_path / "r.html", Report("Report of a run", "A run", "made", True, now()))
     assert TIMINGS.made(tmp_path / "t.json") and REPORT.made(tmp_path / "r.html")
     assert not TIMINGS.made(tmp_path / "r.html") and not REPORT.made(tmp_path / "t.json")
-    monkeypatch.setattr(checking, "_outcome", lambda *_: {"profiles": {}})
     monkeypatch.setattr(checking, "warn_of_age", lambda artifact: None)
-    for _ in range(2):
+    replayed = {"profiles": {"96x64x9-b1-cfg": "digests equal"}}
+    compared = {"vae": asdict(Check("vae", 0.1, 0.2)), "final latents": asdict(Check("final latents", 0, 1))}
+    for outcome in (replayed, {"profiles": {}}, {"recorded": True}, compared, replayed):
+        monkeypatch.setattr(checking, "_outcome", lambda *_, outcome=outcome: outcome)
         assert run(wanbuild, ["verify", "art", "--json", "o.json"]) == 0
-    assert json.loads((tmp_path / "o.json").read_text())["profiles"] == {}
+        assert json.loads((tmp_path / "o.json").read_text()) == outcome
+    (tmp_path / "o.json").write_text('{\n  "profiles": {\n    "mine": {}\n  }\n}\n')
+    assert "o.json exists" in refused("verify", "--json", "o.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from wanrun.terminal.lines import print_result, report
 KEY_PASSWORD = "WANBUILD_KEY_PASSWORD"
 """The environment variable with the password of an encrypted key."""
 
-_BILL = Place(marks=(b"{", b'"bomFormat": "CycloneDX"', b'"wan:content-digest"'))
+_BILL = Place(mark=re.compile(rb'\{(?s:(?=.*"bomFormat": "CycloneDX").*"wan:content-digest")'))
 _TARGETS = click.option(
     "--target", "targets", multiple=True, help="Repeatable; a built target.  [default: all]"
 )
