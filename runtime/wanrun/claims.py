@@ -67,7 +67,7 @@ class Claims:
         self._written: dict[str, str] = {}
         self._read: dict[str, str] = {}
         self._trees: dict[str, str] = {}
-        self._around: dict[str, str | None] = {}
+        self._artifacts: dict[Path, bool] = {}
 
     def read(self, path: Path, owner: str, tree: bool = False) -> None:
         """Notes that a file or a folder, which may lie anywhere, is read for ``owner``.
@@ -131,14 +131,14 @@ class Claims:
                 f"{option} {url} lies inside the artifact {address}", remedy="write the results elsewhere"
             )
 
-    def _artifact_around(self, name: str) -> str | None:
+    def _artifact_around(self, name: str) -> Path | None:
         """Returns the artifact that is at this real path or around it; None if there is none."""
-        if name not in self._around:
-            parent = os.path.dirname(name)  # noqa: PTH120 - a real path
-            here = Path(name) == self._artifact or is_artifact(Path(name))
-            above = self._artifact_around(parent) if parent != name else None
-            self._around[name] = name if here else above
-        return self._around[name]
+        for folder in (Path(name), *Path(name).parents):
+            if folder not in self._artifacts:
+                self._artifacts[folder] = folder == self._artifact or is_artifact(folder)
+            if self._artifacts[folder]:
+                return folder
+        return None
 
     def _check_not_read(self, path: Path, name: str) -> None:
         """Raises UsageError if a file of this real name is read, or lies in a folder that is."""
