@@ -32,7 +32,8 @@ SHOW := --no-score
 NOTE := $(VARIANT) has no trained checkpoint: its weights are random, and the video is noise.
 endif
 
-STEPS := --steps 30
+# The sampling is the artifact's own, so that `make again` and the server have it too.
+SAMPLED := --default steps=30
 ifneq ($(SAMPLING),)
 ifneq ($(SAMPLING),four-steps)
 $(error SAMPLING is four-steps or empty, not $(SAMPLING))
@@ -44,8 +45,7 @@ STUDENT_wan2.2-t2v := --lora-high $(STUDENTS)/wan2.2-t2v-high-noise.safetensors 
 ifeq ($(STUDENT_$(VARIANT)),)
 $(error only wan2.1-t2v and wan2.2-t2v have a student of four steps)
 endif
-DISTILLED := $(STUDENT_$(VARIANT)) --sampling lightning-4
-STEPS :=
+SAMPLED := $(STUDENT_$(VARIANT)) --sampling lightning-4
 endif
 
 MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_image.png
@@ -71,15 +71,18 @@ PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -
 GPU_PYTHON ?= python3.12
 GPU_JAX ?= 0.11.2
 
+# The last demo's artifact stays until the new one is whole.
 demo: $(VENV)/.installed-build
-	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
 	mkdir -p $(DEMO)
 	$(PREPARE)
-	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/artifact $(DISTILLED)
-	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size $(SIZE) --frames 17
-	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record
+	rm -rf $(DEMO)/new
+	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/new $(SAMPLED)
+	$(BIN)/wanbuild compile --artifact $(DEMO)/new --target cpu --size $(SIZE) --frames 17
+	$(BIN)/wanbuild verify --artifact $(DEMO)/new --record
+	rm -rf $(DEMO)/artifact
+	mv $(DEMO)/new $(DEMO)/artifact
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
-		$(STEPS) --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
+		--output $(DEMO)/demo.mp4 --overwrite --timing --timing-json $(DEMO)/timing.json
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json.$(if $(NOTE), $(NOTE))"
 
@@ -90,7 +93,7 @@ again:
 		{ echo "the demo is of another variant than $(VARIANT): give make again its VARIANT=..."; exit 2; }
 	$(PREPARE)
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
-		$(STEPS) --output $(DEMO)/again.mp4 --overwrite --timing
+		--output $(DEMO)/again.mp4 --overwrite --timing
 	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
 	@echo "The video is $(DEMO)/again.mp4.$(if $(NOTE), $(NOTE))"
 

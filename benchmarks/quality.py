@@ -49,8 +49,9 @@ from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets import target
 from wanbuild.toy.checkpoint import write_toy
-from wanreport.files import check_file, now, write_report
+from wanreport.files import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Note, Report, Section, Table
+from wanrun.claims import REPORT, Claims
 from wanrun.errors import UsageError
 
 STEPS = 30
@@ -389,10 +390,11 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="random weights in the place of trained ones")
     parser.add_argument("--folder", type=Path, help="of artifacts, kept and used again")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write the tables as a page too")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that is no report")
     options = parser.parse_args()
     if options.report is not None:
         try:
-            check_file(options.report)
+            Claims().write_to(REPORT, str(options.report), "--report", options.overwrite)
         except UsageError as error:
             parser.error(str(error))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

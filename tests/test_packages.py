@@ -30,6 +30,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "text media denoising",
             "request",
             "generation",
+            "claims",
             "command intact jobs replay",
             "cli",
             "__main__",

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from wanrun.command import Checked
 from wanrun.errors import UsageError
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86", "gguf")
@@ -16,7 +17,7 @@ DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tr
 """The option of every command, which ``wanrun.terminal.console`` looks for."""
 
 
-class Building(click.Command):
+class Building(Checked):
     """A command that needs the build extra, and checks that all of it is installed before it starts."""
 
     def invoke(self, context: click.Context) -> Any:

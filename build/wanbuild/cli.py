@@ -18,7 +18,7 @@ from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
-from wanrun.command import CONTEXT_SETTINGS, SIZE, takes_artifact
+from wanrun.command import CONTEXT_SETTINGS, SIZE, Input, Output, takes_artifact
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
 from wanrun.terminal.lines import print_error, print_result, report, warn
@@ -284,7 +284,7 @@ def refresh(artifact: Path) -> None:
 
 
 @wanbuild.command(cls=Building)
-@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("recipe", type=Input())
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
 @click.option(
     "--if-changed",
@@ -296,6 +296,7 @@ def refresh(artifact: Path) -> None:
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
+    from wanbuild.conversion.convert import check_place
     from wanbuild.plan.subject import model_of
     from wanbuild.programs.compile import check_request
     from wanbuild.recipe import fingerprint, is_built, mark_built, read_recipe
@@ -305,6 +306,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     if if_changed and is_built(plan.artifact, digest):
         report(f"{plan.artifact} is built as {recipe} says, and nothing has changed")
         return
+    check_place(plan.artifact, force or if_changed)
     if (model := model_of(plan)) is not None:  # else what depends on the model is found when it is here
         check_request(_compile_request(plan.artifact, **plan.compile), model.manifest)
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
@@ -316,7 +318,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
 
 
 @wanbuild.command(cls=Building)
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=Output())
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")

@@ -1,38 +1,14 @@
-"""The file of a report: checked before the work that it is about, and written whole at its end."""
+"""The file of a report, which is written whole at the end of the work that it is about."""
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from wanreport.page import html
 from wanreport.report import Report
-from wanrun.errors import UsageError, unwritable
-
-
-def check_file(path: Path, outside: Path | None = None, others: Sequence[Path | None] = ()) -> None:
-    """Checks that a report can be written.
-
-    Args:
-        path: its file, which may be there.
-        outside: a folder in which it may not lie, such as the artifact that it is about.
-        others: further files of the same command.
-
-    Raises:
-        UsageError: if it cannot be written, or must not.
-    """
-    real, remedy = os.path.realpath(path), "name another file (.html)"
-    writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
-    if (path.exists() and not path.is_file()) or not writable:
-        raise UsageError(
-            f"--report {path} cannot be written", expected="a file in a writable folder", remedy=remedy
-        )
-    if outside is not None and Path(real).is_relative_to(os.path.realpath(outside)):
-        raise UsageError(f"--report {path} lies inside {outside}", remedy=remedy)
-    if real in [os.path.realpath(other) for other in others if other is not None]:
-        raise UsageError(f"--report {path} is also another file of this command", remedy=remedy)
+from wanrun.errors import unwritable
 
 
 def write_report(path: Path, report: Report) -> None:

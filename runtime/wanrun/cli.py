@@ -20,6 +20,8 @@ from wanrun.command import (
     SEED,
     SIZE,
     Command,
+    Input,
+    Output,
     options_of,
     takes_artifact,
 )
@@ -66,7 +68,10 @@ def _click_option(row: Row) -> Callable[[Any], Any]:
         return option(flag_value=row.sets, default=None)
     if row.choices and row.base is str:
         return option(type=click.Choice(row.choices))
-    kind: Any = click.Path(path_type=Path, allow_dash=True) if row.base is Path else row.base
+    reads = row.base is Path or {"DIR", "FILE"} & {*row.value.split("|")}
+    kind: Any = Input(row.base, tree=row.value == "DIR") if reads else row.base
+    if row.writes is not None:
+        kind = Output(row.writes, row.base)
     if row.name == "size":
         kind = SIZE
     if row.name == "seed":
@@ -98,7 +103,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 @options_of("Artifact")(
     "--require-signature",
     "public_key",
-    type=click.Path(path_type=Path),
+    type=Input(),
     metavar="KEY",
     help="Refuse an artifact that was not signed with this key (PEM), or whose files are not those.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from wanrun.claims import FOLDER, Claims, Place
 from wanrun.errors import UsageError
 from wanrun.files import artifact_folder
 from wanrun.request.request import RANDOM
@@ -36,7 +38,73 @@ def options_of(section: str) -> Callable[..., Callable[[Any], Any]]:
     return functools.partial(click.option, cls=Option, section=section)
 
 
-class Command(click.Command):
+class Input(click.Path):
+    """A click type for a file or a folder that a command reads, so that no output may be there.
+
+    Args:
+        base: ``Path``, or ``str`` for a text that may also be something else, such as a hub id.
+        tree: whether it is a folder of which all is read, so that no output may be in it.
+    """
+
+    def __init__(self, base: type[Path | str] = Path, tree: bool = False) -> None:
+        super().__init__(path_type=base, allow_dash=True, readable=base is Path)
+        self.tree = tree
+
+    def claim(self, claims: Claims, value: str | Path, option: str) -> None:
+        """Notes that a value is read; a folder of frames is looked at with its prompt."""
+        if self.tree or not os.path.isdir(value):  # noqa: PTH112 - False for a name that is too long
+            claims.read(Path(value), option, self.tree)
+
+
+class Output(click.ParamType):
+    """A click type for what a command writes. ``Checked`` looks at each such value before anything is done.
+
+    Args:
+        place: what stands there.
+        base: the type of the value.
+    """
+
+    name = "path"
+
+    def __init__(self, place: Place = FOLDER, base: type[Path | str] = Path) -> None:
+        self.place, self._base = place, base
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the value as it is written."""
+        return self._base(value)
+
+
+def _note_overwrite(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[OVERWRITE] = value
+
+
+OVERWRITE = "wanrun.overwrite"
+"""Where a context has the value of ``takes_overwrite``."""
+
+takes_overwrite = click.option(
+    "--overwrite",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_overwrite,
+    help="Replace a file that is something else.",
+)
+"""The option of a command whose files replace none but those of the same option."""
+
+
+class Checked(click.Command):
+    """A command that checks its outputs before it does anything."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command.
+
+        Raises:
+            UsageError: as ``Claims.write_to``, before anything is done.
+        """
+        check_outputs(ctx)
+        return super().invoke(ctx)
+
+
+class Command(Checked):
     """A command whose help lists its options by section, in the order in which each is first named."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -48,6 +116,34 @@ class Command(click.Command):
         for name in sorted(sections, key=lambda name: name == "Options"):
             with formatter.section(name):
                 formatter.write_dl(sections[name])
+
+
+def check_outputs(context: click.Context) -> None:
+    """Checks what a command's options name, by their types.
+
+    Raises:
+        UsageError: as ``Claims.write_to``.
+    """
+    artifact = context.params.get("folder") or context.params.get("artifact")
+    claims = Claims(artifact if isinstance(artifact, Path) else None)
+    overwrite = bool(context.params.get("overwrite") or context.meta.get(OVERWRITE))
+    given = [
+        (param, value)
+        for param in context.command.params
+        if (value := context.params.get(param.name or "")) is not None
+    ]
+    for param, value in given:
+        if isinstance(param.type, Input):
+            for path in value if param.multiple else [value]:
+                param.type.claim(claims, path, _spelled(param))
+    for param, value in given:
+        if isinstance(param.type, Output):
+            claims.write_to(param.type.place, str(value), _spelled(param), overwrite)
+
+
+def _spelled(param: click.Parameter) -> str:
+    """Returns how a parameter is written on the command line."""
+    return max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
 
 
 def understood(token: str) -> str:

@@ -31,6 +31,7 @@ def option(
     also: str = "",
     section: str = "",
     sets: str | None = None,
+    writes: object = None,
 ) -> Meta:
     """Returns the texts about an option for users: see ``Row``.
 
@@ -38,7 +39,7 @@ def option(
     between them: those of diffusers' pipelines, of Wan's own ``generate.py``, and what is often written.
     """
     texts = {"default": default, "models": models, "value": value, "section": section, "sets": sets}
-    return Meta(description=help, extra={**texts, "also": tuple(also.split())})
+    return Meta(description=help, extra={**texts, "also": tuple(also.split()), "writes": writes})
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Row:
         section: the section of the command's help; empty for an option that only Python has, or for one of a
             generation, whose section follows from its models.
         sets: the value that a flag of the command line sets; None for other options.
+        writes: of an option that names an output, its ``wanrun.claims.Place``; None for other options.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Row:
     also: tuple[str, ...]
     section: str
     sets: str | None
+    writes: Any
 
     @property
     def flag(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 import wanrun
-from wanrun.command import Command, Number, options_of
+from wanrun.command import Command, Input, Number, Output, options_of
 from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
 from wanserve.process import WorkerProcess
@@ -28,7 +28,7 @@ MOST_SECONDS = 1e6
 
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
-_path = click.Path(path_type=Path)
+_path = Input()
 _positive = click.IntRange(min=1)
 
 
@@ -78,7 +78,11 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @_network("--tls-key", type=_path, help="Its key, PEM.")
 @_network("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @_jobs(
-    "--data", type=_path, default=Path("wanrun-videos"), show_default=True, help="Folder of jobs and videos."
+    "--data",
+    type=Output(),
+    default=Path("wanrun-videos"),
+    show_default=True,
+    help="Folder of jobs and videos.",
 )
 @_jobs("--max-waiting", type=_positive, default=100, show_default=True, help="Jobs that may wait.")
 @_jobs(

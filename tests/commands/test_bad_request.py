@@ -172,7 +172,10 @@ def bad_outputs(tmp_path: Path, read_only: Path) -> list[Bad]:
             ["--timing-json", tmp_path / "out.mp4"],
             [f"the output {tmp_path / 'out.mp4'} is also that of", "give each its own name"],
         ),
-        (["--save-latents", tmp_path / "." / "out.mp4"], ["is also that of this prompt"]),
+        (
+            ["--save-latents", tmp_path / "." / "out.mp4"],
+            ["is also that of --save-latents"],
+        ),
     ]
 
 

@@ -61,7 +61,7 @@ def test_the_first_prompt_decides_what_is_loaded(
         ([], {"retune": False, "text_encoder_device": None}),
         (["--retune", "--text-encoder-device", "cpu"], {"retune": True, "text_encoder_device": "cpu"}),
         (["--verify", "sha256", "--allow-compile"], {"verify": "sha256", "allow_compile": True}),
-        (["--weights", "/", "--target", "cpu"], {"weights": "/", "target": "cpu"}),
+        (["--weights", "/elsewhere", "--target", "cpu"], {"weights": "/elsewhere", "target": "cpu"}),
     ],
 )
 def test_how_it_is_loaded(wan: Call, fake: Fake, arguments: list[str], expected: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wanbuild.building import DEBUG, Building
-from wanrun.command import Number, Written, takes_artifact
+from wanrun.command import Input, Number, Written, takes_artifact
 from wanrun.errors import UsageError, shortened
 from wanrun.terminal.lines import report
 
@@ -24,7 +24,7 @@ def _parse_counts(text: str) -> list[int]:
 @takes_artifact()
 @click.option(
     "--prompts",
-    type=click.Path(path_type=Path),
+    type=Input(),
     help="A file as of wanrun --prompts; every third prompt only judges.  [default: 21 of many kinds]",
 )
 @click.option(
@@ -42,7 +42,7 @@ def _parse_counts(text: str) -> list[int]:
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path),
+    type=Input(),
     help="Another artifact, whose schedules are taken as they are; nothing is measured.",
 )
 @DEBUG

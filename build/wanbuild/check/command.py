@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from wanbuild.building import DEBUG, Building
-from wanrun.command import takes_artifact
+from wanrun.claims import REPORT, Place
+from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import UsageError
 from wanrun.terminal.lines import print_result, report, warn
 
@@ -23,15 +25,27 @@ def warn_of_age(artifact: Path) -> None:
             warn(old)
 
 
+_OUTCOME = Place(
+    mark=re.compile(
+        rb'\{\n  ("profiles": \{(\}\n|\n    "\d+x\d+x\d+-)|"recorded": true\n\}'
+        rb'|"[^"]+": \{\n    "error": .+\n    "limit": )'
+    )
+)
+
+
 @click.command("verify", cls=Building)
 @takes_artifact()
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
-@click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
-@click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
 @click.option(
-    "--report", "page", type=click.Path(path_type=Path), help="Write a page about the outcome (.html)."
+    "--source",
+    type=Input(str, tree=True),
+    metavar="CHECKPOINT",
+    help="Compare with diffusers on this checkpoint, a folder or a hub id.",
 )
+@click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
+@click.option("--json", "json_file", type=Output(_OUTCOME), help="Write the outcome to this file.")
+@click.option("--report", "page", type=Output(REPORT), help="Write a page about the outcome (.html).")
+@takes_overwrite
 @DEBUG
 def verify_command(
     artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None, page: Path | None
@@ -44,12 +58,6 @@ def verify_command(
     verdict = "verified"
     if record and source is not None:
         raise UsageError("--record and --source exclude each other", remedy="run verify twice")
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise UsageError(f"--json {json_file} cannot be written", remedy="name a file in an existing folder")
-    if page is not None:
-        from wanreport.files import check_file
-
-        check_file(page, outside=artifact, others=[json_file])
     outcome = _outcome(artifact, record, source, steps, page)
     if outcome == {"profiles": {}}:
         verdict = "is whole, and nothing was replayed"
@@ -82,7 +90,7 @@ def _outcome(
         return {"profiles": verification.replay(artifact, say, kept)}
 
 
-@click.command("embed")
+@click.command("embed", cls=Checked)
 @takes_artifact()
 @click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
 @DEBUG
@@ -94,7 +102,7 @@ def embed_command(artifact: Path, prompts: tuple[str, ...]) -> None:
     report(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Checked)
 @takes_artifact()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @DEBUG

@@ -46,6 +46,7 @@ from wanrun.artifact.manifest import MANIFEST, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
+from wanrun.claims import Claims
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
 from wanrun.terminal.temporary import remove_tree
@@ -271,7 +272,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         SourceError: if the source is not usable or the disk is full.
     """
     artifact = Path(os.path.realpath(request.artifact))  # resolve() raises on a loop of links
-    _refuse_existing(artifact, request.force)  # before any download; checked again under the build lock
+    check_place(artifact, request.force)  # before any download; checked again under the build lock
     request.defaults.check()
     with ExitStack() as stack:
         source = stack.enter_context(_open(request))
@@ -281,7 +282,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         model = _model_record(source, variant, plans, request)
         small = read_small_files(source)
         with build_lock(artifact):
-            _refuse_existing(artifact, request.force)
+            check_place(artifact, request.force)
             check_leftover(artifact)
             check_free_space(artifact.parent, sum(plan.nbytes for plan in plans.values()) + SPARE_BYTES)
             with _new_folder(artifact) as building:
@@ -370,7 +371,13 @@ def _manifest(
     )
 
 
-def _refuse_existing(artifact: Path, force: bool) -> None:
+def check_place(artifact: Path, force: bool) -> None:
+    """Checks that an artifact may be made at this place; ``force`` lets it replace one.
+
+    Raises:
+        UsageError: if something else is there, or it lies inside an artifact.
+    """
+    Claims().write([artifact], "", artifact=True)
     if not artifact.exists() or (artifact.is_dir() and not any(artifact.iterdir())):
         return
     if not (artifact / MANIFEST).is_file():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from wanrun.command import takes_artifact
+from wanrun.command import Input, takes_artifact
 
 _STORED = click.Choice(["bfloat16", "float32"])
-_PATH = click.Path(path_type=Path)
+_PATH = Input()
 
 
 def _part(component: str, what: str) -> Any:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
 
 from wanbuild.building import DEBUG, Building
-from wanrun.command import takes_artifact
+from wanrun.claims import ARTIFACT, Place
+from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import unwritable
 from wanrun.terminal.lines import print_result, report
 
 KEY_PASSWORD = "WANBUILD_KEY_PASSWORD"
 """The environment variable with the password of an encrypted key."""
 
-_PATH = click.Path(path_type=Path)
+_BILL = Place(mark=re.compile(rb'\{(?s:(?=.*"bomFormat": "CycloneDX").*"wan:content-digest")'))
 _TARGETS = click.option(
     "--target", "targets", multiple=True, help="Repeatable; a built target.  [default: all]"
 )
@@ -24,13 +26,13 @@ _LICENCE = click.option(
 )
 
 
-@click.command("oci")
+@click.command("oci", cls=Checked)
 @takes_artifact()
 @click.option(
     "-o",
     "--output",
     "output",
-    type=_PATH,
+    type=Output(),
     required=True,
     help="The layout's folder: a new one, or a layout, whose other images stay.",
 )
@@ -49,13 +51,13 @@ def oci_command(
 
 
 @click.command("push", cls=Building)
-@click.argument("artifact", type=_PATH)
+@click.argument("artifact", type=Input())
 @click.argument("repository", metavar="OWNER/NAME")
 @_TARGETS
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @_LICENCE
 @click.option(
-    "--example", type=_PATH, metavar="VIDEO", help="A video that wanrun made from it, for the model card."
+    "--example", type=Input(), metavar="VIDEO", help="A video that wanrun made from it, for the model card."
 )
 @DEBUG
 def push_command(
@@ -75,7 +77,9 @@ def push_command(
 
 @click.command("pull", cls=Building)
 @click.argument("address")
-@click.option("-o", "--output", type=_PATH, metavar="DIR", help="A folder.  [default: the user's cache]")
+@click.option(
+    "-o", "--output", type=Output(ARTIFACT), metavar="DIR", help="A folder.  [default: the user's cache]"
+)
 @click.option(
     "--target",
     "targets",
@@ -95,11 +99,11 @@ def pull_command(address: str, output: Path | None, targets: tuple[str, ...], wh
     report(f"pulled into {folder}")
 
 
-@click.command("sign")
+@click.command("sign", cls=Checked)
 @takes_artifact()
 @click.option(
     "--key",
-    type=_PATH,
+    type=Input(),
     required=True,
     help=f"An elliptic curve key, PEM; if it is encrypted, with its password in {KEY_PASSWORD}.",
 )
@@ -116,9 +120,10 @@ def sign_command(artifact: Path, key: Path) -> None:
     report(f"wrote {artifact / SIGNATURE}, for manifest {manifest.manifest_digest}")
 
 
-@click.command("sbom")
+@click.command("sbom", cls=Checked)
 @takes_artifact()
-@click.option("-o", "--output", type=_PATH, metavar="FILE", help="[default: standard output]")
+@click.option("-o", "--output", type=Output(_BILL), metavar="FILE", help="[default: standard output]")
+@takes_overwrite
 @_LICENCE
 @DEBUG
 def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:

@@ -85,8 +85,8 @@ def write_layout(request: OciRequest, report: Report) -> str:
             expected="letters, digits, '.', '_' and '-', 128 at most",
             found=request.tag,
         )
-    manifest = with_targets(read_manifest(artifact), artifact, request.targets)
     _index(folder)
+    manifest = with_targets(read_manifest(artifact), artifact, request.targets)
     check_intact(artifact, manifest, report)
     add_metadata(artifact, manifest)
     try:

@@ -54,6 +54,8 @@ def pull(request: PullRequest, report: Report) -> Path:
     """
     if request.targets and request.whole:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
+    if request.folder is not None:
+        _check_folder(request.folder)
     opened = open_newest(request.address, user_cache() / "artifacts")
     folder, manifest = opened.folder, read_manifest(opened.folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
@@ -91,6 +93,15 @@ def _fitting(manifest: Manifest, folder: Path) -> list[str]:
     return fitting
 
 
+def _check_folder(folder: Path) -> None:
+    """Raises UsageError for a folder that is neither empty nor an artifact."""
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+            raise UsageError(f"{folder} is not empty, and no artifact", remedy="choose a new folder")
+    except OSError as error:
+        raise unwritable(f"the folder {folder}", error, "choose another folder") from error
+
+
 def _begun(folder: Path, cached: Path) -> Path:
     """Makes a folder a partial copy of the same artifact as the cached one, or goes on with one.
 
@@ -99,13 +110,10 @@ def _begun(folder: Path, cached: Path) -> Path:
     """
     manifest = (cached / MANIFEST).read_bytes()
     try:
-        if (folder / MANIFEST).exists():
-            if (folder / MANIFEST).read_bytes() != manifest:
-                raise UsageError(
-                    f"{folder} is another artifact, or another revision", remedy="choose a new folder"
-                )
-        elif folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty, and no artifact", remedy="choose a new folder")
+        if (folder / MANIFEST).exists() and (folder / MANIFEST).read_bytes() != manifest:
+            raise UsageError(
+                f"{folder} is another artifact, or another revision", remedy="choose a new folder"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(cached / MARKER, folder / MARKER)
         shutil.copymode(cached / MARKER, folder / MARKER)

@@ -7,6 +7,7 @@ errors. Overriding config fields gives other sizes, up to the published ones.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,13 @@ from wanrun.terminal.temporary import temporary_folder
 
 MARKER = "wanbuild_toy.json"
 """Marks a folder that this module wrote, and that may therefore be replaced."""
+
+_OWN = re.compile(
+    rf"model_index\.json|{re.escape(MARKER)}|(scheduler|tokenizer|image_processor)/\w+\.json"
+    r"|(transformer(_2)?|vae|text_encoder|image_encoder)/[\w.-]+\.(json|safetensors)"
+    r"|media/(\w+/\d{3}|\w*image)\.png"
+)
+"""Names of a toy's files."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +81,18 @@ def _override(name: str, base: Config, changes: Mapping[str, Any]) -> dict[str, 
 def _check_target(directory: Path, force: bool) -> None:
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder", remedy="give another folder")
-    if directory.is_dir() and any(directory.iterdir()) and not (force or (directory / MARKER).exists()):
+    if force or not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if not (directory / MARKER).exists():
         raise UsageError(
-            f"{directory} is not empty, and not a toy checkpoint",
-            remedy="give another folder, or force its replacement",
+            f"{directory} is not empty, and not a toy checkpoint", remedy="give another folder, or --force"
+        )
+    files = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    if other := min((name for name in files if not _OWN.fullmatch(name)), default=None):
+        raise UsageError(
+            f"replacing the toy {directory} would delete what is not the toy's",
+            found=other,
+            remedy="move it out of the folder, or --force",
         )
 
 
@@ -125,7 +141,7 @@ def write_toy(
     It is built in a sibling folder and renamed, so a failure leaves the old content.
 
     Args:
-        directory: the folder to create. An existing toy in it is replaced.
+        directory: the folder to create. An existing toy in it is replaced, if nothing else is there.
         variant: one of ``TOY_VARIANTS``.
         seed: seed of the parameters; not negative.
         configs: fields of a component's config.json that differ from the variant's, by component. Those of

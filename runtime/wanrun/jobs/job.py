@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest
+from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import UsageError
-from wanrun.jobs.claims import Claims
 from wanrun.jobs.existing import made_before, missing_videos
 from wanrun.jobs.media_sets import MediaSets
-from wanrun.jobs.outputs import check_file, check_folder, expand, numbered, usable_names
+from wanrun.jobs.outputs import check_folder, expand, numbered
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import numbered_video, video_paths

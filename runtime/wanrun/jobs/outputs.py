@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from wanrun.errors import UsageError, unwritable
@@ -81,17 +80,6 @@ def numbered(pattern: str) -> str:
     return f"{stem}-{{index}}{suffix}"
 
 
-@contextmanager
-def usable_names() -> Iterator[None]:
-    """Turns the file system's error about a name, for example a too long one, into a UsageError."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename} cannot be written", found=error.strerror, remedy="choose another name"
-        ) from None
-
-
 def check_folder(folder: Path) -> None:
     """Raises UsageError unless files can be created in this folder."""
     if not folder.is_dir():
@@ -104,17 +92,6 @@ def check_encoder(videos: Iterable[Path]) -> None:
     """Raises UsageError if one of these videos needs ffmpeg, and no ffmpeg writes its format."""
     for suffix in sorted({video.suffix.lower() for video in videos} & CODECS.keys()):
         check_encodes(suffix, CODECS[suffix])
-
-
-def check_file(path: Path | None, option: str, overwrite: bool) -> None:
-    """Raises UsageError if a file other than a video cannot be written; None means no such file."""
-    if path is None:
-        return
-    usable = path.is_file() or not path.exists()
-    if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{option} {path} exists", remedy="pass --overwrite to replace it")
 
 
 def write_timings(timings: Timings, path: Path | None) -> None:

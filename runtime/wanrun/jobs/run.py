@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
+from wanrun.claims import NAMES, REPORT, TIMINGS
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.request import PROMPTS
 from wanrun.rows import option
@@ -42,9 +43,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     latents: Annotated[
         Path | None, option("Initial noise, float32 .npy (B, C, T, h, w).", section=RESULTS)
     ] = None
-    save_latents: Annotated[Path | None, option("Write the final latents to this .npy.", section=RESULTS)] = (
-        None
-    )
+    save_latents: Annotated[
+        Path | None, option("Write the final latents to this .npy.", section=RESULTS, writes=NAMES)
+    ] = None
     output: Annotated[
         str | None,
         option(
@@ -54,6 +55,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             value="PATH",
             default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
             section=RESULTS,
+            writes=NAMES,
         ),
     ] = None
     overwrite: Annotated[bool, option("Replace an existing output.", section=RESULTS)] = False
@@ -62,8 +64,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         bool, option("Execute every program once before the first prompt.", section=MEASURING)
     ] = False
     timing: Annotated[bool, option("Print a timing summary.", section=MEASURING)] = False
-    timing_json: Annotated[Path | None, option("Write the timings to this file.", section=MEASURING)] = None
-    report: Annotated[Path | None, option("Write a page about the run (.html).", section=MEASURING)] = None
+    timing_json: Annotated[
+        Path | None, option("Write the timings to this file.", section=MEASURING, writes=TIMINGS)
+    ] = None
+    report: Annotated[
+        Path | None, option("Write a page about the run (.html).", section=MEASURING, writes=REPORT)
+    ] = None
     distributed: Annotated[
         bool,
         option(

@@ -19,12 +19,12 @@ import numpy as np
 from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE, open_regular, origin_of
-from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
-from wanrun.jobs.outputs import check_encoder, check_file, check_folder, usable_names
+from wanrun.jobs.outputs import check_encoder, check_folder
 from wanrun.jobs.requests import Entry, Line, read_entries
 from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import video_paths
@@ -195,10 +195,8 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
     for read, option in ((run.prompts, "--prompts"), (run.latents, "--latents")):
         if read is not None:
             claims.read(read, option)
-    for written, option in ((run.timing_json, "--timing-json"), (run.report, "--report")):
-        with usable_names():
-            check_file(written, option, overwrite=True)
-        claims.write([written], option)
+    claims.write([run.timing_json], "--timing-json")
+    claims.write([run.report], "--report")
     return claims
 
 

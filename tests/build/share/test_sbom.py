@@ -28,8 +28,9 @@ def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) 
         ),
     )
     manifest.write(artifact)
-    written = CliRunner().invoke(wanbuild, ["sbom", str(artifact), "-o", str(tmp_path / "bom.json")])
-    assert written.exit_code == 0, written.output
+    for _ in range(2):  # a bill that is there is replaced
+        written = CliRunner().invoke(wanbuild, ["sbom", str(artifact), "-o", str(tmp_path / "bom.json")])
+        assert written.exit_code == 0, written.output
     text = (tmp_path / "bom.json").read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     assert CliRunner().invoke(wanbuild, ["sbom", str(artifact)]).output == text

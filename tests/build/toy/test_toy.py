@@ -212,8 +212,11 @@ def test_only_a_toy_or_an_empty_folder_is_replaced(toy_checkpoint: Path, tmp_pat
     folder = tmp_path / "x"
     folder.mkdir()
     write_toy(folder)
-    (folder / "stale").write_text("left by an older version")
     write_toy(folder)
+    (folder / "vae" / "notes.txt").write_text("precious")
+    with pytest.raises(UsageError, match=r"delete what is not the toy's; found vae/notes\.txt"):
+        write_toy(folder)
+    write_toy(folder, force=True)
     assert _same_bytes(folder, toy_checkpoint)
 
     mine = tmp_path / "mine"

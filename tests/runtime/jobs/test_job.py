@@ -13,8 +13,8 @@ import pytest
 from helpers.run_options import run_options
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
+from wanrun.claims import Claims
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.requests import Entry, Line

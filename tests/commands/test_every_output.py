@@ -1,0 +1,197 @@
+"""Every output of every command: not in an artifact, not an input, not twice, not over a file of the user.
+
+The artifact has the first line of a manifest alone: a command that opened it before the check would say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import pytest
+
+from helpers.damage import one_error
+from wanbuild.check import command as checking
+from wanbuild.check.reference import Check
+from wanbuild.cli import wanbuild
+from wanrun.claims import REPORT, TIMINGS
+from wanrun.cli import wanrun
+from wanrun.command import Checked, Input, Output
+from wanrun.jobs.outputs import write_timings
+from wanrun.terminal.console import run
+from wanrun.timing.timings import Timings
+from wanserve.cli import serve
+
+COMMANDS = {"wanrun": wanrun, "wanrun serve": serve, **wanbuild.commands}
+
+ARGUMENTS = {
+    "wanrun": ["art", "--prompt", "a fox"],
+    "wanrun serve": ["art"],
+    "oci": ["art", "--output", "layout"],
+    "pull": ["hf://owner/name"],
+    "sbom": ["art"],
+    "toy": [],
+    "verify": ["art"],
+}
+"""What each command needs beside the output that is tried; a new one with outputs needs a row."""
+
+SUFFIXES = {"output": ".mp4", "save_latents": ".npy"}
+
+
+def options(kind: type[click.ParamType]) -> Iterator[tuple[str, click.Parameter]]:
+    """The options and arguments of a type, with their commands."""
+    for name, command in COMMANDS.items():
+        for param in command.params:
+            if isinstance(param.type, kind):
+                yield name, param
+
+
+def given(param: click.Parameter, value: object) -> list[str]:
+    return [*(param.opts[:1] if isinstance(param, click.Option) else ()), str(value)]
+
+
+OUTPUTS = list(options(Output))
+FILES = [(name, param) for name, param in OUTPUTS if param.type.place.kind == "file"]
+READ = [(name, output, read) for name, output in OUTPUTS for other, read in options(Input) if other == name]
+PAIRS = [
+    (name, one, two) for name, one in OUTPUTS for other, two in OUTPUTS if name == other and one is not two
+]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs a command, which has to fail with one line and to leave all as it is; returns the line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "art" / "weights").mkdir(parents=True)
+    (tmp_path / "art" / "manifest.json").write_text('{\n "format": "wan-artifact",\n')
+    (tmp_path / "art" / "model.sig").write_text("a signature")
+    (tmp_path / "notes.txt").write_text("mine")
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def call(name: str, *arguments: str) -> str:
+        before, command = files(), COMMANDS[name]
+        words = [*ARGUMENTS.get(name, ()), *arguments]
+        assert run(command, words) == 2
+        assert files() == before
+        return one_error(capsys)
+
+    return call
+
+
+def test_what_is_declared_is_checked() -> None:
+    """A path is read or written; what writes says so by its type, and each command checks it."""
+    for name, command in COMMANDS.items():
+        assert isinstance(command, Checked), name
+        for param in command.params:
+            assert not isinstance(param.type, click.Path | click.File) or isinstance(param.type, Input), param
+            if (getattr(param, "help", "") or "").startswith("Write "):
+                assert isinstance(param.type, Output) or param.is_flag, (name, param.name)
+    named = {(name, param.name) for name, param in OUTPUTS}
+    assert named == {
+        *(("wanrun", name) for name in ("output", "save_latents", "timing_json", "report")),
+        *(("wanrun serve", "data"), ("oci", "output"), ("pull", "output"), ("sbom", "output")),
+        *(("toy", "directory"), ("verify", "json_file"), ("verify", "page")),
+    }
+
+
+@pytest.mark.parametrize(("name", "param"), OUTPUTS)
+def test_none_is_written_into_an_artifact(
+    refused: Callable[..., str], tmp_path: Path, name: str, param: click.Parameter
+) -> None:
+    (tmp_path / "link").symlink_to("art/weights")
+    for place in ("art/manifest.json", "art/model.sig", "art/new", "art/weights/new/x", "link/x"):
+        line = refused(name, *given(param, f"{place}{SUFFIXES.get(param.name or '', '')}"))
+        assert f"lies inside the artifact {tmp_path / 'art'}; write the results elsewhere" in line, line
+
+
+@pytest.mark.parametrize(("name", "param", "read"), READ)
+def test_none_is_written_that_is_read(
+    refused: Callable[..., str], tmp_path: Path, name: str, param: click.Parameter, read: click.Parameter
+) -> None:
+    line = refused(name, *given(param, tmp_path / "notes.txt"), *given(read, "notes.txt"))
+    assert "notes.txt is also that of --" in line and "which is read" in line, line
+    if read.type.tree:
+        line = refused(name, *given(param, "folder/deep/x"), *given(read, "folder"))
+        assert "folder/deep/x lies inside the folder of --" in line, line
+
+
+@pytest.mark.parametrize(("name", "one", "two"), PAIRS)
+def test_none_is_written_twice(
+    refused: Callable[..., str], tmp_path: Path, name: str, one: click.Parameter, two: click.Parameter
+) -> None:
+    line = refused(name, *given(one, "new.mp4"), *given(two, tmp_path / "new.mp4"))
+    assert "new.mp4 is also that of --" in line and line.endswith("give each its own name"), line
+
+
+@pytest.mark.parametrize(("name", "param"), FILES)
+def test_no_file_of_the_user_is_replaced(
+    refused: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    param: click.Parameter,
+) -> None:
+    words, foreign = given(param, "notes.txt"), f"and is no file that {max(param.opts, key=len)} wrote"
+    assert f"notes.txt exists, {foreign}; pass --overwrite to replace it" in refused(name, *words)
+    os.mkfifo(tmp_path / "pipe")  # a device, such as /dev/null, would be replaced too
+    for place in ("no/where", "pipe", "art/.."):
+        assert "cannot be written; name a file in a writable folder" in refused(name, *given(param, place))
+    for more in (["--overwrite"], []):  # an empty file holds nothing that could be lost
+        assert run(COMMANDS[name], [*ARGUMENTS[name], *words, *more]) == 3
+        assert "manifest.json" in one_error(capsys)
+        (tmp_path / "notes.txt").write_bytes(b"")
+
+
+def test_a_folder_of_something_else_is_left(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_text("a cat")
+    for name, *words in (("oci", "-o"), ("pull", "-o"), ("toy",)):
+        assert "photos is not " in refused(name, *words, "photos")
+    for name, *words in (("oci", "-o"), ("pull", "-o"), ("toy",), ("wanrun serve", "--data")):
+        assert "notes.txt is not a folder; name another one" in refused(name, *words, "notes.txt")
+
+
+def test_an_artifact_is_not_made_inside_another(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('source = "nothing"\nartifact = "art/weights/new"\n')
+    for words in (["convert", "nothing", "art/weights/new"], ["build", "r.toml"]):
+        assert f"lies inside the artifact {tmp_path / 'art'};" in refused(*words)
+
+
+def test_an_address_is_an_artifact_too(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "art" / ".partial-copy.json").write_text('{"address": "s3://bucket/art@3"}')
+    line = refused("wanrun", "-o", "s3://bucket/art/{index}.mp4")
+    assert "--output s3://bucket/art/{index}.mp4 lies inside the artifact s3://bucket/art;" in line
+    assert "lies inside" in refused("wanrun", "-o", f"file://{tmp_path}/art/{{index}}.mp4")
+
+
+def test_what_the_option_has_written_is_replaced(
+    refused: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same command may be given again, without another option."""
+    from wanreport.files import now, write_report
+    from wanreport.report import Report
+
+    write_timings(Timings(), tmp_path / "t.json")
+    write_report(tmp_path / "r.html", Report("Report of a run", "A run", "made", True, now()))
+    assert TIMINGS.made(tmp_path / "t.json") and REPORT.made(tmp_path / "r.html")
+    assert not TIMINGS.made(tmp_path / "r.html") and not REPORT.made(tmp_path / "t.json")
+    monkeypatch.setattr(checking, "warn_of_age", lambda artifact: None)
+    replayed = {"profiles": {"96x64x9-b1-cfg": "digests equal"}}
+    compared = {"vae": asdict(Check("vae", 0.1, 0.2)), "final latents": asdict(Check("final latents", 0, 1))}
+    for outcome in (replayed, {"profiles": {}}, {"recorded": True}, compared, replayed):
+        monkeypatch.setattr(checking, "_outcome", lambda *_, outcome=outcome: outcome)
+        assert run(wanbuild, ["verify", "art", "--json", "o.json"]) == 0
+        assert json.loads((tmp_path / "o.json").read_text()) == outcome
+    (tmp_path / "o.json").write_text('{\n  "profiles": {\n    "mine": {}\n  }\n}\n')
+    assert "o.json exists" in refused("verify", "--json", "o.json")

@@ -1,0 +1,64 @@
+"""The demo's commands, with programs that only say how they were called: what is there, and the sampling."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+PROGRAM = """#!/bin/sh
+echo "$(basename "$0") $*"
+case "$*" in
+    *"$FAILING"*) exit 3 ;;
+    convert*) mkdir "$(echo "$*" | sed 's/.*--artifact \\([^ ]*\\).*/\\1/')" ;;
+esac
+"""
+
+Make = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    for name in ("python", "wanbuild", "wanrun"):
+        program = tmp_path / "venv" / "bin" / name
+        program.write_text(PROGRAM)
+        program.chmod(0o755)
+    (tmp_path / "venv" / ".installed-build").touch()
+    (tmp_path / "demo" / "artifact").mkdir(parents=True)
+    (tmp_path / "demo" / "artifact" / "manifest.json").write_text('"variant": "wan2.1-t2v"')
+
+    def call(*words: str, failing: str = "nothing") -> subprocess.CompletedProcess[str]:
+        command = ["make", *words, f"VENV={tmp_path / 'venv'}", f"DEMO={tmp_path / 'demo'}"]
+        environment = {"PATH": "/usr/bin:/bin", "FAILING": failing}
+        return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+
+    return call
+
+
+@pytest.mark.parametrize("failing", ["--variant typo", "compile", "--record"])
+def test_a_demo_that_cannot_be_made_leaves_the_last_one(make: Make, tmp_path: Path, failing: str) -> None:
+    failed = make("demo", *(["VARIANT=typo"] if "typo" in failing else []), failing=failing)
+    assert failed.returncode == 2 and failing in failed.stdout.splitlines()[-1]
+    assert (tmp_path / "demo" / "artifact" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sampled"), [([], "--default steps=30"), (["SAMPLING=four-steps"], "--sampling lightning-4")]
+)
+def test_the_artifact_has_the_sampling(make: Make, tmp_path: Path, words: list[str], sampled: str) -> None:
+    """So that another video takes as many steps, whatever the demo was made with."""
+    made = make("demo", *words)
+    assert made.returncode == 0, made.stderr
+    assert not (tmp_path / "demo" / "artifact" / "manifest.json").exists()  # it is the new one
+    (converted,) = [line for line in made.stdout.splitlines() if line.startswith("wanbuild convert")]
+    assert sampled in converted
+    (tmp_path / "demo" / "artifact" / "manifest.json").write_text('"variant": "wan2.1-t2v"')
+    again = make("again")
+    assert again.returncode == 0, again.stderr
+    runs = [line for line in (made.stdout + again.stdout).splitlines() if line.startswith("wanrun ")]
+    assert len(runs) == 2 and not any("--steps" in run for run in runs)
