@@ -36,9 +36,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     reads: list[Any] = []
     load = prepare.load_media
 
-    def count(manifest: Any, profile: Any, media: Any) -> Inputs:
+    def count(manifest: Any, profile: Any, media: Any, **options: Any) -> Inputs:
         reads.append(media)
-        return load(manifest, profile, media)
+        return load(manifest, profile, media, **options)
 
     monkeypatch.setattr(prepare, "load_media", count)
     return reads
@@ -280,7 +280,7 @@ def test_what_cannot_be_used_is_let_go(
     make_task(artifact, "i2v")
     held: list[Any] = []
 
-    def load(*arguments: object) -> Inputs:
+    def load(*arguments: object, **options: object) -> Inputs:
         frames = np.zeros(1000)
         held.append(weakref.ref(frames))
         raise UsageError("too long", expected=1, found=len(frames), remedy="cut it")
@@ -298,7 +298,7 @@ def test_what_cannot_be_used_is_let_go(
 def test_what_fails_while_media_are_read_is_not_said_of_the_output(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*arguments: object) -> Inputs:
+    def full(*arguments: object, **options: object) -> Inputs:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     make_task(artifact, "i2v")

@@ -42,7 +42,7 @@ class Reader:
             raise UsageError(f"{name} cannot be read", found="nothing", remedy="give another")
         return {"image": name, "image_sha256": f"{name}{self.versions[name]}"}
 
-    def load_media(self, manifest: Manifest, profile: Any, media: Media) -> Inputs:
+    def load_media(self, manifest: Manifest, profile: Any, media: Media, **options: Any) -> Inputs:
         self.reads.append(str(media.image))
         return Inputs({"image": np.zeros(3)}, self.facts(media), self.num_frames, media.segment_overlap or 1)
 

@@ -58,7 +58,7 @@ def test_media_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     read, seen = Inputs(), list[Media]()
 
-    def load_media(manifest: Any, profile: Any, media: Media) -> Inputs:
+    def load_media(manifest: Any, profile: Any, media: Media, **options: Any) -> Inputs:
         seen.append(media)
         return read
 
