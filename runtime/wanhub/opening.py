@@ -16,11 +16,10 @@ from wanhub.atomic import write_atomic
 from wanhub.copy import MARKER, Origin, mark
 from wanhub.expected import expected_files
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
-from wanhub.signature import MANIFEST, SIGNATURE
+from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
 from wanhub.store import Store
 from wanrun.errors import ArtifactError, unwritable
 
-MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES = 2**26, 2**20
 Report = Callable[[str], None]
 
 

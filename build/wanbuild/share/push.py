@@ -20,8 +20,7 @@ from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanhub.address import parse_address
 from wanhub.expected import expected_files
-from wanhub.opening import MAX_MANIFEST_BYTES
-from wanhub.signature import SIGNATURE, is_signed
+from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
 from wanhub.store import Store
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import ArtifactError, SourceError, UsageError
