@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import wanrun
 from wanhub.address import Address, parse_address, resolved
 from wanhub.atomic import write_atomic
-from wanhub.copy import MARKER, Origin, mark
+from wanhub.copy import MARKER, Origin, mark, read_copied
 from wanhub.expected import expected_files
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
@@ -55,8 +55,10 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
     pinned, at = read_pins(lock_file(cache)).get(asked.text), asked
     if pinned is not None:
         folder = copy_folder(cache, pinned.manifest_digest)
-        at = asked.at(pinned.revision) if pinned.revision else asked
+        at = asked.at(pinned.revision) if pinned.revision and asked.repository else asked
         if (folder / MARKER).is_file():
+            where, remedy = f"the copy {folder}", f"remove {folder}, and run it again"
+            _compare(read_copied(folder, where, remedy), pinned, where, remedy)
             with suppress(OSError):  # one that cannot be written comes from where it came from
                 mark(folder, Origin(at.text, at.url))
             return folder
@@ -115,14 +117,9 @@ def _made(
         raise ArtifactError(
             f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
         ) from None
-    manifest = wanrun.read_manifest(made)
-    if pinned is not None and manifest.manifest_digest != pinned.manifest_digest:
-        raise ArtifactError(
-            f"{asked.text} is another artifact than the one that is pinned",
-            expected=pinned.manifest_digest,
-            found=manifest.manifest_digest,
-            remedy=f"run wanbuild pull {asked.text} to move the pin",
-        )
+    manifest = read_copied(made, place.text, "ask who published it")
+    if pinned is not None:
+        _compare(manifest, pinned, asked.text, f"run wanbuild pull {asked.text} to move the pin")
     expected_files(manifest)  # refuses one whose files would come among weights that copies share
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
@@ -147,6 +144,16 @@ def _made(
     else:
         (folder / SIGNATURE).unlink(missing_ok=True)
     return folder, manifest
+
+
+def _compare(manifest: wanrun.Manifest, pinned: Pin, what: str, remedy: str) -> None:
+    if manifest.manifest_digest != pinned.manifest_digest:
+        raise ArtifactError(
+            f"{what} is another artifact than the one that is pinned",
+            expected=pinned.manifest_digest,
+            found=manifest.manifest_digest,
+            remedy=remedy,
+        )
 
 
 def _digest(component: Any) -> str:

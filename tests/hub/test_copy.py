@@ -269,6 +269,34 @@ def test_an_address_that_changes_is_not_what_was_pinned(
         open_copy(address, cache, quiet)
 
 
+def test_a_pin_is_compared_with_the_copy_that_is_there(
+    two_targets: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Whoever could write the cache, or the lock file, would choose what runs."""
+    address = f"file://{two_targets}"
+    folder = open_copy(address, cache, quiet)
+    pinned = read_pins(cache / "lock.json")[address].manifest_digest
+    manifest = (folder / "manifest.json").read_bytes()
+    changed = read_manifest(folder).changed(tool={"name": "wanbuild", "version": "9"})
+    changed.write(folder)
+    with pytest.raises(
+        ArtifactError, match=f"the copy .* is another .* expected {pinned}; .*; remove .*again"
+    ):
+        open_copy(address, cache, quiet)
+    for damage in (manifest[:-9], manifest.replace(b"sha256:", b"sha256:0", 1), b"[" * 100_000):
+        (folder / "manifest.json").write_bytes(damage)
+        with pytest.raises(ArtifactError, match=rf"manifest\.json of the copy .*remove {folder}") as raised:
+            open_copy(address, cache, quiet)
+        assert "build" not in str(raised.value.remedy)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match=r"is not an artifact; found no manifest\.json; remove"):
+        open_copy(address, cache, quiet)
+    lock = cache / "lock.json"
+    lock.write_text(lock.read_text().replace(pinned, str(two_targets)))
+    with pytest.raises(UsageError, match="is no lock file"):
+        open_copy(address, cache, quiet)
+
+
 def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Path) -> None:
     """The artifact is signed later, and moves."""
     artifact = linked(two_targets, tmp_path / "one")

@@ -68,17 +68,27 @@ def test_the_lock_file_keeps_all_pins(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own" / "wan.lock"))
     lock = lock_file(tmp_path)
     assert lock == tmp_path / "own" / "wan.lock" and read_pins(lock) == {}
-    pins = {f"hf://me/{number}": Pin(COMMIT, f"sha256:{number}") for number in range(20)}
+    pins = {f"hf://me/{number}": Pin(COMMIT, f"sha256:{number:064}") for number in range(20)}
     threads = [threading.Thread(target=pin, args=(lock, *one)) for one in pins.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert read_pins(lock) == pins
-    for text in ("{", '{"a": 1}', '{"a": {"revision": "", "manifest_digest": "", "more": 1}}'):
+    digest = "sha256:" + "0" * 64
+    for text in ("{", '{"a": 1}', f'{{"a": {{"revision": "", "manifest_digest": "{digest}", "more": 1}}}}'):
         lock.write_text(text)
         with pytest.raises(UsageError, match="is no lock file"):
             read_pins(lock)
+    for revision, named in (("main", digest), ("../x", digest), ("", f"{digest}0"), ("", "/a/folder")):
+        lock.write_text(f'{{"a": {{"revision": "{revision}", "manifest_digest": "{named}"}}}}')
+        with pytest.raises(UsageError, match="is no lock file; found Expected `str` matching"):
+            read_pins(lock)
+    for place in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
+        if not place.exists():
+            os.mkfifo(place)
+        with pytest.raises(UsageError, match=r"is no lock file; found (it is not a file|Is a directory)"):
+            read_pins(place)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from wanhub.complete import complete
 from wanhub.copy import MARKER, PartialCopy
 from wanhub.expected import expected_files
 from wanhub.opening import open_newest
-from wanhub.signature import SIGNATURE
+from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import UsageError, unwritable
-from wanrun.files import replace_file, user_cache
+from wanrun.files import read_bounded, replace_file, user_cache
 from wanrun.machine.environment import host_mismatches
 
 Report = Callable[[str], None]
@@ -100,7 +100,7 @@ def _begun(folder: Path, cached: Path) -> Path:
     manifest = (cached / MANIFEST).read_bytes()
     try:
         if (folder / MANIFEST).exists():
-            if (folder / MANIFEST).read_bytes() != manifest:
+            if read_bounded(folder / MANIFEST, MAX_MANIFEST_BYTES) != manifest:
                 raise UsageError(
                     f"{folder} is another artifact, or another revision", remedy="choose a new folder"
                 )
