@@ -21,8 +21,9 @@ import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
 from wanhub.expected import Expected, check_file, check_parameter, expected_files
+from wanhub.reading import Report
 from wanhub.signature import MANIFEST
-from wanhub.store import Store
+from wanhub.store import Store, quiet
 from wanrun.errors import ArtifactError, unwritable
 
 MARKER: Final = ".partial-copy.json"
@@ -92,13 +93,14 @@ class PartialCopy:
 
     Args:
         folder: it has ``MARKER`` and the manifest.
+        report: gets a line about a wait, from any thread.
 
     Raises:
         ArtifactError: if its marker or its manifest is damaged.
         UsageError: as ``Store``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, report: Report = quiet) -> None:
         self.folder, remedy = folder, f"remove {folder}, and fetch it again"
         try:
             origin = msgspec.json.decode(wanrun.read_bounded(folder / MARKER, MAX_MARKER_BYTES), type=Origin)
@@ -109,7 +111,7 @@ class PartialCopy:
         self.address = origin.place
         self.manifest: wanrun.Manifest = read_copied(folder, f"the copy {folder}", remedy)
         self.expected = expected_files(self.manifest)
-        self.store = Store(self.address)
+        self.store = Store(self.address, report)
         self._rows: dict[tuple[str, int], list[bytes]] = {}
 
     def fetch(self, name: str, advance: Progress = lambda _: None) -> bool:
@@ -146,7 +148,8 @@ class PartialCopy:
                     raise
                 part.replace(path)
         except OSError as error:
-            raise unwritable(f"the copy {self.folder}", error, "choose another folder") from error
+            remedy = "set XDG_CACHE_HOME to another folder, or pull it into one (wanbuild pull -o)"
+            raise unwritable(f"the copy {self.folder}", error, remedy) from error
         if expected.parameter is not None:
             self._check_parameter(expected)
         return True
@@ -223,11 +226,11 @@ class PartialCopy:
 
 
 @cache
-def opened_copy(folder: Path) -> PartialCopy:
+def opened_copy(folder: Path, report: Report) -> PartialCopy:
     """Returns the partial copy in a folder, opened once per process; errors are those of ``PartialCopy``."""
-    return PartialCopy(folder)
+    return PartialCopy(folder, report)
 
 
-def fetch(folder: Path, name: str) -> bool:
+def fetch(folder: Path, name: str, report: Report = quiet) -> bool:
     """Fetches a file of the partial copy in a folder: see ``PartialCopy.fetch``."""
-    return opened_copy(folder).fetch(name)
+    return opened_copy(folder, report).fetch(name)

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import wanrun
-from wanhub.address import Address, parse_address, resolved
+from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
 from wanhub.copy import MARKER, Origin, mark, read_copied
 from wanhub.expected import expected_files
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
+from wanhub.reading import Report
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
-from wanhub.store import Store
+from wanhub.store import Store, quiet, resolved
 from wanrun.errors import ArtifactError, unwritable
-
-Report = Callable[[str], None]
 
 
 class Opened(NamedTuple):
@@ -45,7 +44,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
     Args:
         text: the address.
         cache: the folder of copies, and of the lock file that ``WANRUN_LOCK`` does not name.
-        report: gets a line for a revision that was not pinned before.
+        report: gets a line for a revision that was not pinned before, and one about a wait.
 
     Raises:
         ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
@@ -62,22 +61,22 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
             with suppress(OSError):  # one that cannot be written comes from where it came from
                 mark(folder, Origin(at.text, at.url))
             return folder
-    opened = _opened(asked, at, cache, pinned)
+    opened = _opened(asked, at, cache, pinned, report)
     opened.pin(report)
     return opened.folder
 
 
-def open_newest(text: str, cache: Path) -> Opened:
+def open_newest(text: str, cache: Path, report: Report = quiet) -> Opened:
     """Makes a partial copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
     asked, lock = parse_address(text), lock_file(cache)
     with held(lock):  # it is written last: a fault of it is told of before anything comes
         read_pins(lock)
-    return _opened(asked, asked, cache, None)
+    return _opened(asked, asked, cache, None, report)
 
 
-def _opened(asked: Address, at: Address, cache: Path, pinned: Pin | None) -> Opened:
-    place = resolved(at)
-    folder, manifest = _copied(place, at, cache, pinned)
+def _opened(asked: Address, at: Address, cache: Path, pinned: Pin | None, report: Report) -> Opened:
+    place = resolved(at, report)
+    folder, manifest = _copied(place, at, cache, pinned, report)
     value = Pin(place.revision, manifest.manifest_digest)
 
     def settle(report: Report) -> None:
@@ -94,13 +93,15 @@ def copy_folder(cache: Path, manifest_digest: str) -> Path:
     return cache / manifest_digest.removeprefix("sha256:")[:32]
 
 
-def _copied(place: Address, asked: Address, cache: Path, pinned: Pin | None) -> tuple[Path, wanrun.Manifest]:
+def _copied(
+    place: Address, asked: Address, cache: Path, pinned: Pin | None, report: Report
+) -> tuple[Path, wanrun.Manifest]:
     """Fetches the manifest, and makes the copy unless it is there."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
         try:
-            return _made(place, asked, cache, pinned, made)
+            return _made(Store(place, report), place, asked, cache, pinned, made)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
@@ -108,11 +109,10 @@ def _copied(place: Address, asked: Address, cache: Path, pinned: Pin | None) -> 
 
 
 def _made(
-    place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
+    store: Store, place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
 ) -> tuple[Path, wanrun.Manifest]:
-    store = Store(place)
     try:
-        (made / MANIFEST).write_bytes(store.read(MANIFEST, 0, MAX_MANIFEST_BYTES))
+        (made / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         raise ArtifactError(
             f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
@@ -123,7 +123,7 @@ def _made(
     expected_files(manifest)  # refuses one whose files would come among weights that copies share
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
-        signature = store.read(SIGNATURE, 0, MAX_SIGNATURE_BYTES)
+        signature = store.small(SIGNATURE, MAX_SIGNATURE_BYTES)
     except FileNotFoundError:  # most artifacts are not signed
         signature = b""
     if not (folder / MARKER).is_file():

@@ -85,10 +85,11 @@ def check_signature(folder: Path, public_key: Path) -> None:
             config.verify(alone, signature)  # all that was signed, and nothing else
         except Exception as error:  # the library's own, those of JSON, protobuf and cryptography
             other = "Signature mismatch" in str(error)
+            said = " ".join(str(error).split()).replace(str(alone.parent), str(folder))
             raise ArtifactError(
                 f"the signature of {folder} does not fit",
                 expected=f"one of its {MANIFEST} with the key {public_key}",
-                found="one of another manifest" if other else " ".join(str(error).split())[:200],
+                found="one of another manifest" if other else said[:200],
                 remedy="do not run it; ask its maker",
             ) from None
 

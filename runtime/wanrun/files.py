@@ -102,7 +102,7 @@ def _fetched(path: Path) -> bool:
         if (folder / PARTIAL_COPY).is_file():
             from wanhub.copy import fetch
 
-            return fetch(folder, path.relative_to(folder).as_posix())
+            return fetch(folder, path.relative_to(folder).as_posix(), print_error)
     return False
 
 

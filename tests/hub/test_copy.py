@@ -20,7 +20,7 @@ from helpers.damage import flip, linked
 from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
 from wanbuild.cli import wanbuild
-from wanhub import store
+from wanhub import reading
 from wanhub.complete import complete
 from wanhub.copy import PartialCopy, fetch
 from wanhub.opening import open_copy, open_newest
@@ -177,7 +177,7 @@ def test_a_cut_connection_resumes(
     published: UploadHub, cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
-    monkeypatch.setattr(store, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(reading, "RETRY_SECONDS", (0.01, 0.01))
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
     name = weight(copy.manifest)
     published.forget()

@@ -19,11 +19,12 @@ import wanserve.cli
 from helpers.damage import flip, linked, own
 from wanbuild.cli import wanbuild
 from wanhub import copy, expected
-from wanhub.address import parse_address, resolved
+from wanhub.address import parse_address
 from wanhub.atomic import write_atomic
 from wanhub.expected import Expected, check_there, expected_files, together
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
 from wanhub.signature import KEY_PASSWORD, SIGNATURE, check_signature, is_signed, signer
+from wanhub.store import resolved
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun as wanrun_command

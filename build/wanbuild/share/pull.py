@@ -54,13 +54,13 @@ def pull(request: PullRequest, report: Report) -> Path:
     """
     if request.targets and request.whole:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
-    opened = open_newest(request.address, user_cache() / "artifacts")
+    opened = open_newest(request.address, user_cache() / "artifacts", report)
     folder, manifest = opened.folder, read_manifest(opened.folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
     chosen = with_targets(manifest, folder, names)
     if request.folder is not None:
         folder = _begun(request.folder, folder)
-    copy = PartialCopy(folder)
+    copy = PartialCopy(folder, report)
     files = expected_files(chosen)
     with Progress(sum(one.nbytes or 0 for one in files.values()), "fetch") as progress:
         complete(copy, files.keys(), progress.advance)
