@@ -155,11 +155,12 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     name = None if run.latents is None else run.latents.name
     influences = origin_of(artifact) | influences_of(noise, name)
     maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims, store)
-    if many:
-        _check_names(maker, entries)
-    jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
-    check_encoder(video for job in jobs for video in job.videos)
-    jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
+    with contextlib.nullcontext() if store is None else store.naming(bad):
+        if many:
+            _check_names(maker, entries)
+        jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
+        check_encoder(video for job in jobs for video in job.videos)
+        jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
     return Worklist(
         manifest,
         [job for job in jobs if not job.finished],
