@@ -142,11 +142,12 @@ def _use(key: Path, kind: str, use: Callable[[Path], object]) -> None:
         with wanrun.open_regular(key, MAX_KEY_BYTES) as file:
             use(Path(f"/dev/fd/{file.fileno()}"))
     except Exception as error:  # the library's own, and those of cryptography
+        found = (getattr(error, "strerror", None) or str(error))[:200]
         locked = f"if it is encrypted, set {KEY_PASSWORD}; or " if kind == "private" else ""
         raise UsageError(
             f"{key} cannot be used as a {kind} key",
             expected="an elliptic curve key (P-256, P-384 or P-521), PEM",
-            found="a key of another kind" if isinstance(error, AttributeError) else str(error)[:200],
+            found="a key of another kind" if isinstance(error, AttributeError) else found,
             remedy=f"{locked}make one: openssl ecparam -genkey -name prime256v1 -noout -out key.pem;"
             " openssl ec -in key.pem -pubout -out key.pub",
         ) from None
