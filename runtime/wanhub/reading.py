@@ -151,7 +151,7 @@ class Reader:
                 before = nbytes
                 waits += 1
                 if (silent or seconds) and waits & (waits - 1) == 0:  # at first, and then ever more rarely
-                    self._tell(f"waiting for {name} of {self._address.text}: {_said(came, waited)}")
+                    self._tell(f"waiting: {name} of {self._address.text}, {_said(came, waited)}")
                 if came is not None and silent >= SILENT_WAITS:
                     raise _SilentError(_said(came, waited))
                 if waited > most:

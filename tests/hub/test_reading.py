@@ -101,7 +101,7 @@ def test_a_wait_has_an_end_and_says_what_it_waits_for(server: Strange, tmp_path:
         ):
             open_copy(address, tmp_path, lines.append)
         assert 3 <= len(lines) <= 6 and time.monotonic() - begun < 8  # the server would wait for 10 s
-        assert lines[0].startswith(f"waiting for manifest.json of {address}: ")
+        assert lines[0].startswith(f"waiting: manifest.json of {address}, ")
 
 
 def test_the_hub_is_bounded_too(server: Strange, monkeypatch: pytest.MonkeyPatch) -> None:
