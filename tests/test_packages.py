@@ -38,7 +38,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "runtime/wanfleet": ("outbox shard", "ray"),
         "runtime/wanhub": (
             "address atomic expected",
-            "pins signature store",
+            "pins reading signature",
+            "store",
             "copy",
             "complete opening",
         ),

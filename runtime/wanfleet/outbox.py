@@ -9,11 +9,12 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from wanrun.errors import UsageError, unwritable
+import wanrun
+from wanrun.errors import UsageError, WanError, unwritable
 
 SCHEMES: Final = ("gs", "s3", "memory")
 _URL: Final = re.compile(r"file:///+[^/]|(?!file:)\w+://[^/]")
@@ -67,18 +68,20 @@ class Outbox:
         """Returns a small file's bytes; None if there is no such file.
 
         Raises:
-            UsageError: if it cannot be read, for example without credentials.
+            UsageError: if it cannot be read, for example without credentials, or has more than ``MAX_BYTES``.
         """
         where = self.where(name)
         try:
             if self._files is None:
-                with self._here(name).open("rb") as file:
-                    return file.read(MAX_BYTES)
-            return bytes(self._files.cat_file(where)[:MAX_BYTES])
+                return wanrun.read_bounded(self._here(name), MAX_BYTES)
+            data = bytes(self._files.cat_file(where, start=0, end=MAX_BYTES + 1))
         except FileNotFoundError:
             return None
         except Exception as error:  # each object store's packages have their own
             raise self._failed(where, "read", error) from error
+        if len(data) > MAX_BYTES:
+            raise UsageError(f"{where} cannot be read", found=f"it is larger than {MAX_BYTES} bytes")
+        return data
 
     def put(self, path: Path, name: str, overwrite: bool = False) -> bool:
         """Copies a file there, with ``overwrite`` over one of this name.
@@ -241,6 +244,22 @@ class VideoStore(Outbox):
         if "/" in name or not name:
             raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
         return str(self._folder / name)
+
+    @contextlib.contextmanager
+    def naming(self, errors: dict[int, WanError]) -> Iterator[None]:
+        """Names the URL in errors that are raised or noted meanwhile: nobody has heard of the folder here."""
+        try:
+            yield
+        except WanError as error:
+            raise self._named(error) from error
+        errors.update({index: self._named(error) for index, error in errors.items()})
+
+    def _named(self, error: WanError) -> WanError:
+        parts = (error.what, error.expected, error.found, error.remedy)
+        what, expected, found, remedy = (
+            part if part is None else str(part).replace(f"{self._folder}/", self.where("")) for part in parts
+        )
+        return type(error)(what or "", expected=expected, found=found, remedy=remedy)
 
     def record(self, name: str) -> dict[str, Any] | None:
         """Returns how a video was made, or was to be, empty if that is not told; None if there is no record.

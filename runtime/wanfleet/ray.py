@@ -19,11 +19,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import wanrun
 from wanfleet.outbox import Outbox
-from wanrun.errors import ArtifactError, UsageError, WanError
+from wanrun.errors import ArtifactError, UsageError, WanError, quoted
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -35,6 +35,13 @@ _MEDIA: Final = frozenset(inspect.signature(wanrun.Media).parameters)
 """The options that ``wanrun.Media`` has."""
 
 Row = dict[str, Any]
+
+
+class _Record(NamedTuple):
+    """How the videos of a row were made, as JSON, and their names."""
+
+    text: str
+    videos: Sequence[str]
 
 
 class VideoMaker:
@@ -92,11 +99,11 @@ class VideoMaker:
             return {"error": str(error)}
         inputs = generation.read_media()
         request = _request(generation, inputs, bool(drawn))
-        name = str(row.get("output") or request[:16])
-        if "/" in name or name.startswith("."):
-            raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
+        name = row.get("output") or request[:16]
+        if not isinstance(name, str) or "/" in name or name.startswith("."):
+            raise UsageError(f"{quoted(name)} is no name of a video", expected="a name without a folder")
         begun = self._begun(name, request)
-        if begun is not None and self._is_whole(begun):
+        if begun is not None and all(map(self._outbox.has, begun.videos)):
             return self._told(begun)
         if drawn:  # the same for each worker that gets the row
             generation = self._resolved(asked | dict.fromkeys(drawn, int(_digest([request, name])[:8], 16)))
@@ -115,12 +122,13 @@ class VideoMaker:
 
     def _delivered(self, name: str, files: Sequence[Path], facts: Row) -> Row:
         """Puts the videos of a row there, after their record: one without a record is not of a row."""
+        told = _Record(json.dumps(facts, sort_keys=True, default=str), facts["videos"])
         record = files[0].with_name("record")
-        record.write_text(json.dumps(facts, sort_keys=True, default=str))
+        record.write_text(told.text)
         foreign = self._outbox.begin(
             record,
             f"{name}.json",
-            [file.name for file in files],
+            told.videos,
             lambda: self._begun(name, facts["request"]) is not None,
         )
         if foreign is not None:
@@ -128,9 +136,9 @@ class VideoMaker:
                 f"{self._outbox.where(foreign)} is there, and has no record", remedy="choose another output"
             )
         made = [self._outbox.put_video(file) for file in files]
-        return self._told(facts) | {"made": any(made)}
+        return self._told(told) | {"made": any(made)}
 
-    def _begun(self, name: str, request: str) -> Row | None:
+    def _begun(self, name: str, request: str) -> _Record | None:
         """Returns the record of a row; None if there is none.
 
         Raises:
@@ -141,21 +149,18 @@ class VideoMaker:
             return None
         try:
             facts = json.loads(record)
-            if facts["request"] == request:
-                return dict(facts)
-        except (ValueError, LookupError, TypeError):
+            videos = facts["videos"]
+            if facts["request"] == request and all("/" not in video for video in videos):
+                return _Record(record.decode(), videos)
+        except (ValueError, LookupError, TypeError, RecursionError):
             pass
         raise UsageError(
             f"{self._outbox.where(name)} is there, and was made otherwise", remedy="choose another output"
         )
 
-    def _is_whole(self, facts: Row) -> bool:
-        return all(map(self._outbox.has, facts["videos"]))
-
-    def _told(self, facts: Row) -> Row:
+    def _told(self, record: _Record) -> Row:
         """Returns what is added to a row."""
-        videos = [self._outbox.where(one) for one in facts["videos"]]
-        return {"videos": videos, "metadata": json.dumps(facts, sort_keys=True, default=str)}
+        return {"videos": [self._outbox.where(one) for one in record.videos], "metadata": record.text}
 
 
 def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:

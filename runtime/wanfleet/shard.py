@@ -2,7 +2,7 @@
 
 | scheduler | this job's number | how many jobs there are |
 |---|---|---|
-| Kubernetes, Indexed Job | JOB_COMPLETION_INDEX | not told |
+| Kubernetes, Indexed Job | JOB_COMPLETION_INDEX | JOB_COMPLETIONS, which docs/deploy's Job sets |
 | Slurm, array | SLURM_ARRAY_TASK_ID, from .._MIN on in steps of .._STEP | SLURM_ARRAY_TASK_COUNT |
 | SkyPilot, jobs of a pool | SKYPILOT_JOB_RANK | SKYPILOT_NUM_JOBS |
 | AWS Batch, array | AWS_BATCH_JOB_ARRAY_INDEX | AWS_BATCH_JOB_ARRAY_SIZE |
@@ -21,6 +21,9 @@ from typing import Final, NamedTuple
 
 from wanrun.errors import UsageError
 
+AUTO: Final = "auto"
+"""The share that a scheduler's variables tell."""
+
 MOST: Final = 10**6
 """The largest number of jobs."""
 
@@ -29,14 +32,14 @@ class _Array(NamedTuple):
     """The variables of a scheduler's array of jobs."""
 
     number: str
-    size: str = ""
+    size: str
     first: str = ""
     step: str = ""
 
 
 _SLURM: Final = "SLURM_ARRAY_TASK"
 ARRAYS: Final = (
-    _Array("JOB_COMPLETION_INDEX"),
+    _Array("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),
     _Array(f"{_SLURM}_ID", f"{_SLURM}_COUNT", f"{_SLURM}_MIN", f"{_SLURM}_STEP"),
     _Array("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS"),
     _Array("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
@@ -76,39 +79,46 @@ class Shard:
         return f"shard {self.number}/{self.count}" + (f" ({self.variable})" if self.variable else "")
 
 
-def find_shard(given: str | None, environment: Mapping[str, str]) -> Shard | None:
-    """Returns the share of this job; None if all prompts are its own.
+def find_shard(given: str, environment: Mapping[str, str]) -> Shard:
+    """Returns the share of this job.
 
     Args:
-        given: ``I/N``, or ``N`` where a scheduler's variable tells I; None where it tells both.
+        given: ``I/N``, or ``AUTO`` where a scheduler's variables tell both.
         environment: the variables.
 
     Raises:
-        UsageError: for another form, a number out of range, or if a scheduler tells a part and not the rest.
+        UsageError: for another form, a number out of range, or if no scheduler tells both numbers.
     """
-    form = re.fullmatch(r"(?:([0-9]{1,9})/)?([0-9]{1,9})", given or "")
-    if given is not None and form is None:
-        raise UsageError("--shard is no share", expected="I/N, with I from 0, or N", found=given[:80])
-    if form is not None and form[1] is not None:
+    if (form := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", given)) is not None:
         return Shard(int(form[1]), int(form[2]))
-    array = next((one for one in ARRAYS if one.number in environment), None)
+    if given != AUTO:
+        raise UsageError("--shard is no share", expected=f"I/N, with I from 0, or {AUTO}", found=given[:80])
+    array = _array(environment)
     if array is None:
-        if form is None:
-            return None
         raise UsageError(
-            f"--shard {given} does not say which of {given} jobs this is",
-            expected="I/N, or one of " + ", ".join(one.number for one in ARRAYS),
+            f"--shard {AUTO} finds no number of this job",
+            expected="one of " + ", ".join(one.number for one in ARRAYS),
+            remedy="pass --shard I/N, or leave it out to make all prompts",
         )
-    count = environment.get(array.size)
-    if form is None and count is None:
+    if array.size not in environment:
         raise UsageError(
             f"{array.number} is set, and how many jobs there are is not told",
-            remedy="pass --shard N, or --shard 0/1 if this job makes all prompts",
+            expected=array.size,
+            remedy="set it, or pass --shard I/N",
         )
     number = _number(environment, array.number) - _number(environment, array.first, 0)
     step = max(1, _number(environment, array.step, 1))
-    told = int(form[2]) if form is not None else _number(environment, array.size)
-    return Shard(number // step, told, array.number)
+    return Shard(number // step, _number(environment, array.size), array.number)
+
+
+def told_number(environment: Mapping[str, str]) -> str:
+    """Returns the variable in which a scheduler tells this job's number; empty if there is none."""
+    array = _array(environment)
+    return "" if array is None else array.number
+
+
+def _array(environment: Mapping[str, str]) -> _Array | None:
+    return next((one for one in ARRAYS if one.number in environment), None)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -39,7 +39,7 @@ class Address:
     @property
     def fixed(self) -> bool:
         """Whether the address names a commit, which never changes."""
-        return _COMMIT.fullmatch(self.revision) is not None
+        return is_commit(self.revision)
 
     def at(self, revision: str) -> Address:
         """Returns the address of a revision of the repository."""
@@ -70,25 +70,16 @@ def parse_address(text: str) -> Address:
     return Address(told, urlunsplit(plain) if url.scheme in ("http", "https") else told)
 
 
-def resolved(address: Address) -> Address:
-    """Returns the address at the commit that a repository's branch or tag is at now; of a URL the same.
+def is_commit(text: str) -> bool:
+    """Whether a text is the name of a commit."""
+    return _COMMIT.fullmatch(text) is not None
 
-    Raises:
-        ArtifactError: if the hub does not answer, or has no such repository or revision.
-    """
-    if not address.repository or address.fixed:
-        return address
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
-    try:
-        found = HfApi().repo_info(address.repository, revision=address.revision or "main", timeout=20)
-    except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
-        raise unreachable(address.text, error) from None
-    commit = str(found.sha)
-    if _COMMIT.fullmatch(commit) is None:
-        raise ArtifactError(f"{address.text} answers as no hub does", expected="a commit", found=commit[:80])
-    return address.at(commit)
+def is_offline() -> bool:
+    """Whether huggingface_hub is told to ask for nothing."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 class UnreachableError(ArtifactError):
@@ -97,18 +88,21 @@ class UnreachableError(ArtifactError):
     exit_code = 1
 
 
-def unreachable(text: str, error: Exception) -> ArtifactError:
-    """Returns the error of an artifact that cannot be asked for."""
-    answer = getattr(error, "response", None)
-    if answer is not None and answer.status_code in (401, 403, 404):
-        return ArtifactError(
-            f"there is no {text}, or it may not be read",
-            found=f"HTTP {answer.status_code}",
-            remedy="check the name and the revision; if it is private or gated, log in (hf auth login) or set"
-            " HF_TOKEN",
-        )
+def no_such(address: Address, status: int) -> ArtifactError:
+    """Returns the error of a repository that is not there, or that somebody else may read."""
+    return ArtifactError(
+        f"there is no {address.text}, or it may not be read",
+        found=f"HTTP {status}",
+        remedy="check the name and the revision; if it is private or gated, log in (hf auth login) or set"
+        " HF_TOKEN",
+    )
+
+
+def unreachable(address: Address, name: str, found: str) -> UnreachableError:
+    """Returns the error of a file that cannot be asked for."""
+    check = "the network and HF_ENDPOINT" if address.repository else "the address and the network"
     return UnreachableError(
-        f"{text} does not answer",
-        found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300],
-        remedy="check the network and HF_ENDPOINT, and try again; what was fetched before runs offline",
+        f"{address.text} ({name}) does not answer",
+        found=found,
+        remedy=f"check {check}, and try again; what was fetched before runs offline",
     )

@@ -21,12 +21,16 @@ import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
 from wanhub.expected import Expected, check_file, check_parameter, expected_files
-from wanhub.store import Store
+from wanhub.reading import Report
+from wanhub.signature import MANIFEST
+from wanhub.store import Store, quiet
 from wanrun.errors import ArtifactError, unwritable
 
 MARKER: Final = ".partial-copy.json"
 RANGE_BYTES: Final = 2**23
 """Asked for at a time. What came stays if the connection or the process ends."""
+
+MAX_MARKER_BYTES: Final = 2**16
 
 MAX_BYTES: Final = 2**30
 """Of a file whose size the manifest does not say; the largest real one, a tokenizer, has 17 MB."""
@@ -58,9 +62,30 @@ def mark(folder: Path, origin: Origin) -> None:
     What is not the address may be a key: then it is for the user's eyes alone.
     """
     marker, data = folder / MARKER, msgspec.json.encode(origin)
-    if not marker.exists() or marker.read_bytes() != data:
+    if not marker.exists() or wanrun.read_bounded(marker, MAX_MARKER_BYTES) != data:
         write_atomic(marker, data, 0o644 if origin.url in origin.address else 0o600)
         opened_copy.cache_clear()
+
+
+def read_copied(folder: Path, where: str, remedy: str) -> wanrun.Manifest:
+    """Reads a manifest that comes from elsewhere.
+
+    Args:
+        folder: where it is now.
+        where: what a message names in the place of the folder.
+        remedy: what to do if it is none: to build it again is for somebody else.
+
+    Raises:
+        ArtifactError: as ``wanrun.read_manifest``.
+    """
+    try:
+        if not (folder / MANIFEST).exists():  # whoever opens it would ask for it here
+            raise ArtifactError(f"{folder} is not an artifact", found=f"no {MANIFEST}")
+        return wanrun.read_manifest(folder)
+    except ArtifactError as error:
+        what = error.what.replace(str(folder / MANIFEST), f"{MANIFEST} of {where}")
+        what = what.replace(str(folder), where)
+        raise ArtifactError(what, expected=error.expected, found=error.found, remedy=remedy) from None
 
 
 class PartialCopy:
@@ -68,22 +93,25 @@ class PartialCopy:
 
     Args:
         folder: it has ``MARKER`` and the manifest.
+        report: gets a line about a wait, from any thread.
 
     Raises:
         ArtifactError: if its marker or its manifest is damaged.
         UsageError: as ``Store``.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, report: Report = quiet) -> None:
+        self.folder, remedy = folder, f"remove {folder}, and fetch it again"
         try:
-            origin = msgspec.json.decode((folder / MARKER).read_bytes(), type=Origin)
+            origin = msgspec.json.decode(wanrun.read_bounded(folder / MARKER, MAX_MARKER_BYTES), type=Origin)
         except (OSError, ValueError) as error:
-            raise ArtifactError(f"{folder / MARKER} is damaged", found=str(error)[:200]) from None
+            raise ArtifactError(
+                f"{folder / MARKER} is damaged", found=str(error)[:200], remedy=remedy
+            ) from None
         self.address = origin.place
-        self.manifest: wanrun.Manifest = wanrun.read_manifest(folder)
+        self.manifest: wanrun.Manifest = read_copied(folder, f"the copy {folder}", remedy)
         self.expected = expected_files(self.manifest)
-        self.store = Store(self.address)
+        self.store = Store(self.address, report)
         self._rows: dict[tuple[str, int], list[bytes]] = {}
 
     def fetch(self, name: str, advance: Progress = lambda _: None) -> bool:
@@ -120,7 +148,8 @@ class PartialCopy:
                     raise
                 part.replace(path)
         except OSError as error:
-            raise unwritable(f"the copy {self.folder}", error, "choose another folder") from error
+            remedy = "set XDG_CACHE_HOME to another folder, or pull it into one (wanbuild pull -o)"
+            raise unwritable(f"the copy {self.folder}", error, remedy) from error
         if expected.parameter is not None:
             self._check_parameter(expected)
         return True
@@ -197,11 +226,11 @@ class PartialCopy:
 
 
 @cache
-def opened_copy(folder: Path) -> PartialCopy:
+def opened_copy(folder: Path, report: Report) -> PartialCopy:
     """Returns the partial copy in a folder, opened once per process; errors are those of ``PartialCopy``."""
-    return PartialCopy(folder)
+    return PartialCopy(folder, report)
 
 
-def fetch(folder: Path, name: str) -> bool:
+def fetch(folder: Path, name: str, report: Report = quiet) -> bool:
     """Fetches a file of the partial copy in a folder: see ``PartialCopy.fetch``."""
-    return opened_copy(folder).fetch(name)
+    return opened_copy(folder, report).fetch(name)

@@ -118,7 +118,7 @@ def check_file(path: Path, what: str, expected: Expected) -> list[bytes]:
         raise ArtifactError(f"{what} is damaged", expected=f"{expected.nbytes} bytes", found=f"{size} bytes")
     if expected.parameter is not None:
         return _row_digests(path, what, expected.parameter[1])
-    with path.open("rb") as file:
+    with wanrun.open_regular(path) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected.sha256:
         raise _damaged(what, expected.sha256, found)
@@ -181,7 +181,7 @@ def check_there(folder: Path, group: Sequence[str], expected: Mapping[str, Expec
 def _row_digests(path: Path, what: str, parameter: Any) -> list[bytes]:
     """Returns the sha256 digest of each row of a chunk file, whose own crc32c must fit."""
     layout, digests, checksum = parameter.layout, list[bytes](), 0
-    with path.open("rb") as file:
+    with wanrun.open_regular(path) as file:
         for _ in range(layout.rows_per_chunk):
             digest, left = hashlib.sha256(), layout.row_bytes
             while block := file.read(min(left, BLOCK_BYTES)):

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import wanrun
-from wanhub.address import Address, parse_address, resolved
+from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
-from wanhub.copy import MARKER, Origin, mark
+from wanhub.copy import MARKER, Origin, mark, read_copied
 from wanhub.expected import expected_files
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
-from wanhub.signature import MANIFEST, SIGNATURE
-from wanhub.store import Store
+from wanhub.reading import Report
+from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
+from wanhub.store import Store, quiet, resolved
 from wanrun.errors import ArtifactError, unwritable
-
-MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES = 2**26, 2**20
-Report = Callable[[str], None]
 
 
 class Opened(NamedTuple):
@@ -46,7 +44,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
     Args:
         text: the address.
         cache: the folder of copies, and of the lock file that ``WANRUN_LOCK`` does not name.
-        report: gets a line for a revision that was not pinned before.
+        report: gets a line for a revision that was not pinned before, and one about a wait.
 
     Raises:
         ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
@@ -56,27 +54,29 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
     pinned, at = read_pins(lock_file(cache)).get(asked.text), asked
     if pinned is not None:
         folder = copy_folder(cache, pinned.manifest_digest)
-        at = asked.at(pinned.revision) if pinned.revision else asked
+        at = asked.at(pinned.revision) if pinned.revision and asked.repository else asked
         if (folder / MARKER).is_file():
+            where, remedy = f"the copy {folder}", f"remove {folder}, and run it again"
+            _compare(read_copied(folder, where, remedy), pinned, where, remedy)
             with suppress(OSError):  # one that cannot be written comes from where it came from
                 mark(folder, Origin(at.text, at.url))
             return folder
-    opened = _opened(asked, at, cache, pinned)
+    opened = _opened(asked, at, cache, pinned, report)
     opened.pin(report)
     return opened.folder
 
 
-def open_newest(text: str, cache: Path) -> Opened:
+def open_newest(text: str, cache: Path, report: Report = quiet) -> Opened:
     """Makes a partial copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
     asked, lock = parse_address(text), lock_file(cache)
     with held(lock):  # it is written last: a fault of it is told of before anything comes
         read_pins(lock)
-    return _opened(asked, asked, cache, None)
+    return _opened(asked, asked, cache, None, report)
 
 
-def _opened(asked: Address, at: Address, cache: Path, pinned: Pin | None) -> Opened:
-    place = resolved(at)
-    folder, manifest = _copied(place, at, cache, pinned)
+def _opened(asked: Address, at: Address, cache: Path, pinned: Pin | None, report: Report) -> Opened:
+    place = resolved(at, report)
+    folder, manifest = _copied(place, at, cache, pinned, report)
     value = Pin(place.revision, manifest.manifest_digest)
 
     def settle(report: Report) -> None:
@@ -93,13 +93,15 @@ def copy_folder(cache: Path, manifest_digest: str) -> Path:
     return cache / manifest_digest.removeprefix("sha256:")[:32]
 
 
-def _copied(place: Address, asked: Address, cache: Path, pinned: Pin | None) -> tuple[Path, wanrun.Manifest]:
+def _copied(
+    place: Address, asked: Address, cache: Path, pinned: Pin | None, report: Report
+) -> tuple[Path, wanrun.Manifest]:
     """Fetches the manifest, and makes the copy unless it is there."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
         try:
-            return _made(place, asked, cache, pinned, made)
+            return _made(Store(place, report), place, asked, cache, pinned, made)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
@@ -107,27 +109,21 @@ def _copied(place: Address, asked: Address, cache: Path, pinned: Pin | None) -> 
 
 
 def _made(
-    place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
+    store: Store, place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
 ) -> tuple[Path, wanrun.Manifest]:
-    store = Store(place)
     try:
-        (made / MANIFEST).write_bytes(store.read(MANIFEST, 0, MAX_MANIFEST_BYTES))
+        (made / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         raise ArtifactError(
             f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
         ) from None
-    manifest = wanrun.read_manifest(made)
-    if pinned is not None and manifest.manifest_digest != pinned.manifest_digest:
-        raise ArtifactError(
-            f"{asked.text} is another artifact than the one that is pinned",
-            expected=pinned.manifest_digest,
-            found=manifest.manifest_digest,
-            remedy=f"run wanbuild pull {asked.text} to move the pin",
-        )
+    manifest = read_copied(made, place.text, "ask who published it")
+    if pinned is not None:
+        _compare(manifest, pinned, asked.text, f"run wanbuild pull {asked.text} to move the pin")
     expected_files(manifest)  # refuses one whose files would come among weights that copies share
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
-        signature = store.read(SIGNATURE, 0, MAX_SIGNATURE_BYTES)
+        signature = store.small(SIGNATURE, MAX_SIGNATURE_BYTES)
     except FileNotFoundError:  # most artifacts are not signed
         signature = b""
     if not (folder / MARKER).is_file():
@@ -148,6 +144,16 @@ def _made(
     else:
         (folder / SIGNATURE).unlink(missing_ok=True)
     return folder, manifest
+
+
+def _compare(manifest: wanrun.Manifest, pinned: Pin, what: str, remedy: str) -> None:
+    if manifest.manifest_digest != pinned.manifest_digest:
+        raise ArtifactError(
+            f"{what} is another artifact than the one that is pinned",
+            expected=pinned.manifest_digest,
+            found=manifest.manifest_digest,
+            remedy=remedy,
+        )
 
 
 def _digest(component: Any) -> str:

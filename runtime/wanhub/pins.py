@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
+import wanrun
 from wanhub.atomic import write_atomic
 from wanrun.errors import UsageError, unwritable
 
@@ -28,8 +29,8 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         manifest_digest: the artifact's, which covers all of it.
     """
 
-    revision: str
-    manifest_digest: str
+    revision: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{40})?\Z")]
+    manifest_digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 
 
 def lock_file(cache: Path) -> Path:
@@ -44,13 +45,14 @@ def read_pins(path: Path) -> Mapping[str, Pin]:
         UsageError: if it is something else.
     """
     try:
-        if not path.exists():
-            return {}
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES), type=dict[str, Pin])
+        return msgspec.json.decode(wanrun.read_bounded(path, MAX_BYTES), type=dict[str, Pin])
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} is no lock file", found=str(error)[:200], remedy=f"remove it, or set {VARIABLE}"
+            f"{path} is no lock file",
+            found=(getattr(error, "strerror", None) or str(error))[:200],
+            remedy=f"set {VARIABLE} to another, or remove this one",
         ) from None
 
 
@@ -77,7 +79,7 @@ def held(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(f".{path.name}.held").open("wb") as file:
+        with path.with_name(f".{path.name}.held").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:

@@ -11,43 +11,55 @@ import base64
 import contextlib
 import hashlib
 import json
-import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import wanrun
 from wanhub.atomic import write_atomic
 from wanrun.errors import ArtifactError, UsageError, unwritable
 
 SIGNATURE: Final = "model.sig"
 MANIFEST: Final = "manifest.json"
+MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, MAX_KEY_BYTES = 2**26, 2**20, 2**16
+
+KEY_PASSWORD: Final = "WANBUILD_KEY_PASSWORD"
+"""The environment variable with the password of an encrypted key."""
 
 
-def sign(folder: Path, private_key: Path, password: str | None = None) -> None:
-    """Signs an artifact's manifest, and puts the signature beside it.
+Signer = Callable[[Path], None]
+"""Signs the manifest of an artifact's folder, and puts the signature beside it."""
+
+
+def signer(private_key: Path, password: str | None = None) -> Signer:
+    """Reads a key, and returns what signs with it.
 
     Args:
-        folder: the artifact's folder.
         private_key: an elliptic curve key, PEM.
         password: of an encrypted key.
 
+    Returns:
+        A function of the artifact's folder. It raises ArtifactError if there is no artifact, and UsageError
+        if the signature cannot be written.
+
     Raises:
-        UsageError: if the key is none, or the signature cannot be written.
+        UsageError: if the key is none.
     """
-    library = _library()
-    with _manifest_alone(folder) as (alone, signature):
+    config = _library().signing.Config()
+    secret = None if password is None else password.encode()
+    _use(private_key, "private", lambda key: config.use_elliptic_key_signer(private_key=key, password=secret))
+
+    def sign(folder: Path) -> None:
         try:
-            config = library.signing.Config()
-            config.use_elliptic_key_signer(private_key=private_key, password=password)
-            config.sign(alone, signature)
-            data = signature.read_bytes()
-        except (OSError, ValueError, TypeError) as error:
-            raise _unusable(private_key, "private", error) from None
-    try:
-        write_atomic(folder / SIGNATURE, data)
-    except OSError as error:
-        raise unwritable(f"the signature {folder / SIGNATURE}", error) from error
+            with _manifest_alone(folder) as (alone, signature):
+                config.sign(alone, signature)
+                data = signature.read_bytes()
+            write_atomic(folder / SIGNATURE, data)
+        except OSError as error:
+            raise unwritable(f"the signature {folder / SIGNATURE}", error) from error
+
+    return sign
 
 
 def check_signature(folder: Path, public_key: Path) -> None:
@@ -57,14 +69,11 @@ def check_signature(folder: Path, public_key: Path) -> None:
         ArtifactError: if there is no signature, or it is of another manifest or by another key.
         UsageError: if the key is none.
     """
-    library = _library()
-    try:
-        config = library.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except (OSError, ValueError, TypeError) as error:
-        raise _unusable(public_key, "public", error) from None
+    config = _library().verifying.Config()
+    _use(public_key, "public", lambda key: config.use_elliptic_key_verifier(public_key=key))
     with _manifest_alone(folder) as (alone, signature):
         try:
-            shutil.copyfile(folder / SIGNATURE, signature)
+            signature.write_bytes(wanrun.read_bounded(folder / SIGNATURE, MAX_SIGNATURE_BYTES))
         except OSError as error:
             raise ArtifactError(
                 f"{folder} is not signed",
@@ -76,10 +85,11 @@ def check_signature(folder: Path, public_key: Path) -> None:
             config.verify(alone, signature)  # all that was signed, and nothing else
         except Exception as error:  # the library's own, those of JSON, protobuf and cryptography
             other = "Signature mismatch" in str(error)
+            said = " ".join(str(error).split()).replace(str(alone.parent), str(folder))
             raise ArtifactError(
                 f"the signature of {folder} does not fit",
                 expected=f"one of its {MANIFEST} with the key {public_key}",
-                found="one of another manifest" if other else " ".join(str(error).split())[:200],
+                found="one of another manifest" if other else said[:200],
                 remedy="do not run it; ask its maker",
             ) from None
 
@@ -90,11 +100,12 @@ def is_signed(folder: Path) -> bool:
     A build changes the manifest, and leaves the signature of the one before it.
     """
     try:
-        envelope = json.loads((folder / SIGNATURE).read_bytes())["dsseEnvelope"]
+        envelope = json.loads(wanrun.read_bounded(folder / SIGNATURE, MAX_SIGNATURE_BYTES))["dsseEnvelope"]
         signed = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]
-        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        manifest = wanrun.read_bounded(folder / MANIFEST, MAX_MANIFEST_BYTES)
+        digest = hashlib.sha256(manifest).hexdigest()
         return [(one["name"], one["digest"]) for one in signed] == [(MANIFEST, digest)]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
@@ -105,7 +116,8 @@ def _manifest_alone(folder: Path) -> Iterator[tuple[Path, Path]]:
         alone = Path(temporary) / "artifact"
         alone.mkdir()
         try:
-            shutil.copyfile(folder / MANIFEST, alone / MANIFEST)
+            manifest = wanrun.read_bounded(folder / MANIFEST, MAX_MANIFEST_BYTES)
+            (alone / MANIFEST).write_bytes(manifest)
         except OSError as error:
             raise ArtifactError(f"{folder} is not an artifact", found=error.strerror) from None
         yield alone, Path(temporary) / SIGNATURE
@@ -124,11 +136,18 @@ def _library() -> Any:
     return model_signing
 
 
-def _unusable(key: Path, kind: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"{key} is no {kind} key",
-        expected="an elliptic curve key, PEM",
-        found=str(error)[:200],
-        remedy="make one: openssl ecparam -genkey -name prime256v1 -noout -out key.pem; "
-        "openssl ec -in key.pem -pubout -out key.pub",
-    )
+def _use(key: Path, kind: str, use: Callable[[Path], object]) -> None:
+    """Lets the library read a key by the descriptor of a small regular file: it would open any path."""
+    try:
+        with wanrun.open_regular(key, MAX_KEY_BYTES) as file:
+            use(Path(f"/dev/fd/{file.fileno()}"))
+    except Exception as error:  # the library's own, and those of cryptography
+        found = (getattr(error, "strerror", None) or str(error))[:200]
+        locked = f"if it is encrypted, set {KEY_PASSWORD}; or " if kind == "private" else ""
+        raise UsageError(
+            f"{key} cannot be used as a {kind} key",
+            expected="an elliptic curve key (P-256, P-384 or P-521), PEM",
+            found="a key of another kind" if isinstance(error, AttributeError) else found,
+            remedy=f"{locked}make one: openssl ecparam -genkey -name prime256v1 -noout -out key.pem;"
+            " openssl ec -in key.pem -pubout -out key.pub",
+        ) from None

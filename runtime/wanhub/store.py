@@ -1,24 +1,26 @@
-"""Reads parts of files at an address: through fsspec, over HTTP also those of the Hugging Face hub."""
+"""The files below an address: through fsspec, over HTTP also those of the Hugging Face hub."""
 
 from __future__ import annotations
 
-import importlib
-import time
-from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from typing import Final
+from urllib.parse import quote, urlsplit, urlunsplit
 
-from wanhub.address import Address, unreachable
-from wanrun.errors import ArtifactError, UsageError
+import msgspec
 
-RETRY_SECONDS: Final = (0.3, 1.0, 3.0, 8.0)
-"""Waits before another try of what was refused or broken off."""
+import wanrun
+from wanhub.address import Address, is_commit, no_such
+from wanhub.reading import Reader, Report
+from wanrun.errors import ArtifactError
 
-CONNECT_SECONDS: Final = 10
-SILENT_SECONDS: Final = 20
-"""After that long without a byte a transfer is tried again."""
+SMALL_SECONDS: Final = 120.0
+"""The most for a file that is read whole before the artifact's manifest tells the sizes of the others."""
 
-_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
-"""HTTP's answers that another try may change."""
+MAX_ANSWER_BYTES: Final = 2**24
+"""Of the hub's answer about a repository, which may list all of its files."""
+
+
+def quiet(line: str) -> None:
+    """Reports nothing."""
 
 
 class Store:
@@ -26,28 +28,31 @@ class Store:
 
     Args:
         address: of a repository, at a commit.
-
-    Attributes:
-        requests: how often something was asked for.
-        nbytes: the bytes that came.
+        report: gets a line about a wait, from any thread.
 
     Raises:
         UsageError: if the package that reads such addresses is not installed.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, report: Report = quiet) -> None:
         self._address = address
-        self.requests, self.nbytes = 0, 0
         url, headers = address.url, dict[str, str]()
         if address.repository:
-            from huggingface_hub import constants
-            from huggingface_hub.utils import build_hf_headers
-
-            url = f"{constants.ENDPOINT}/{address.repository}/resolve/{address.revision}"
-            headers = build_hf_headers()
+            endpoint, headers = _hub()
+            url = f"{endpoint}/{address.repository}/resolve/{address.revision}"
         parts = urlsplit(url)
         self._base, self._query = urlunsplit(parts._replace(query="")), parts.query
-        self._files = _file_system(parts.scheme, headers, address.text)
+        self._reader = Reader(parts.scheme, headers, address, report)
+
+    @property
+    def requests(self) -> int:
+        """How often something was asked for."""
+        return self._reader.requests
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that came."""
+        return self._reader.nbytes
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Returns the bytes of a file from ``start`` until ``end``, or until its end.
@@ -56,75 +61,74 @@ class Store:
             FileNotFoundError: if there is no such file.
             ArtifactError: if the store does not answer, or refuses.
         """
-        url = f"{self._base}/{name}" + (f"?{self._query}" if self._query else "")
-        if self._address.repository and is_offline():
-            raise unreachable(f"{self._address.text} ({name})", OSError("HF_HUB_OFFLINE is set"))
-        for wait in (*RETRY_SECONDS, None):
-            self.requests += 1
-            try:
-                data: bytes = self._files.cat_file(url, start=start, end=end)
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # aiohttp's, botocore's, gcsfs's and the system's
-                status = getattr(error, "status", None)
-                if status == 416:  # the file ends where the range begins
-                    return b""
-                if wait is None or (status is not None and status not in _PASSING) or _refused(error):
-                    raise self._failed(name, error) from None
-                time.sleep(wait)
-                continue
-            self.nbytes += len(data)
-            # A server that knows no ranges sends the whole file.
-            return data if len(data) <= end - start else data[start:end]
-        raise AssertionError("unreachable")
+        return self._reader.read(self._url(name), start, end, name)
 
-    def _failed(self, name: str, error: Exception) -> ArtifactError:
-        status = getattr(error, "status", None)
-        if status in _PASSING:  # the error's own text has the URL, whose query may be a key
-            return unreachable(f"{self._address.text} ({name})", OSError(f"HTTP {status}"))
-        if status is None and not _refused(error):
-            return unreachable(f"{self._address.text} ({name})", error)
-        return ArtifactError(
-            f"{name} of {self._address.text} may not be read",
-            found=str(error)[:200] if status is None else f"HTTP {status}",
-            remedy="check the address and your right to read it",
-        )
+    def small(self, name: str, most: int) -> bytes:
+        """Returns a file whose size nothing tells.
+
+        Raises:
+            FileNotFoundError: as ``read``.
+            ArtifactError: as ``read``; and if it has more than ``most`` bytes, or takes too long.
+        """
+        data = self._reader.read(self._url(name), 0, most + 1, name, SMALL_SECONDS)
+        if len(data) > most:
+            raise ArtifactError(
+                f"{name} of {self._address.text} is too large",
+                expected=f"at most {most} bytes",
+                remedy="check the address, or make the file smaller",
+            )
+        return data
+
+    def _url(self, name: str) -> str:
+        return f"{self._base}/{name}" + (f"?{self._query}" if self._query else "")
 
 
-def is_offline() -> bool:
-    """Whether huggingface_hub is told to ask for nothing."""
-    from huggingface_hub import constants
+class _Info(msgspec.Struct):
+    """What is read of the hub's answer about a repository."""
 
-    return bool(constants.HF_HUB_OFFLINE)
-
-
-def _refused(error: Exception) -> bool:
-    """Whether another try would be refused too."""
-    return isinstance(error, PermissionError | ValueError | TypeError | NotImplementedError)
+    sha: str
 
 
-def _file_system(scheme: str, headers: dict[str, str], text: str) -> Any:
-    """Returns fsspec's file system for a scheme; it is no shared one, so that it keeps no listings."""
-    needed = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}.get(scheme)
+def resolved(address: Address, report: Report = quiet) -> Address:
+    """Returns the address at the commit that a repository's branch or tag is at now; of a URL the same.
+
+    Args:
+        address: the address.
+        report: gets a line about a wait.
+
+    Raises:
+        ArtifactError: if the hub does not answer, or has no such repository or revision.
+    """
+    if not address.repository or address.fixed:
+        return address
+    endpoint, headers = _hub()
+    revision = quote(address.revision or "main", safe="")
+    url = f"{endpoint}/api/models/{address.repository}/revision/{revision}?expand=sha"
+    reader = Reader(urlsplit(endpoint).scheme, headers, address, report)
     try:
-        import fsspec
+        data = reader.read(url, 0, MAX_ANSWER_BYTES, "the revision", SMALL_SECONDS)
+        commit = msgspec.json.decode(data, type=_Info).sha
+    except FileNotFoundError:
+        raise no_such(address, 404) from None
+    except (ValueError, RecursionError):
+        commit = ""
+    if not is_commit(commit):
+        raise ArtifactError(
+            f"{address.text} answers as no hub does",
+            expected="a commit",
+            found=commit[:80] or "something else",
+            remedy="check HF_ENDPOINT",
+        )
+    return address.at(commit)
 
-        if needed is not None:
-            importlib.import_module(needed)
-    except ImportError as error:
-        extra = {"s3fs": "pip install s3fs", "gcsfs": "pip install gcsfs"}.get(str(error.name))
-        raise UsageError(
-            f"{text} cannot be read without {error.name}",
-            remedy=extra or "pip install '.[hub]' in the checkout",
-        ) from None
-    options: dict[str, Any] = {"skip_instance_cache": True}
-    if needed == "aiohttp":
-        import aiohttp
 
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
-        options |= {
-            "headers": {**headers, "Accept-Encoding": "identity"},  # a range of what is stored
-            "client_kwargs": {"timeout": limits, "trust_env": True},
-            "encoded": True,
-        }
-    return fsspec.filesystem(scheme, **options)
+def _hub() -> tuple[str, dict[str, str]]:
+    """Returns the hub's URL, and what is sent with each request.
+
+    The library's own headers would ask the hub for a list first, without a bound.
+    """
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    given = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return constants.ENDPOINT, {"User-Agent": f"wanrun/{wanrun.__version__}", **given}

@@ -23,6 +23,7 @@ __all__ = [
     "check_signed",
     "join",
     "load",
+    "open_regular",
     "options",
     "read_bounded",
     "read_manifest",
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from wanrun.artifact.manifest import Manifest, read_manifest
     from wanrun.cluster.join import join
-    from wanrun.files import artifact_folder, read_bounded
+    from wanrun.files import artifact_folder, open_regular, read_bounded
     from wanrun.generation.load import load
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
@@ -66,6 +67,7 @@ def __getattr__(name: str) -> Any:
         "check_signed": "wanrun.intact",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
+        "open_regular": "wanrun.files",
         "options": "wanrun.request.rows",
         "read_bounded": "wanrun.files",
         "read_manifest": "wanrun.artifact.manifest",

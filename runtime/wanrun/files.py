@@ -93,6 +93,8 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
 PARTIAL_COPY = ".partial-copy.json"
 """What marks a folder of an artifact that is elsewhere: ``wanhub`` fetches its files when they are opened."""
 
+MAX_MARKER_BYTES = 2**16
+
 
 def _fetched(path: Path) -> bool:
     """Fetches a missing file of a partial copy; returns whether it is there now."""
@@ -100,15 +102,15 @@ def _fetched(path: Path) -> bool:
         if (folder / PARTIAL_COPY).is_file():
             from wanhub.copy import fetch
 
-            return fetch(folder, path.relative_to(folder).as_posix())
+            return fetch(folder, path.relative_to(folder).as_posix(), print_error)
     return False
 
 
 def origin_of(folder: Path) -> dict[str, str]:
     """Returns for metadata where a partial copy comes from: ``hf://OWNER/NAME@COMMIT``; nothing of others."""
     try:
-        return {"artifact": json.loads((folder / PARTIAL_COPY).read_bytes())["address"]}
-    except (OSError, ValueError, LookupError, TypeError):
+        return {"artifact": json.loads(read_bounded(folder / PARTIAL_COPY, MAX_MARKER_BYTES))["address"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
 
 

@@ -178,7 +178,12 @@ def _in_python_s_own_start(ended: Ended) -> bool:
 def _expected_line(line: str) -> bool:
     """Whether a line is progress or a warning, of which a command may print any number."""
     return (
-        bool(re.match(r"(warning: |waiting: |convert: |denoise: |experts: |\d+ of \d+)", line))
+        bool(
+            re.match(
+                r"(warning: |waiting: |convert: |denoise: |experts: |\d+ of \d+|\w+://\S+, manifest sha256:)",
+                line,
+            )
+        )
         or not line.strip()
     )
 

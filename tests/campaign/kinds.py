@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from campaign.addresses import odd_address, odd_pin
 from campaign.damaged import damaged_inspect, damaged_run, damaged_source, damaged_verify, edited_manifest
 from campaign.fault import Maker
 from campaign.given import hostile_recipe, odd_scales, other_output
@@ -28,6 +29,8 @@ WEIGHTS: tuple[tuple[Callable[..., Any], int], ...] = (
     (odd_environment, 5),
     (full_disk, 8),
     (small_limits, 3),
+    (odd_address, 6),
+    (odd_pin, 3),
 )
 
 

@@ -110,7 +110,8 @@ def test_options_exist(tmp_path: Path) -> None:
     assert arguments[0] == "/shared/an artifact" and "/shared/prompts.txt" in arguments
     assert arguments[-1] == "/shared/videos/{index}-{slug}.mp4"
     assert unknown(arguments) == set()
-    assert shlex.join(arguments).count("--") == 2  # so both options are seen
+    assert arguments[arguments.index("--shard") + 1] == "auto"
+    assert shlex.join(arguments).count("--") == 3  # so all options are seen
 
 
 @pytest.mark.parametrize("code", [0, 2, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,10 +14,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from helpers.run_options import run_options
+from wanfleet import outbox
 from wanfleet.outbox import Outbox, StoreError, VideoStore
 from wanrun.cli import wanrun
 from wanrun.errors import UsageError
 from wanrun.jobs.existing import check_same
+from wanrun.jobs.worklist import make_worklist
+from wanrun.timing.timings import Timings
 
 
 @pytest.fixture
@@ -82,6 +87,33 @@ def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
     assert "1 failed" in other and "1.npy exists, and was made otherwise; expected seed 7" in other
     assert "2 made" in made(toy_artifact, *options, "--seed", "7", "--overwrite")
     assert (store / "1.npy").read_bytes() != before["1.npy"] and not list(here.iterdir())
+
+
+def test_errors_name_the_url(artifact: Path, tmp_path: Path, here: Path) -> None:
+    """Not the folder here, of which nobody has heard; of the command line, and of a line of a file."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a", "output": "b.xyz"}\n{"prompt": "a", "num_steps": 0}\n')
+    one = run_options(prompt="a", output="memory://b/a.xyz")
+    with pytest.raises(UsageError, match=r"^memory://b/a\.xyz has no known video format"):
+        make_worklist(artifact, one, {}, Timings())
+    many = run_options(prompts=prompts, output="memory://b/{index}.npy")
+    first = make_worklist(artifact, many, {}, Timings()).failures[1]
+    assert f"{prompts}:1: memory://b/b.xyz has no known" in str(first) and str(here) not in str(first)
+
+
+def test_a_record_is_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder and in a store."""
+    monkeypatch.setattr(outbox, "MAX_BYTES", 99)
+    for place in (str(tmp_path), "memory://small"):
+        for size in (99, 100):
+            (tmp_path / "there").write_bytes(bytes(size))
+            Outbox(place).put(tmp_path / "there", f"{size}.json")
+        assert Outbox(place).read("99.json") == bytes(99)
+        with pytest.raises(UsageError, match=r"100\.json cannot be read; found it is larger than 99 bytes"):
+            Outbox(place).read("100.json")
+    os.mkfifo(tmp_path / "fifo.json")
+    with pytest.raises(UsageError, match=r"fifo\.json cannot be read; found it is not a file"):
+        Outbox(tmp_path).read("fifo.json")
 
 
 def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:

@@ -70,6 +70,16 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
         assert "twin is there, and was made otherwise" in maker(twin)["error"]
     assert json.loads(record.read_text())["request"] == "another"
     assert not record.with_suffix(".npy").exists()
+    whole = json.loads(record.with_stem(video.stem).read_text())
+    for damaged in (
+        "[" * 100_000,
+        json.dumps({**whole, "videos": ["../elsewhere"]}),
+        json.dumps({**whole, "videos": 5}),
+        json.dumps({**whole, "videos": [5]}),
+    ):
+        record.with_stem(video.stem).write_text(damaged)
+        assert "is there, and was made otherwise" in maker(row)["error"]
+    record.with_stem(video.stem).write_text(json.dumps(whole))
     assert "no profile is named" in maker({"prompt": "a", "profile": "1x1x1-b1-cfg"})["error"]
     assert "is no name" in maker({"prompt": "a", "output": "../x"})["error"]
     url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".frames")

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from helpers.run_options import run_options
-from wanfleet.shard import ARRAYS, Shard, find_shard
+from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard
 from wanrun.errors import UsageError
 from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
 
 COUNT = 3
 
-CONVENTIONS: Mapping[str, tuple[str | None, Mapping[str, str]]] = {
-    "kubernetes": (str(COUNT), {"JOB_COMPLETION_INDEX": "{}"}),
-    "slurm": (None, {"SLURM_ARRAY_TASK_ID": "{}", "SLURM_ARRAY_TASK_COUNT": str(COUNT)}),
-    "skypilot": (None, {"SKYPILOT_JOB_RANK": "{}", "SKYPILOT_NUM_JOBS": str(COUNT)}),
-    "aws": (None, {"AWS_BATCH_JOB_ARRAY_INDEX": "{}", "AWS_BATCH_JOB_ARRAY_SIZE": str(COUNT)}),
+CONVENTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "kubernetes": (AUTO, {"JOB_COMPLETION_INDEX": "{}", "JOB_COMPLETIONS": str(COUNT)}),
+    "slurm": (AUTO, {"SLURM_ARRAY_TASK_ID": "{}", "SLURM_ARRAY_TASK_COUNT": str(COUNT)}),
+    "skypilot": (AUTO, {"SKYPILOT_JOB_RANK": "{}", "SKYPILOT_NUM_JOBS": str(COUNT)}),
+    "aws": (AUTO, {"AWS_BATCH_JOB_ARRAY_INDEX": "{}", "AWS_BATCH_JOB_ARRAY_SIZE": str(COUNT)}),
     "given": ("{}/3", {}),
 }
 
@@ -39,16 +39,21 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def shared(
-    artifact: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, convention: str, number: int
+    artifact: Path,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    convention: str,
+    number: int,
+    whole: bool = False,
 ) -> Worklist:
-    """The worklist of one job."""
+    """The worklist of one job; of one that has all prompts, if it does not say that it shares them."""
     given, variables = CONVENTIONS[convention]
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(number))
     run = run_options(
         prompts=prompts,
         output=prompts.with_name("{index}.npy"),
-        shard=None if given is None else given.format(number),
+        shard=None if whole else given.format(number),
     )
     return make_worklist(artifact, run, {"num_steps": 1}, Timings())
 
@@ -68,39 +73,62 @@ def test_each_prompt_is_of_one_job(
     assert sorted(names) == [f"{index}.npy" for index in (1, 2, 3, 4, 6, 7, 8)]
     assert [len(work.failures) for work in works] == [0, 1, 0]  # the line is reported once
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("shard 0/3") and said[0].endswith(": 3 prompts")
+    assert said[0].startswith("shard 0/3") and said[0].endswith(": 3 of 8 prompts")
+    # Variables alone take no prompt away: whoever has split the file himself would lose most of it.
+    all_of_them = shared(artifact, prompts, monkeypatch, convention, 1, whole=True)
+    assert len(all_of_them.jobs) == 7
+    variables = CONVENTIONS[convention][1]
+    line = f"{next(iter(variables), '')} is set, and all 8 prompts are made here: --shard auto makes"
+    assert capsys.readouterr().err.startswith(line if variables else "")
+
+
+def test_a_share_without_prompts_says_so(
+    artifact: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts.write_text("a cat\na dog\n")
+    assert not shared(artifact, prompts, monkeypatch, "slurm", 2).jobs
+    said = capsys.readouterr().err
+    assert said.startswith("shard 2/3 (SLURM_ARRAY_TASK_ID): 0 of 2 prompts: there are more jobs than")
 
 
 def test_slurm_arrays_that_begin_elsewhere_or_skip() -> None:
     slurm = {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "5"}
-    numbers = [find_shard(None, {**slurm, "SLURM_ARRAY_TASK_ID": text}) for text in ("10", "15", "20")]
-    assert [shard and shard.number for shard in numbers] == [0, 1, 2]
+    numbers = [find_shard(AUTO, {**slurm, "SLURM_ARRAY_TASK_ID": text}) for text in ("10", "15", "20")]
+    assert [shard.number for shard in numbers] == [0, 1, 2]
 
 
-def test_without_an_array_all_prompts_are_made() -> None:
-    assert find_shard(None, {}) is None
+def test_a_given_share_is_none_of_the_variables() -> None:
     assert find_shard("0/1", {"JOB_COMPLETION_INDEX": "7"}) == Shard(0, 1)
 
 
 @pytest.mark.parametrize(
     ("given", "environment", "message"),
     [
-        ("1/2/3", {}, "--shard is no share; expected I/N, with I from 0, or N; found 1/2/3"),
+        ("1/2/3", {}, "--shard is no share; expected I/N, with I from 0, or auto; found 1/2/3"),
         ("-1/2", {}, "--shard is no share"),
+        ("3", {"JOB_COMPLETION_INDEX": "0"}, "--shard is no share"),
         ("3/3", {}, "expected a number from 0 to 2 of 3 jobs; found 3"),
         ("0/0", {}, "expected 1 to 1000000 jobs; found 0"),
+        (AUTO, {}, "finds no number of this job; expected one of JOB_COMPLETION_INDEX, .*; pass --shard I/N"),
         (
-            "3",
-            {},
-            "does not say which of 3 jobs this is; expected I/N, or one of JOB_COMPLETION",
+            AUTO,
+            {"JOB_COMPLETION_INDEX": "0"},
+            "is not told; expected JOB_COMPLETIONS; set it, or pass --shard",
         ),
-        (None, {"JOB_COMPLETION_INDEX": "0"}, "how many jobs there are is not told; pass --shard N"),
-        ("3", {"JOB_COMPLETION_INDEX": "x"}, "JOB_COMPLETION_INDEX is no number; expected digits; found 'x'"),
-        ("2", {"JOB_COMPLETION_INDEX": "2"}, r"out of range \(JOB_COMPLETION_INDEX\)"),
-        (None, {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": ""}, "SLURM_ARRAY_TASK_COUNT is no"),
+        (
+            AUTO,
+            {"JOB_COMPLETION_INDEX": "x", "JOB_COMPLETIONS": "3"},
+            "JOB_COMPLETION_INDEX is no number; expected digits; found 'x'",
+        ),
+        (
+            AUTO,
+            {"JOB_COMPLETION_INDEX": "2", "JOB_COMPLETIONS": "2"},
+            r"out of range \(JOB_COMPLETION_INDEX\)",
+        ),
+        (AUTO, {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": ""}, "SLURM_ARRAY_TASK_COUNT is no"),
     ],
 )
-def test_what_is_no_share(given: str | None, environment: Mapping[str, str], message: str) -> None:
+def test_what_is_no_share(given: str, environment: Mapping[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         find_shard(given, environment)
 
@@ -115,11 +143,11 @@ def test_processes_share_a_file_and_a_killed_one_is_repeated(toy_artifact: Path,
     """No video is missing, none is made twice, and what was finished stays."""
     (tmp_path / "prompts.txt").write_text("".join(f"cat {number}\n" for number in range(6)))
     command = [sys.executable, "-m", "wanrun", str(toy_artifact), "--prompts", str(tmp_path / "prompts.txt")]
-    command += ["--steps", "1", "-o", str(tmp_path / "{index}.npy"), "--shard", "2"]
+    command += ["--steps", "1", "-o", str(tmp_path / "{index}.npy"), "--shard", AUTO]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def started(number: int) -> subprocess.Popen[str]:
-        variables = {**environment, "JOB_COMPLETION_INDEX": str(number)}
+        variables = {**environment, "JOB_COMPLETION_INDEX": str(number), "JOB_COMPLETIONS": "2"}
         return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
 
     first, second = started(0), started(1)

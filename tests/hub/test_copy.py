@@ -20,7 +20,7 @@ from helpers.damage import flip, linked
 from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
 from wanbuild.cli import wanbuild
-from wanhub import store
+from wanhub import reading
 from wanhub.complete import complete
 from wanhub.copy import PartialCopy, fetch
 from wanhub.opening import open_copy, open_newest
@@ -177,7 +177,7 @@ def test_a_cut_connection_resumes(
     published: UploadHub, cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
-    monkeypatch.setattr(store, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(reading, "RETRY_SECONDS", (0.01, 0.01))
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
     name = weight(copy.manifest)
     published.forget()
@@ -266,6 +266,34 @@ def test_an_address_that_changes_is_not_what_was_pinned(
         path.unlink() if path.is_file() or path.is_symlink() else path.rmdir()
     folder.rmdir()
     with pytest.raises(ArtifactError, match=r"is another artifact than the one that is pinned; .*pull"):
+        open_copy(address, cache, quiet)
+
+
+def test_a_pin_is_compared_with_the_copy_that_is_there(
+    two_targets: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Whoever could write the cache, or the lock file, would choose what runs."""
+    address = f"file://{two_targets}"
+    folder = open_copy(address, cache, quiet)
+    pinned = read_pins(cache / "lock.json")[address].manifest_digest
+    manifest = (folder / "manifest.json").read_bytes()
+    changed = read_manifest(folder).changed(tool={"name": "wanbuild", "version": "9"})
+    changed.write(folder)
+    with pytest.raises(
+        ArtifactError, match=f"the copy .* is another .* expected {pinned}; .*; remove .*again"
+    ):
+        open_copy(address, cache, quiet)
+    for damage in (manifest[:-9], manifest.replace(b"sha256:", b"sha256:0", 1), b"[" * 100_000):
+        (folder / "manifest.json").write_bytes(damage)
+        with pytest.raises(ArtifactError, match=rf"manifest\.json of the copy .*remove {folder}") as raised:
+            open_copy(address, cache, quiet)
+        assert "build" not in str(raised.value.remedy)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match=r"is not an artifact; found no manifest\.json; remove"):
+        open_copy(address, cache, quiet)
+    lock = cache / "lock.json"
+    lock.write_text(lock.read_text().replace(pinned, str(two_targets)))
+    with pytest.raises(UsageError, match="is no lock file"):
         open_copy(address, cache, quiet)
 
 

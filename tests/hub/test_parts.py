@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -16,12 +17,14 @@ from msgspec.structs import replace
 import wanrun.files
 import wanserve.cli
 from helpers.damage import flip, linked, own
+from wanbuild.cli import wanbuild
 from wanhub import copy, expected
-from wanhub.address import parse_address, resolved
+from wanhub.address import parse_address
 from wanhub.atomic import write_atomic
 from wanhub.expected import Expected, check_there, expected_files, together
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
-from wanhub.signature import SIGNATURE, check_signature, is_signed, sign
+from wanhub.signature import KEY_PASSWORD, SIGNATURE, check_signature, is_signed, signer
+from wanhub.store import resolved
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun as wanrun_command
@@ -66,17 +69,27 @@ def test_the_lock_file_keeps_all_pins(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own" / "wan.lock"))
     lock = lock_file(tmp_path)
     assert lock == tmp_path / "own" / "wan.lock" and read_pins(lock) == {}
-    pins = {f"hf://me/{number}": Pin(COMMIT, f"sha256:{number}") for number in range(20)}
+    pins = {f"hf://me/{number}": Pin(COMMIT, f"sha256:{number:064}") for number in range(20)}
     threads = [threading.Thread(target=pin, args=(lock, *one)) for one in pins.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert read_pins(lock) == pins
-    for text in ("{", '{"a": 1}', '{"a": {"revision": "", "manifest_digest": "", "more": 1}}'):
+    digest = "sha256:" + "0" * 64
+    for text in ("{", '{"a": 1}', f'{{"a": {{"revision": "", "manifest_digest": "{digest}", "more": 1}}}}'):
         lock.write_text(text)
         with pytest.raises(UsageError, match="is no lock file"):
             read_pins(lock)
+    for revision, named in (("main", digest), ("../x", digest), ("", f"{digest}0"), ("", "/a/folder")):
+        lock.write_text(f'{{"a": {{"revision": "{revision}", "manifest_digest": "{named}"}}}}')
+        with pytest.raises(UsageError, match="is no lock file; found Expected `str` matching"):
+            read_pins(lock)
+    for place in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
+        if not place.exists():
+            os.mkfifo(place)
+        with pytest.raises(UsageError, match=r"is no lock file; found (it is not a file|Is a directory)"):
+            read_pins(place)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +189,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def signed(two_targets: Path, keys: Path, tmp_path: Path) -> Path:
     """A signed artifact, whose folders are links until ``own``."""
     artifact = linked(two_targets, tmp_path / "signed")
-    sign(artifact, keys / "a.pem")
+    signer(keys / "a.pem")(artifact)
     return artifact
 
 
@@ -250,12 +263,51 @@ def test_the_server_requires_a_signature_before_it_starts(
 
 
 def test_keys_and_signatures_that_are_none(signed: Path, keys: Path, tmp_path: Path) -> None:
-    for key in (signed / "manifest.json", keys / "none.pub", keys):
-        with pytest.raises(UsageError, match="is no public key; expected an elliptic curve key"):
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo")
+    for key in (signed / "manifest.json", keys / "none.pub", keys, tmp_path / "zero", tmp_path / "fifo"):
+        with pytest.raises(UsageError, match="cannot be used as a public key; expected an elliptic curve"):
             check_signature(signed, key)
-    for key in (keys / "a.pub", keys / "none.pem"):
-        with pytest.raises(UsageError, match="is no private key"):
-            sign(signed, key)
+        with pytest.raises(UsageError, match="cannot be used as a private key"):
+            signer(key)
+    (signed / SIGNATURE).write_bytes(b"[" * 100_000)
+    assert not is_signed(signed)
     (signed / SIGNATURE).unlink()
-    with pytest.raises(ArtifactError, match=r"is not signed; expected model\.sig"):
-        check_signature(signed, keys / "a.pub")
+    for make in (lambda: None, lambda: os.mkfifo(signed / SIGNATURE)):
+        make()
+        with pytest.raises(ArtifactError, match=r"is not signed; expected model\.sig"):
+            check_signature(signed, keys / "a.pub")
+        assert not is_signed(signed)
+
+
+def test_kinds_of_keys(signed: Path, keys: Path) -> None:
+    """One with a password, and those that this format does not have; before the artifact is read."""
+    for command in (
+        "openssl ec -in a.pem -aes256 -passout pass:secret -out locked.pem",
+        "openssl genpkey -algorithm rsa -pkeyopt rsa_keygen_bits:1024 -out rsa.pem",
+        "openssl genpkey -algorithm ed25519 -out ed.pem",
+        "openssl pkey -in rsa.pem -pubout -out rsa.pub",
+        "openssl pkey -in ed.pem -pubout -out ed.pub",
+        "openssl ecparam -genkey -name secp256k1 -noout -out koblitz.pem",
+    ):
+        subprocess.run(command.split(), cwd=keys, check=True, capture_output=True)
+    signer(keys / "locked.pem", "secret")(signed)
+    require_signature(signed, keys / "a.pub")
+    (signed / "manifest.json").unlink()
+    for name, password, found in (
+        ("locked", "", "Password was not given"),
+        ("locked", "another", "Incorrect password"),
+        ("a", "secret", "Password was given but private key is not encrypted"),
+        ("rsa", "", "found a key of another kind"),
+        ("ed", "", "found a key of another kind"),
+        ("koblitz", "", "Unsupported key for curve"),
+    ):
+        result = CliRunner().invoke(
+            wanbuild,
+            ["sign", str(signed), "--key", str(keys / f"{name}.pem")],
+            env={KEY_PASSWORD: password},
+        )
+        assert isinstance(result.exception, UsageError) and found in str(result.exception)
+    for name in ("rsa", "ed"):
+        with pytest.raises(UsageError, match="found a key of another kind"):
+            check_signature(signed, keys / f"{name}.pub")

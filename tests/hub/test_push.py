@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import tarfile
@@ -280,6 +281,8 @@ def test_what_is_refused_sends_nothing(hub: UploadHub, two_targets: Path, tmp_pa
     assert "has no target v5e; expected one of" in refused(["push", two_targets, NAME, "--target", "v5e"])
     (tmp_path / "v.mp4").write_bytes(b"none")
     assert "v.mp4" in refused(["push", two_targets, NAME, "--example", tmp_path / "v.mp4"])
+    os.mkfifo(tmp_path / "w.mp4")
+    assert "it is not a file" in refused(["push", two_targets, NAME, "--example", tmp_path / "w.mp4"])
     assert "is no example; expected .mp4 or" in refused(["push", two_targets, NAME, "--example", tmp_path])
     assert hub.repositories == {}
     hub.shutdown()

@@ -11,6 +11,7 @@ from typing import Any
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.targets import Target
 from wanrun.errors import UsageError
+from wanrun.files import open_regular
 from wanrun.media.write_video import read_metadata
 from wanrun.replay.golden import read_golden
 from wanrun.units import in_bytes
@@ -52,6 +53,10 @@ class Example:
         """
         if path.suffix.lower() not in SHOWN:
             raise UsageError(f"{path} is no example", expected=" or ".join(SHOWN))
+        try:
+            open_regular(path).close()  # whoever reads its metadata would wait for a pipe's writer
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read", found=error.strerror) from None
         metadata = read_metadata(path)
         if metadata.get("content_digest") != manifest.content_digest:
             raise UsageError(

@@ -9,13 +9,11 @@ from pathlib import Path
 import click
 
 from wanbuild.building import DEBUG, Building
+from wanhub.signature import KEY_PASSWORD, SIGNATURE, signer
 from wanrun.claims import ARTIFACT, Place
 from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import unwritable
 from wanrun.terminal.lines import print_result, report
-
-KEY_PASSWORD = "WANBUILD_KEY_PASSWORD"
-"""The environment variable with the password of an encrypted key."""
 
 _BILL = Place(mark=re.compile(rb'\{(?s:(?=.*"bomFormat": "CycloneDX").*"wan:content-digest")'))
 _TARGETS = click.option(
@@ -110,13 +108,13 @@ def pull_command(address: str, output: Path | None, targets: tuple[str, ...], wh
 @DEBUG
 def sign_command(artifact: Path, key: Path) -> None:
     """Checks every file of an artifact, and signs its manifest, which has all their digests."""
-    from wanhub.signature import SIGNATURE, sign
     from wanrun.artifact.manifest import read_manifest
     from wanrun.intact import check_intact
 
+    sign = signer(key, os.environ.get(KEY_PASSWORD) or None)  # before the artifact, which takes longer
     manifest = read_manifest(artifact)
     check_intact(artifact, manifest, report)
-    sign(artifact, key, os.environ.get(KEY_PASSWORD))
+    sign(artifact)
     report(f"wrote {artifact / SIGNATURE}, for manifest {manifest.manifest_digest}")
 
 

@@ -14,12 +14,12 @@ from wanhub.complete import complete
 from wanhub.copy import MARKER, PartialCopy
 from wanhub.expected import expected_files
 from wanhub.opening import open_newest
-from wanhub.signature import SIGNATURE
+from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import UsageError, unwritable
-from wanrun.files import replace_file, user_cache
+from wanrun.files import read_bounded, replace_file, user_cache
 from wanrun.machine.environment import host_mismatches
 
 Report = Callable[[str], None]
@@ -56,13 +56,13 @@ def pull(request: PullRequest, report: Report) -> Path:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
     if request.folder is not None:
         _check_folder(request.folder)
-    opened = open_newest(request.address, user_cache() / "artifacts")
+    opened = open_newest(request.address, user_cache() / "artifacts", report)
     folder, manifest = opened.folder, read_manifest(opened.folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
     chosen = with_targets(manifest, folder, names)
     if request.folder is not None:
         folder = _begun(request.folder, folder)
-    copy = PartialCopy(folder)
+    copy = PartialCopy(folder, report)
     files = expected_files(chosen)
     with Progress(sum(one.nbytes or 0 for one in files.values()), "fetch") as progress:
         complete(copy, files.keys(), progress.advance)
@@ -110,7 +110,8 @@ def _begun(folder: Path, cached: Path) -> Path:
     """
     manifest = (cached / MANIFEST).read_bytes()
     try:
-        if (folder / MANIFEST).exists() and (folder / MANIFEST).read_bytes() != manifest:
+        there = folder / MANIFEST
+        if there.exists() and read_bounded(there, MAX_MANIFEST_BYTES) != manifest:
             raise UsageError(
                 f"{folder} is another artifact, or another revision", remedy="choose a new folder"
             )

@@ -19,9 +19,9 @@ from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanhub.address import parse_address
+from wanhub.copy import read_copied
 from wanhub.expected import expected_files
-from wanhub.opening import MAX_MANIFEST_BYTES
-from wanhub.signature import SIGNATURE, is_signed
+from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
 from wanhub.store import Store
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import ArtifactError, SourceError, UsageError
@@ -94,9 +94,9 @@ def push(request: PushRequest, report: Report) -> str:
         api.create_repo(request.repository, private=request.private, exist_ok=True)
         found = api.model_info(request.repository, revision="main")
         there = {one.rfilename for one in found.siblings or ()}
-        store = Store(parse_address(f"hf://{request.repository}@{found.sha}"))
+        store = Store(parse_address(f"hf://{request.repository}@{found.sha}"), report)
         attributes, there_card = (
-            store.read(name, 0, MAX_TEXT_BYTES).decode("utf-8", "replace") if name in there else None
+            store.small(name, MAX_TEXT_BYTES).decode("utf-8", "replace") if name in there else None
             for name in (GIT_ATTRIBUTES, CARD)
         )
         content = _content(request, manifest, signed, attributes or "")
@@ -153,9 +153,9 @@ def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
 def _stale(store: Store, others: Collection[str], report: Report) -> list[str]:
     """Returns which of these files are of the artifact that is there now, as its manifest says."""
     with tempfile.TemporaryDirectory(prefix="wan-push-") as folder:
-        (Path(folder) / MANIFEST).write_bytes(store.read(MANIFEST, 0, MAX_MANIFEST_BYTES))
+        (Path(folder) / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))
         try:
-            before = read_manifest(Path(folder))
+            before = read_copied(Path(folder), "the repository", "")
         except ArtifactError as error:
             report(f"files of the {MANIFEST} that is there stay: {error.what}")
             return []

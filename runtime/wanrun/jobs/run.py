@@ -34,9 +34,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     shard: Annotated[
         str | None,
         option(
-            "Make every N-th prompt from number I on, which counts from 0; N alone where a scheduler's "
-            "variable says I. Array jobs of Slurm, SkyPilot and AWS Batch need no option.",
-            value="[I/]N",
+            "Make every N-th prompt from number I on, which counts from 0; auto takes both from the "
+            "variables of an array job of Slurm, Kubernetes, SkyPilot or AWS Batch. Without it all prompts "
+            "are made.",
+            value="I/N|auto",
             section=PROMPTS,
         ),
     ] = None

@@ -140,14 +140,9 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
     if run.prompts is not None:
         entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
-        from wanfleet.shard import find_shard
-
-        shard = None if run.of_several and run.shard is None else find_shard(run.shard, os.environ)
-        if shard is not None:
-            print_error(f"{shard}: {sum(shard.has(entry.index) for entry in entries)} prompts")
-            entries = [entry for entry in entries if shard.has(entry.index)]
-            unread = {index: error for index, error in unread.items() if shard.has(index)}
-        bad |= unread
+        own = _share(run, [*(entry.index for entry in entries), *unread])
+        entries = [entry for entry in entries if entry.index in own]
+        bad |= {index: error for index, error in unread.items() if index in own}
     noise = None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(timings), _claims(artifact, run, entries)
     output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
@@ -160,11 +155,12 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     name = None if run.latents is None else run.latents.name
     influences = origin_of(artifact) | influences_of(noise, name)
     maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims, store)
-    if many:
-        _check_names(maker, entries)
-    jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
-    check_encoder(video for job in jobs for video in job.videos)
-    jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
+    with contextlib.nullcontext() if store is None else store.naming(bad):
+        if many:
+            _check_names(maker, entries)
+        jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
+        check_encoder(video for job in jobs for video in job.videos)
+        jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
     return Worklist(
         manifest,
         [job for job in jobs if not job.finished],
@@ -175,6 +171,22 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         media,
         store,
     )
+
+
+def _share(run: RunOptions, indexes: Sequence[int]) -> set[int]:
+    """Returns the numbers of the lines that this job makes, and says which if they are not all."""
+    from wanfleet.shard import AUTO, find_shard, told_number
+
+    if run.shard is not None:
+        shard = find_shard(run.shard, os.environ)
+        own = set(filter(shard.has, indexes))
+        none = "" if own else ": there are more jobs than prompts, and this one has nothing to make"
+        print_error(f"{shard}: {len(own)} of {len(indexes)} prompts{none}")
+        return own
+    if (variable := told_number(os.environ)) and not run.of_several:
+        part = f"--shard {AUTO} makes this job's part alone"
+        print_error(f"{variable} is set, and all {len(indexes)} prompts are made here: {part}")
+    return set(indexes)
 
 
 def _default_output(run: RunOptions, num_videos: int) -> Path:

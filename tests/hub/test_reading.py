@@ -1,0 +1,131 @@
+"""Servers that nobody should ask: without an end, silent, slow, and with redirects that lead nowhere."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from helpers.hub_server import Hub, serve
+from wanhub import opening, reading, store
+from wanhub.address import UnreachableError, parse_address
+from wanhub.opening import open_copy
+from wanhub.store import Store, resolved
+from wanrun.errors import ArtifactError
+
+WAIT = 0.02
+KEY = "of-nobody-else"
+REDIRECTS = (
+    *("/redirect/0", f"http://[x?key={KEY}", f"http://host:999999/?key={KEY}", f"ftp://host/?key={KEY}"),
+    f"//me:{KEY}@host:9x/y",
+)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Strange
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        kind, number = self.path.split("?")[0].strip("/").split("/")[:2]
+        self.send_response(302 if kind == "redirect" else 200)
+        if kind == "redirect":
+            self.send_header("Location", REDIRECTS[int(number)])
+        if kind == "packed":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        if kind == "packed":
+            self.wfile.write(gzip.compress(bytes(2**24)))
+        elif kind == "whole":
+            self.wfile.write(bytes(range(100)))
+        elif kind == "silent":
+            self.server.closing.wait(10)
+        while kind in ("endless", "drip", "slow") and not self.server.closing.is_set():
+            try:
+                self.server.given += self.wfile.write(b" " * {"endless": 2**16, "drip": 1, "slow": 500}[kind])
+            except OSError:
+                return
+            self.server.closing.wait({"endless": 0, "drip": 0.5 * WAIT, "slow": 0.25 * WAIT}[kind])
+
+
+class Strange(Hub):
+    """A server of such addresses."""
+
+    def __init__(self) -> None:
+        super().__init__(Handler)  # type: ignore[arg-type]
+        self.given = 0
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Strange]:
+    monkeypatch.setattr(reading, "RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr(reading, "WAIT_SECONDS", WAIT)
+    monkeypatch.setattr(store, "SMALL_SECONDS", 12 * WAIT)
+    with serve(Strange) as hub:
+        yield hub
+
+
+@pytest.mark.parametrize("number", range(len(REDIRECTS)))
+def test_redirects_that_lead_nowhere(server: Strange, tmp_path: Path, number: int) -> None:
+    with pytest.raises(ArtifactError) as raised:
+        open_copy(f"{server.url}/redirect/{number}?key={KEY}", tmp_path, lambda line: None)
+    said = str(raised.value)
+    assert ("redirects without end" if number == 0 else "what is no URL, or a redirect to one") in said
+    assert "manifest.json" in said and KEY not in said and "HTTP 0" not in said and str(tmp_path) not in said
+
+
+def test_an_answer_has_an_end(server: Strange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bytes; nothing is unpacked that nobody asked to be packed."""
+    monkeypatch.setattr(opening, "MAX_MANIFEST_BYTES", 2**18)
+    for kind in ("endless", "packed"):
+        with pytest.raises(ArtifactError, match=r"too large; expected at most 262144|cannot be read|Wan art"):
+            open_copy(f"{server.url}/{kind}/1", tmp_path, lambda line: None)
+    assert server.given < 2**24
+    before = server.given
+    assert len(Store(parse_address(f"{server.url}/endless/1")).read("a", 10, 70_000)) == 69_990
+    assert server.given - before < 2**24
+
+
+def test_a_wait_has_an_end_and_says_what_it_waits_for(server: Strange, tmp_path: Path) -> None:
+    for kind, came in (("silent", "no bytes"), ("drip", r"\d+ bytes?"), ("slow", r"\d+ bytes")):
+        lines, address = list[str](), f"{server.url}/{kind}/1"
+        begun = time.monotonic()
+        with pytest.raises(
+            UnreachableError, match=rf"\(manifest.json\) does not answer; found {came} in \d+ s"
+        ):
+            open_copy(address, tmp_path, lines.append)
+        assert 3 <= len(lines) <= 6 and time.monotonic() - begun < 8  # the server would wait for 10 s
+        assert lines[0].startswith(f"waiting: manifest.json of {address}, ")
+
+
+def test_the_hub_is_bounded_too(server: Strange, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(store, "MAX_ANSWER_BYTES", 2**18)
+    for kind, found in (("endless", "answers as no hub does"), ("drip", r"\(the revision\) does not answer")):
+        monkeypatch.setattr(constants, "ENDPOINT", f"{server.url}/{kind}/1")
+        with pytest.raises(ArtifactError, match=found):
+            resolved(parse_address("hf://me/wan"))
+
+
+def test_a_server_that_knows_no_ranges(server: Strange) -> None:
+    """What came before is not taken for the rest."""
+    whole = Store(parse_address(f"{server.url}/whole/1"))
+    assert whole.read("a", 0, 200) == bytes(range(100)) and whole.read("a", 40, 50) == bytes(range(40, 50))
+    assert whole.read("a", 90, 200) == bytes(range(90, 100)) and whole.read("a", 100, 200) == b""
+    assert (whole.requests, whole.nbytes) == (4, 120)
+
+
+def test_a_folder_with_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(
+        ArtifactError, match=r"manifest\.json of file://.* may not be read; found it is not a"
+    ):
+        open_copy(f"file://{tmp_path}", tmp_path / "cache", lambda line: None)
