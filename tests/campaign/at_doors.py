@@ -154,48 +154,6 @@ def full_disk(rng: random.Random, folder: Path, artifact: Path) -> Iterator[str]
             yield "a traceback in the log"
 
 
-def address(rng: random.Random, folder: Path, artifact: Path) -> Iterator[str]:
-    """An address that answers with what nobody should."""
-    way = rng.choice(("endless", "loop", "away", "cut", "status", "other"))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            content = {"cut": b'{"format', "other": rng.randbytes(2000)}.get(way, b"")
-            code = {"loop": 302, "away": 302, "status": rng.choice((403, 404, 418, 500, 503))}.get(way, 200)
-            self.send_response(code)
-            if way in ("loop", "away"):
-                places = (
-                    self.path,
-                    "http://[::bad/?key=secret",
-                    "ftp://x/?key=secret",
-                    "http://127.0.0.1:1/",
-                )
-                self.send_header("location", places[0] if way == "loop" else rng.choice(places[1:]))
-            if way != "endless":
-                self.send_header("content-length", str(len(content) + 9 * (way == "cut")))
-            self.end_headers()
-            self.wfile.write(content)
-            with contextlib.suppress(OSError):
-                while way == "endless":
-                    self.wfile.write(b"[" * 2**20)
-
-        do_HEAD = do_GET  # noqa: N815 - the library's name
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/artifact?key=secret"
-    command = [sys.executable, "-m", "wanrun", url, "--list"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "WANRUN_LOCK": str(folder / "lock")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("waiting: ", "warning: "))]
-    if done.returncode not in (2, 3) or len(lines) != 1 or "secret" in done.stderr or most > MOST_BYTES:
-        yield f"{way}: exit code {done.returncode}, {most >> 20} MB: {done.stderr[-500:]}"
-
-
 DOORS: Mapping[str, Callable[[random.Random, Path, Path], Iterator[str]]] = MappingProxyType(
     {door.__name__: door for door in (users_files, picture, body, full_disk, address)}
 )
