@@ -164,6 +164,7 @@ class Service:
             await self.desk.restore()
         except sqlite3.Error as error:
             raise UsageError("the states of the jobs cannot be stored", found=error) from None
+        self._take_signals()
         server = _Server(self._config())
         keeping = [asyncio.create_task(device.keep()) for device in self.devices]
         cleaning = asyncio.create_task(self._clean())
@@ -173,7 +174,6 @@ class Service:
         opened(self.url)
         preparing = asyncio.create_task(asyncio.to_thread(self.catalog.prepare))
         try:
-            self._take_signals()
             await asyncio.wait({*keeping, answering, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.desk.closing = True

@@ -156,7 +156,7 @@ def campaign_in(
     size = max(
         sum(path.stat().st_size for path in one.artifact.rglob("*") if path.is_file()) for one in samples
     )
-    with small_disk(folder / f"small-{os.getpid()}", 4 + 2 * size // 2**20) as small:
+    with small_disk(folder / f"small-{os.getpid()}", max(48, 4 + 2 * size // 2**20)) as small:
         campaign = Campaign(folder, seed, Sources(samples, checkpoints, small), only)
         try:
             yield campaign

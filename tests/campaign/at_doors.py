@@ -1,4 +1,4 @@
-"""What strangers send and answer: tries a door, prints what is wrong, and exits with 9 then.
+"""What strangers send to a server: tries a door, prints what is wrong, and exits with 9 then.
 
 python -m campaign.at_doors DOOR SEED FOLDER ARTIFACT
 
@@ -10,16 +10,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
-import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -142,20 +138,21 @@ def full_disk(rng: random.Random, folder: Path, artifact: Path) -> Iterator[str]
         filler = fill(folder, rng.choice((0, 5000, 50_000)))
         for _ in range(rng.randint(1, 4)):
             answer = server.call("POST", "/v1/videos", {"prompt": "a fox" * rng.choice((1, 2000))})
-            if answer.status not in (200, 507) or b"internal" in answer.body:
+            if answer.status not in (200, 400, 507) or b"internal" in answer.body:
                 yield f"without room: {answer.status} {answer.body[:200]!r}"
         if server.call("GET", "/readyz").status == 200:
             yield "ready without room"
         filler.unlink()
-        server.ready(40)
-        if (status := server.call("POST", "/v1/videos", {"prompt": "a fox"}).status) != 200:
+        server.ready(60)
+        status = server.call("POST", "/v1/videos", {"prompt": "a fox"}).status
+        if status not in (200, 400):  # a model may want an image too
             yield f"with room again: {status}"
         if any("Traceback" in line for line in server.lines):
             yield "a traceback in the log"
 
 
 DOORS: Mapping[str, Callable[[random.Random, Path, Path], Iterator[str]]] = MappingProxyType(
-    {door.__name__: door for door in (users_files, picture, body, full_disk, address)}
+    {door.__name__: door for door in (users_files, picture, body, full_disk)}
 )
 
 

@@ -66,6 +66,7 @@ class Case:
         again: a command that runs afterwards, as a user would repeat it.
         artifact: the artifact that has to be whole afterwards, or absent.
         clean: folders in which no temporary file may stay.
+        kept: files of the user, and what they hold.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Case:
     again: Call | None = None
     artifact: Path | None = None
     clean: Sequence[Path] = ()
+    kept: Mapping[Path, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,9 @@ def problems(case: Case, ended: Sequence[Ended], whole: Callable[[Path], str | N
             found.append(f"{name}exit code 0 and no video")
     if case.artifact is not None and (wrong := whole(case.artifact)) is not None:
         found.append(f"half an artifact: {wrong}")
+    for path, content in case.kept.items():
+        if not path.is_file() or path.read_bytes() != content:
+            found.append(f"changed {path}")
     if case.signal is not signal.SIGKILL or case.again is not None:
         found += [f"left {path}" for folder in case.clean for path in left_in(folder)]
     return found

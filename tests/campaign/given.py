@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -96,3 +97,35 @@ def other_output(sources: Sources, rng: random.Random, folder: Path) -> Case:
     arguments = [*arguments[:start], *arguments[start + 4 : end], "--prompts", str(prompts)]
     call = Call("wanrun", arguments, frozenset({0, 2}), output)
     return Case("damaged output", f"{suffix}: {what}", [call], {sample.video}, clean=[folder])
+
+
+def placed_output(sources: Sources, rng: random.Random, folder: Path) -> Case:
+    """An output in an artifact, or in the place of a user's file, is refused before any work."""
+    sample = rng.choice(sources.samples)
+    artifact, kept = (
+        copied(sample.artifact, folder / "artifact"),
+        folder / rng.choice(("a.txt", "a.mp4", "a.json")),
+    )
+    kept.write_bytes(rng.choice((b"{}", b"notes", b"<!doctype html>", rng.randbytes(2000))))
+    inside = (artifact / "manifest.json", artifact / "weights" / "new", artifact / "model.sig", artifact)
+    place = rng.choice((kept, *inside))
+    if rng.randrange(4) == 0:
+        place = Path(shutil.copy(kept, folder / "b.txt")).with_name("link")
+        place.symlink_to(rng.choice((kept, *inside)))
+    run = sample.run(artifact, folder / "video.npy").arguments
+    calls = [
+        *(
+            ("wanrun", [*run, option, str(place)])
+            for option in ("--timing-json", "--report", "--save-latents")
+        ),
+        ("wanrun", sample.run(artifact, place).arguments),
+        *(("wanbuild", ["verify", str(artifact), option, str(place)]) for option in ("--json", "--report")),
+        ("wanbuild", ["sbom", str(artifact), "-o", str(place)]),
+        ("wanbuild", ["oci", str(artifact), "-o", str(place)]),
+        ("wanbuild", ["toy", str(place)]),
+    ]
+    command, arguments = rng.choice(calls)
+    call = Call(command, arguments, frozenset({2}))
+    what = f"{arguments[-2] if arguments[0] != 'toy' else 'toy'} {place.name}"
+    files = {kept: kept.read_bytes()}
+    return Case("placed output", what, [call], artifact=artifact, clean=[folder], kept=files)

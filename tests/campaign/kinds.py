@@ -9,10 +9,10 @@ from typing import Any
 from campaign.addresses import odd_address, odd_pin
 from campaign.damaged import damaged_inspect, damaged_run, damaged_source, damaged_verify, edited_manifest
 from campaign.fault import Maker
-from campaign.given import hostile_recipe, odd_scales, other_output
+from campaign.given import hostile_recipe, odd_scales, other_output, placed_output
 from campaign.moments import killed, raced, signalled
 from campaign.sources import Sources
-from campaign.surroundings import full_disk, odd_environment, small_limits
+from campaign.surroundings import full_disk, odd_client, odd_environment, small_limits
 
 WEIGHTS: tuple[tuple[Callable[..., Any], int], ...] = (
     (damaged_run, 60),
@@ -31,6 +31,8 @@ WEIGHTS: tuple[tuple[Callable[..., Any], int], ...] = (
     (small_limits, 3),
     (odd_address, 6),
     (odd_pin, 3),
+    (placed_output, 12),
+    (odd_client, 2),
 )
 
 

@@ -156,3 +156,16 @@ def small_limits(sources: Sources, rng: random.Random, folder: Path) -> Case:
     call = replace(call, limits={name: most}, codes=frozenset({0, 1, 2, 3, 4}))
     kind, what = "small limit", f"{name} {most} for {call}"
     return Case(kind, what, [call], {sample.video}, process=True, artifact=artifact, clean=[folder])
+
+
+def odd_client(sources: Sources, rng: random.Random, folder: Path) -> Case:
+    """What a server is sent, and finds in its folder and on its disk: see ``campaign.at_doors``."""
+    sample = rng.choice(sources.samples)
+    doors = ["users_files", "body", *(["picture"] if sample.media else [])]
+    door = rng.choice([*doors, *(["full_disk"] if sources.small is not None else [])])
+    if door == "full_disk" and sources.small is not None:
+        folder = sources.small / "served"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    arguments = [door, str(rng.randrange(2**32)), str(folder), str(sample.artifact)]
+    return Case("odd client", " ".join(arguments[:2]), [Call("campaign.at_doors", arguments)], process=True)

@@ -6,6 +6,7 @@ import datetime
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -114,10 +115,12 @@ def test_the_judge_sees_videos_artifacts_and_what_is_left(tmp_path: Path) -> Non
     assert problems(case, [good], whole) == []
     output.write_bytes(b"wrong")
     (tmp_path / ".artifact.building").mkdir()
+    case = replace(case, kept={tmp_path / "notes": b"mine"})
     found = problems(case, [Ended(3, 1.0, "error: no\n")], damaged)
     assert found == [
         "another video",
         "half an artifact: weights/x is missing",
+        f"changed {tmp_path / 'notes'}",
         f"left {tmp_path / '.artifact.building'}",
     ]
 
