@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from wanrun.errors import UsageError
-from wanrun.files import PARTIAL_COPY, open_regular, origin_of, read_bounded
+from wanrun.files import PARTIAL_COPY, open_regular, origin_of, read_bounded, user_copies
 
 MAX_MARKED_BYTES = 2**26
 """So much of a file that is there is searched for a mark."""
@@ -67,7 +67,7 @@ class Claims:
         self._written: dict[str, str] = {}
         self._read: dict[str, str] = {}
         self._trees: dict[str, str] = {}
-        self._artifacts: dict[Path, bool] = {}
+        self._artifacts: dict[Path, bool] = {Path(os.path.realpath(user_copies())): True}
 
     def read(self, path: Path, owner: str, tree: bool = False) -> None:
         """Notes that a file or a folder, which may lie anywhere, is read for ``owner``.
@@ -97,7 +97,10 @@ class Claims:
                     f"the output {path} is also that of {other or 'this prompt'}",
                     remedy=f"give each its own name{fields}",
                 )
-            around = self._artifact_around(os.path.dirname(name) if artifact else name)  # noqa: PTH120
+            # By its own name too: the weights of a copy are links to a folder that copies share.
+            spelled = (name, os.path.abspath(path))  # noqa: PTH100 - a link stays
+            places = (os.path.dirname(one) if artifact else one for one in spelled)  # noqa: PTH120
+            around = next(filter(None, map(self._artifact_around, places)), None)
             if around is not None:
                 raise UsageError(
                     f"the output {path} lies inside the artifact {around}",
@@ -132,7 +135,7 @@ class Claims:
             )
 
     def _artifact_around(self, name: str) -> Path | None:
-        """Returns the artifact that is at this real path or around it; None if there is none."""
+        """Returns the artifact, or the folder of copies, that is at this path or around it; None for none."""
         for folder in (Path(name), *Path(name).parents):
             if folder not in self._artifacts:
                 self._artifacts[folder] = folder == self._artifact or is_artifact(folder)

@@ -127,7 +127,7 @@ def artifact_folder(place: str) -> Path:
     except ModuleNotFoundError as error:
         remedy = "pip install '.[hub]' in the checkout"
         raise UsageError(f"{place} needs {error.name}", remedy=remedy) from None
-    return open_copy(place, user_cache() / "artifacts", print_error)
+    return open_copy(place, user_copies(), print_error)
 
 
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
@@ -221,6 +221,11 @@ def user_cache() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wanrun"
     except RuntimeError:
         return Path(os.devnull) / "wanrun"
+
+
+def user_copies() -> Path:
+    """Returns the folder of this user's copies of artifacts that are elsewhere."""
+    return user_cache() / "artifacts"
 
 
 def plain_relative(name: Any, where: str) -> str:

@@ -107,7 +107,9 @@ def test_none_is_written_into_an_artifact(
     refused: Callable[..., str], tmp_path: Path, name: str, param: click.Parameter
 ) -> None:
     (tmp_path / "link").symlink_to("art/weights")
-    for place in ("art/manifest.json", "art/model.sig", "art/new", "art/weights/new/x", "link/x"):
+    (tmp_path / "art" / "weights" / "shared").symlink_to("../..")  # as those of a copy
+    inside = ("manifest.json", "model.sig", "new", "weights/new/x", "weights/shared/x")
+    for place in (*(f"art/{name}" for name in inside), "link/x"):
         line = refused(name, *given(param, f"{place}{SUFFIXES.get(param.name or '', '')}"))
         assert f"lies inside the artifact {tmp_path / 'art'}; write the results elsewhere" in line, line
 

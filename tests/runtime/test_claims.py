@@ -68,3 +68,10 @@ def test_none_is_written_into_the_artifact(artifact: Path, tmp_path: Path) -> No
     for path in (artifact / "a.mp4", tmp_path / "link" / "weights" / "a.mp4", artifact):
         with pytest.raises(UsageError, match=r"lies inside the artifact .*; write the results elsewhere"):
             claims.write([path], "line 1")
+
+
+def test_none_is_written_among_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not at the place of an artifact there may belong to several."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="lies inside the artifact"):
+        Claims().write([tmp_path / "wanrun" / "artifacts" / "components" / "vae" / "x"], "")

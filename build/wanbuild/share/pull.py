@@ -19,7 +19,7 @@ from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import UsageError, unwritable
-from wanrun.files import read_bounded, replace_file, user_cache
+from wanrun.files import read_bounded, replace_file, user_copies
 from wanrun.machine.environment import host_mismatches
 
 Report = Callable[[str], None]
@@ -56,7 +56,7 @@ def pull(request: PullRequest, report: Report) -> Path:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
     if request.folder is not None:
         _check_folder(request.folder)
-    opened = open_newest(request.address, user_cache() / "artifacts", report)
+    opened = open_newest(request.address, user_copies(), report)
     folder, manifest = opened.folder, read_manifest(opened.folder)
     names = request.targets or (() if request.whole else _fitting(manifest, folder))
     chosen = with_targets(manifest, folder, names)

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
 from PIL import Image, UnidentifiedImageError
 
+import wanrun
 from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import how_it_ended
 from wanrun.media.pillow import strip_rows, too_large
@@ -47,15 +48,15 @@ class Decoder:
         self._process, self._log, self._cancel = process, log, cancel
         self._seconds = SECONDS
         self._limit(resource.RLIMIT_CORE, 0)
-        self._limit(resource.RLIMIT_CPU, self._seconds)
         self._limit(resource.RLIMIT_DATA, memory_limit())
+        self._limit(resource.RLIMIT_CPU, self._seconds)
 
     def _limit(self, what: int, most: int) -> None:
-        """Sets a limit of the process, below one that the system has set."""
+        """Sets a limit of the process, not above that of this one."""
+        given = [limit for limit in resource.getrlimit(what) if limit != resource.RLIM_INFINITY]
         with contextlib.suppress(ProcessLookupError):  # it has ended
             hard = resource.prlimit(self._process.pid, what)[1]
-            soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.prlimit(self._process.pid, what, (soft, hard))
+            resource.prlimit(self._process.pid, what, (min([most, *given]), hard))
 
     def ask(self, request: dict[str, object]) -> None:
         """Sends a request. A process that has ended does not take it; reading its answer tells so."""
@@ -90,18 +91,24 @@ class Decoder:
         """
         assert self._process.stdout is not None
         self._process.stdout.close()
-        code = self._process.wait()
+        used, code = self._used(), self._process.wait()
         if self._cancel is not None:
             self._cancel.check()
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", errors="replace").splitlines()
-        if code == -signal.SIGXCPU:
+        if code == -signal.SIGXCPU or (code and used > self._seconds - 0.5):  # ffmpeg catches the signal
             raise UsageError(
                 f"{name} takes too long to decode",
                 expected=f"at most {self._seconds} s of CPU time",
                 remedy="save it again, or make it smaller",
             )
         return code, lines
+
+    def _used(self) -> float:
+        """Waits for the end of the process, and returns the seconds of CPU time that it has taken."""
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_limit() -> int:
@@ -140,13 +147,19 @@ def read_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
 
 
 @contextmanager
-def decoder(command: Sequence[str], name: str, cancel: CancelToken | None = None) -> Iterator[Decoder]:
+def decoder(
+    command: Sequence[str],
+    name: str,
+    cancel: CancelToken | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Decoder]:
     """Starts a decoder, which ends with the context, with this process, or as soon as a token is cancelled.
 
     Args:
         command: the program and its arguments.
         name: the name of what it reads, in messages.
         cancel: ends the process; its ``ended`` raises CancelledError then.
+        environment: the variables of the process; None for those of this one.
 
     Raises:
         UsageError: if the program does not start.
@@ -156,7 +169,9 @@ def decoder(command: Sequence[str], name: str, cancel: CancelToken | None = None
         def start() -> subprocess.Popen[bytes]:
             pipe = subprocess.PIPE
             # In a session of its own, so that Ctrl-C does not reach it: this process ends it.
-            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=log, env=environment, start_new_session=True
+            )
 
         try:
             process = stack.enter_context(begun(start, subprocess.Popen.kill))
@@ -179,8 +194,12 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 def images(name: str, cancel: CancelToken | None = None) -> AbstractContextManager[Decoder]:
     """Starts a decoder of images; as ``decoder``."""
+    if not sys.executable:
+        raise UsageError(f"{name} cannot be read: sys.executable does not name this Python")
+    # This package may have been found by a path that only this process has.
+    paths = [str(Path(wanrun.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-P", "-m", "wanrun.media.pillow", str(Image.MAX_IMAGE_PIXELS or 0)]
-    return decoder(command, name, cancel)
+    return decoder(command, name, cancel, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
 
 
 def first_frame(images: Decoder, path: Path, name: str) -> Image.Image:

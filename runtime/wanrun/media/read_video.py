@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def read_video(
     """
     frames: Iterator[Image.Image]
     if isinstance(source, list | tuple):
-        frames = (read_image(image, option, seen, cancel=cancel) for image in source[:max_frames])
+        frames = _listed_frames(source[:max_frames], option, seen, cancel)
     elif not isinstance(source, Path | str):
         raise wrong_type(option, "a path or a list of Pillow images", source)
     elif (path := existing_path(source, option)).is_dir():
@@ -103,6 +104,15 @@ def folder_files(path: Path, option: str) -> list[Path]:
         )
     except OSError as error:
         raise UsageError(f"{described(path, option)} cannot be read", found=error.strerror) from None
+
+
+def _listed_frames(
+    source: Sequence[Image.Image], option: str, seen: Seen | None, cancel: CancelToken | None
+) -> Iterator[Image.Image]:
+    files = any(isinstance(image, Path | str) for image in source)
+    with images(option, cancel) if files else nullcontext() as decoder:
+        for image in source:
+            yield read_image(image, option, seen, images=decoder)
 
 
 def _folder_frames(

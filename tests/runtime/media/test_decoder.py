@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,16 @@ def test_an_image_that_takes_long_is_refused(
     assert_ended(started[0])
 
 
+def test_a_program_that_catches_the_signal_takes_too_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ffmpeg does."""
+    code = "import signal, sys\nsignal.signal(signal.SIGXCPU, lambda *_: sys.exit(255))\nwhile True: pass"
+    monkeypatch.setattr(decoder, "SECONDS", 1)
+    with decoder.decoder([sys.executable, "-c", code], "--video") as long:
+        assert long.line() == b""
+        with pytest.raises(UsageError, match="takes too long to decode; expected at most 1 s"):
+            long.ended("--video")
+
+
 def test_a_token_ends_a_decoder(tmp_path: Path, started: list[int]) -> None:
     token = CancelToken()
     threading.Timer(0.1, token.cancel).start()
@@ -86,7 +99,13 @@ def test_a_decoder_that_is_killed_says_how(
 ) -> None:
     """As for want of memory of the whole machine."""
     path = many_scans(tmp_path / "long.jpg")
-    threading.Timer(0.3, lambda: os.kill(started[0], 9)).start()
+
+    def kill() -> None:
+        while not started:
+            time.sleep(0.01)
+        os.kill(started[0], 9)
+
+    threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(UsageError, match="cannot be decoded; found ended by signal 9"):
         read_image(path, "--image")
 
@@ -96,3 +115,24 @@ def test_a_frame_is_not_read_that_is_above_the_limit_or_cut_off() -> None:
     with pytest.raises(UsageError, match="--video is too large"):
         read_ppm(io.BytesIO(b"12000 9000\n255\n"), "--video")
     assert read_ppm(io.BytesIO(b"2 2\n255\n" + bytes(11)), "--video") is None
+
+
+def test_a_package_that_only_this_process_finds_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(UsageError, match=r"--image .* cannot be read: sys\.executable"):
+        read_image(tmp_path / "a.png", "--image")
+    shutil.copytree(Path(decoder.wanrun.__file__).parent, tmp_path / "elsewhere" / "wanrun")
+    code = f"""
+import sys
+sys.path = [p for p in sys.path if "runtime" not in p]
+sys.path.insert(0, {str(tmp_path / "elsewhere")!r})
+from wanrun.media.images import read_image
+assert "elsewhere" in read_image.__code__.co_filename
+print(read_image({str(tmp_path / "a.png")!r}, "--image").size)
+"""
+    monkeypatch.undo()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(4, 4)\n"
