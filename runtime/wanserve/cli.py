@@ -26,6 +26,9 @@ OPEN_FILES = 8192
 MOST_SECONDS = 1e6
 """Of an option."""
 
+MOST_PIXELS = 1 << 30
+"""Of an option: a decoder's memory follows it, and the system takes no bound that is larger than an address."""
+
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
 _path = Input()
@@ -104,7 +107,13 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @_limits(
     "--max-upload", type=_positive, default=64, show_default=True, metavar="MB", help="Size of a request."
 )
-@_limits("--max-pixels", type=_positive, default=50_000_000, show_default=True, help="Pixels of an image.")
+@_limits(
+    "--max-pixels",
+    type=click.IntRange(1, MOST_PIXELS),
+    default=50_000_000,
+    show_default=True,
+    help="Pixels of an image.",
+)
 @_limits(
     "--timeout",
     type=Number(0.1, MOST_SECONDS),
