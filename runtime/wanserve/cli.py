@@ -27,7 +27,7 @@ MOST_SECONDS = 1e6
 """Of an option."""
 
 MOST_PIXELS = 1 << 30
-"""Of an option: a decoder's memory follows it, and the system takes no bound that is larger than an address."""
+"""Of an option: the memory of a decoder follows it, which the system counts in an address's bits."""
 
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")

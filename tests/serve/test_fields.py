@@ -160,7 +160,7 @@ def test_images_in_fields(fields: dict[str, Any], given: list[str]) -> None:
 
 
 def test_what_a_long_text_becomes_is_bounded() -> None:
-    """Base64 in short lines, the parameters of a data: URL, and numbers: no object for each of their parts."""
+    """Base64 in lines, parameters of a data: URL, and numbers: no object for each of their parts."""
     png_url, many = "data:image/png;base64,", 100_000
     texts = {"image": png_url + "AA\r\n" * many, "mask": f"data:{';a=' * many}", "timesteps": "11," * many}
     for name, text in texts.items():
