@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ PART = '--xyz\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
 
 def key(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name * 20}"}
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Runs a test that waits for something, but not for ever."""
+    asyncio.run(asyncio.wait_for(test, 20))
 
 
 def parts(*given: tuple[str, str, bytes]) -> bytes:
@@ -227,7 +232,7 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
         await holds
         await read(reader, "b3")
 
-    asyncio.run(test())
+    run(test())
     assert not list((tmp_path / "incoming").iterdir())
 
 
@@ -273,4 +278,4 @@ def test_a_key_has_a_part_of_the_connections(tmp_path: Path) -> None:
             await asyncio.gather(*streams)
             assert (await server.call("GET", "/v1/models", **key("a"))).status == 200
 
-    asyncio.run(test())
+    run(test())
