@@ -179,6 +179,23 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(test(comes_back))
 
 
+def test_old_jobs_go_while_nothing_can_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their files make the room that the rest needs."""
+
+    async def test() -> None:
+        async with asked(tmp_path, catalog().models, keep_seconds=-1.0) as server:
+            id = (await server.call("POST", "/v1/videos", PLAIN)).json["id"]
+            await server.call("POST", f"/v1/videos/{id}/cancel")
+            monkeypatch.setattr(server.service.desk, "store_again", _raises(sqlite3.OperationalError("full")))
+            cleaning = asyncio.create_task(server.service._clean())
+            while (await server.call("GET", f"/v1/videos/{id}")).status == 200:
+                await asyncio.sleep(0.001)
+            assert (await server.call("GET", "/v1/videos")).json["data"] == []
+            cleaning.cancel()
+
+    run(test())
+
+
 def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Room(tmp_path)
     assert one.lack() is None and one.lack(2**60) == NO_SPACE
