@@ -26,6 +26,12 @@ OPEN_FILES = 8192
 MOST_SECONDS = 1e6
 """Of an option."""
 
+MOST_PIXELS = 1 << 30
+"""Of an option: the memory of a decoder follows it, which the system counts in an address's bits."""
+
+MOST_WORKERS = 1024
+"""Of an option."""
+
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
 _path = Input()
@@ -104,7 +110,13 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @_limits(
     "--max-upload", type=_positive, default=64, show_default=True, metavar="MB", help="Size of a request."
 )
-@_limits("--max-pixels", type=_positive, default=50_000_000, show_default=True, help="Pixels of an image.")
+@_limits(
+    "--max-pixels",
+    type=click.IntRange(1, MOST_PIXELS),
+    default=50_000_000,
+    show_default=True,
+    help="Pixels of an image.",
+)
 @_limits(
     "--timeout",
     type=Number(0.1, MOST_SECONDS),
@@ -113,7 +125,9 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     help="Seconds for a slow client.",
 )
 @_loading(
-    "--workers", type=_positive, help="Processes with a device.  [default: one for each, or for a mesh]"
+    "--workers",
+    type=click.IntRange(1, MOST_WORKERS),
+    help="Processes with a device.  [default: one for each, or for a mesh]",
 )
 @_loading("--target", help="A built target.  [default: the one that matches this machine]")
 @_loading(

@@ -59,6 +59,7 @@ class Desk:
         self._running: dict[str, Running] = {}
         self.board = Board(settings, folders, hub, self._waiting, self._running, store.times())
         self._unstored: dict[str, Job] = {}
+        self._unremoved = set[str]()
         self._wake = asyncio.Event()
         self._broken = 0
         self._lacks: str | None = None
@@ -103,6 +104,9 @@ class Desk:
         def put(connection: sqlite3.Connection) -> Job:
             if job.idempotency is not None:
                 other = stored.with_key(connection, job.owner, job.idempotency)
+                if other is not None and other.id in self._unremoved:
+                    stored.remove(connection, other.id)
+                    other = None
                 if other is not None and other.fingerprint != job.fingerprint:
                     raise RefusedError(
                         "the Idempotency-Key was used for another request; choose a new one",
@@ -143,7 +147,7 @@ class Desk:
             RefusedError: if there is none.
         """
         job = self._here(id) or self._store.find(id)
-        if (running := self._running.get(id)) is not None and running.removed:
+        if id in self._unremoved or ((running := self._running.get(id)) is not None and running.removed):
             job = None
         if job is None or owner not in (None, job.owner):
             raise RefusedError(f"there is no video {id[:60]!r}", 404, code="not_found", param="id")
@@ -156,10 +160,10 @@ class Desk:
         return self._unstored.get(id) or next((one for one in self._waiting if one.id == id), None)
 
     def current(self, jobs: list[Job]) -> list[Job]:
-        """Returns stored jobs as they are in memory."""
+        """Returns stored jobs as they are in memory, without those that are forgotten."""
         here = {job.id: job for job in self._waiting} | self._unstored
         here |= {id: running.job for id, running in self._running.items()}
-        return [here.get(job.id, job) for job in jobs]
+        return [here.get(job.id, job) for job in jobs if job.id not in self._unremoved]
 
     async def cancel(self, job: Job) -> None:
         """Cancels a job: one that waits at once, one that runs as soon as its worker looks.
@@ -182,8 +186,10 @@ class Desk:
     async def delete(self, job: Job) -> None:
         """Forgets a job and its files; one that runs is cancelled, and its files go when it has ended.
 
-        The files of others go first: on a full disk that makes the room to store that they are gone.
+        The files of others go first: on a full disk that makes the room to store that they are gone. If that
+        cannot be stored yet, the job is forgotten all the same, and it is stored later.
         """
+        self._unremoved.add(job.id)
         running = self._running.get(job.id)
         if job in self._waiting:
             self._waiting.remove(job)
@@ -193,9 +199,9 @@ class Desk:
             running.cancel()
         else:
             await asyncio.to_thread(self._folders.remove, job.id)
-        await self._store.change(lambda connection: stored.remove(connection, job.id))
         self.hub.publish(job.owner, job.id, "deleted", {"id": job.id})
         self.board.moved()
+        await self._remove(job.id)
 
     def check_waiting(self, job: Job) -> None:
         """Raises RefusedError unless a job waits."""
@@ -207,8 +213,8 @@ class Desk:
 
     async def change(self, job: Job) -> None:
         """Stores a waiting job whose options or files have changed."""
-        await self._put(job)
         self.board.publish(job)
+        await self._put(job)
 
     async def move(self, job: Job, position: int) -> None:
         """Moves a waiting job to a position among its owner's, which keep their places among all.
@@ -230,27 +236,34 @@ class Desk:
             for one in moved:
                 stored.put(connection, one)
 
-        await self._store.change(put)
         self.board.moved()
+        await self._store.change(put)
 
     # What workers ask for.
 
     async def next(self) -> Job:
-        """Waits for a job and for the room that it needs, and returns it; it runs from now on."""
-        while self.closing or not self._waiting or self.lack():
+        """Waits for a job that has the room that it needs, and returns the first; it runs from now on."""
+        while (job := self._fitting()) is None:
             self._wake.clear()
             looks_again = ROOM_SECONDS if self._waiting and not self.closing else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(looks_again):
                     await self._wake.wait()
-        job = self._waiting.pop(0)
+        self._waiting.remove(job)
         job.status, job.started, job.attempts = "in_progress", time.time(), job.attempts + 1
         self._running[job.id] = Running(job, Live(phase="loading", steps=job.shape["num_steps"]))
         return job
 
+    def _fitting(self) -> Job | None:
+        """The first waiting job whose frames have room beside those of the jobs that run."""
+        if self.closing or not self._waiting or self.lack():
+            return None
+        left = self.room.left() - sum(frames_bytes(one.job) for one in self._running.values())
+        return next((job for job in self._waiting if frames_bytes(job) <= left), None)
+
     def lack(self) -> str | None:
-        """Returns what there is too little of for the next job; None for nothing. A change is logged."""
-        problem = self.room.lack(frames_bytes(self._waiting[0]) if self._waiting else 0)
+        """Returns what there is too little of for any job; None for nothing. A change is logged."""
+        problem = self.room.lack()
         if problem != self._lacks:
             LOG.warning("%s", problem or "there is room again")
         self._lacks = problem
@@ -315,9 +328,10 @@ class Desk:
         job.status, job.started = "queued", None
         self._running.pop(job.id, None)
         bisect.insort(self._waiting, job, key=lambda one: one.rank)
-        await self._put(job)
         self._wake.set()
         self.board.publish(job)
+        self.board.moved()
+        await self._put(job)
 
     def nothing_loads(self) -> bool:
         """Takes that a worker could not load the artifact; returns whether none ever could."""
@@ -354,8 +368,15 @@ class Desk:
         """Stores a job that has changed."""
         await self._store.change(lambda connection: stored.put(connection, job))
 
+    async def _remove(self, id: str) -> None:
+        """Stores that a job is forgotten."""
+        await self._store.change(lambda connection: stored.remove(connection, id))
+        self._unremoved.discard(id)
+
     async def store_again(self) -> None:
-        """Stores the ends of jobs that could not be stored."""
+        """Stores the ends of jobs, and that jobs are forgotten, where that could not be stored."""
+        for id in list(self._unremoved):
+            await self._remove(id)
         for job in list(self._unstored.values()):
             await self._put(job)
             self._unstored.pop(job.id, None)

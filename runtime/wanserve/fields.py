@@ -16,7 +16,7 @@ from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
 from wanserve.refusal import RefusedError, unknown, whole
-from wanserve.sizes import check_json
+from wanserve.sizes import MAX_ITEMS, check_json
 from wanserve.uploads import Sent, kind_of, sent_file, sent_text
 
 FORMATS = ("mp4", "webm", "gif", "webp", "mov")
@@ -61,7 +61,7 @@ async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> W
     Raises:
         RefusedError: for a field that is unknown, mistyped, given twice or without a meaning here.
     """
-    given = dict(_flat(form.fields))
+    given = await asyncio.to_thread(lambda: dict(_flat(form.fields)))  # it may decode megabytes
     named = given.pop("model", model)
     if not isinstance(named, str | None):
         raise _mistyped("model", "a string", named)
@@ -192,7 +192,7 @@ def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
     if not text:
         return tuple(value) if row.numbers and isinstance(value, list) else value
     if row.numbers:
-        items = value.strip("[] ").split(",") if isinstance(value, str) else value
+        items = value.strip("[] ").split(",", MAX_ITEMS) if isinstance(value, str) else value
         return tuple(_number(item, float) for item in items) if isinstance(items, list) else items
     if isinstance(value, list):
         raise RefusedError(f"{name} is given {len(value)} times", param=name)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from wanserve.refusal import RefusedError
-from wanserve.sizes import MAX_DEPTH, check_json, check_plain, is_file
+from wanserve.sizes import MAX_DEPTH, check_json, check_plain, plain_bytes
 
 MAX_FIELDS = 200
 MAX_FILES = 20
@@ -101,8 +101,7 @@ def _check_texts(texts: Sequence[tuple[str, str]]) -> None:
     """Raises RefusedError for fields that are too large together, files apart."""
     plain = 0
     for name, value in texts:
-        data = value.encode()
-        plain += len(name.encode()) + (0 if is_file(data, 0, len(data)) else len(data))
+        plain += len(name.encode()) + plain_bytes(value.encode())
     check_plain(plain)
 
 

@@ -35,10 +35,18 @@ class Room:
         """Returns what there is too little of for so many bytes more; None for nothing."""
         try:
             os.close(os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC))
-            status = os.statvfs(self._folder)
+            return NO_SPACE if self.left() < nbytes else None
         except OSError as error:
             return NO_FILES if error.errno in _NO_FILES else "the folder of the jobs cannot be read"
-        return NO_SPACE if status.f_bavail * status.f_frsize < RESERVE + nbytes else None
+
+    def left(self) -> int:
+        """Returns the bytes that may still be taken; negative if the reserve is.
+
+        Raises:
+            OSError: if they cannot be read.
+        """
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize - RESERVE
 
     def check(self, nbytes: int = 0) -> None:
         """Raises RefusedError if there is too little room for so many bytes more."""

@@ -171,8 +171,9 @@ class Routes:
             found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
         if found is None:
             raise RefusedError("there is no video of the id in after", param="after", code="not_found")
+        more, found = len(found) > limit, self._desk.current(found[:limit])
         data, size = list[msgspec.Raw](), 0
-        for job in self._desk.board.shown(*self._desk.current(found[:limit])):
+        for job in self._desk.board.shown(*found):
             encoded = msgspec.json.encode(job)
             size += len(encoded)
             if data and size > MAX_PAGE:
@@ -184,7 +185,7 @@ class Routes:
                 "data": data,
                 "first_id": found[0].id if data else None,
                 "last_id": found[len(data) - 1].id if data else None,
-                "has_more": len(found) > len(data),
+                "has_more": more or len(found) > len(data),
             }
         )
 

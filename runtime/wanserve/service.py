@@ -186,6 +186,8 @@ class Service:
             ending.cancel()
             cleaning.cancel()
             await asyncio.gather(answering, ending, cleaning, preparing, return_exceptions=True)
+            with contextlib.suppress(sqlite3.Error):
+                await self.desk.store_again()
             await asyncio.to_thread(self._store.close)
         for result in results:
             if isinstance(result, BaseException):
@@ -238,15 +240,19 @@ class Service:
 
     async def _clean(self) -> None:
         """Stores what could not be stored, and forgets old jobs, again and again."""
-        kept, most = self._settings.kept_seconds, self._settings.keep_bytes
         while True:
-            with contextlib.suppress(Exception):  # a full disk: later again
-                await self.desk.store_again()
-                ended = await self._store.change(stored.ended_jobs)
-                for id in outdated(ended, time.time(), kept, most):
-                    with contextlib.suppress(RefusedError):  # removed meanwhile
-                        await self.desk.delete(self.desk.find(id, None))
+            for step in (self.desk.store_again, self._forget_old):  # the second makes room for the first
+                with contextlib.suppress(Exception):  # a full disk: later again
+                    await step()
             await asyncio.sleep(CLEAN_SECONDS)
+
+    async def _forget_old(self) -> None:
+        """Forgets jobs that are not kept."""
+        ended = await self._store.change(stored.ended_jobs)
+        kept, most = self._settings.kept_seconds, self._settings.keep_bytes
+        for id in outdated(ended, time.time(), kept, most):
+            with contextlib.suppress(RefusedError):  # removed meanwhile
+                await self.desk.delete(self.desk.find(id, None))
 
 
 class _Server(uvicorn.Server):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import string
+from collections.abc import Sequence
 from typing import Final
 
 from wanserve.refusal import RefusedError
@@ -18,19 +20,37 @@ MAX_ITEMS: Final = 20_000
 _LONG: Final = 4096
 """Bytes of a text above which it may be a file."""
 
-_OF_FILES: Final = (string.ascii_letters + string.digits + "+/=-_:;,.\\").encode()
-_ESCAPES: Final = (b"\\/", b"\\n", b"\\r")
+_OF_FILES: Final = (string.ascii_letters + string.digits + "+/=-_:;,.\\%!'()*~&@$ \t\r\n").encode()
+"""Of base64, of the parameters of a data: URL, and of their escapes in JSON."""
+
+_BLANKS: Final = (b" ", b"\t", b"\r", b"\n", b"\\t", b"\\r", b"\\n")
+_ESCAPES: Final = (
+    *_BLANKS[4:],
+    b"\\/",
+    b"\\u002B",
+    b"\\u002b",
+    b"\\u002F",
+    b"\\u002f",
+    b"\\u003D",
+    b"\\u003d",
+)
 """That some clients write in base64."""
+
+_LINE: Final = 16
+"""Bytes for each blank, at least: lines of base64 have more, and words have fewer."""
 
 _STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _MARK: Final = re.compile(rb'["\[\]{},]')
 _BLOCK: Final = 1 << 20
 
 
-def check_json(data: bytes) -> None:
+def check_json(data: bytes) -> int:
     """Counts the items, the depth and the bytes of a JSON text, data: URLs and base64 apart.
 
     It takes as long as an accepted text has marks: a text that has more is refused there.
+
+    Returns:
+        The bytes beside the files.
 
     Raises:
         RefusedError: if it is too large, has too many items or is too deep.
@@ -52,7 +72,17 @@ def check_json(data: bytes) -> None:
             raise RefusedError(f"the request has more than {MAX_ITEMS} items", code="too_many_items")
         if depth > MAX_DEPTH:
             raise RefusedError(f"the request is nested deeper than {MAX_DEPTH} levels", code="too_deep")
-    check_plain(plain + max(len(data) - at, 0))
+    plain += max(len(data) - at, 0)
+    check_plain(plain)
+    return plain
+
+
+def plain_bytes(data: bytes) -> int:
+    """Returns the bytes of a form's field beside files: it is a text, a file, or JSON that may hold files."""
+    if data[:1] in (b"[", b"{"):
+        with contextlib.suppress(RefusedError):  # a prompt may begin so too
+            return check_json(data)
+    return 0 if is_file(data, 0, len(data)) else len(data)
 
 
 def check_plain(nbytes: int) -> None:
@@ -83,13 +113,21 @@ def string_end(data: bytes, start: int) -> int:
 
 
 def is_file(data: bytes, start: int, end: int) -> bool:
-    """Whether a part of a text is long and may be a data: URL or base64: ASCII without blanks."""
+    """Whether a part of a text is long and may be a data: URL or base64: ASCII in lines, and no words."""
     if end - start < _LONG:
         return False
+    blanks = 0
     for first in range(start, end, _BLOCK):
         last = min(first + _BLOCK, end)
         block = data[first:last]
-        escapes = sum(data.count(escape, first, min(last + 1, end)) for escape in _ESCAPES)
-        if block.translate(None, _OF_FILES) or block.count(b"\\") != escapes:
+        if block.translate(None, _OF_FILES) or (
+            (slashes := block.count(b"\\")) and slashes != _count(_ESCAPES, data, first, last, end)
+        ):
             return False
-    return True
+        blanks += _count(_BLANKS, data, first, last, end)
+    return blanks * _LINE <= end - start
+
+
+def _count(parts: Sequence[bytes], data: bytes, first: int, last: int, end: int) -> int:
+    """The number of parts of a text that begin in a block of it; the last one may end after the block."""
+    return sum(data.count(part, first, min(last + len(part) - 1, end)) for part in parts)

@@ -8,6 +8,7 @@ import binascii
 import hashlib
 import io
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ from wanserve.refusal import RefusedError
 _DATA = re.compile(r"data:([\w.+/-]*)(?:;[\w.+-]+=[^;,]*)*(;base64)?,", re.ASCII)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:")
 _BLOCK: Final = 1 << 20
+"""Bytes that are written, or decoded, in one step: other threads run between two."""
+
+_HEAD: Final = 2048
+"""Characters of a data: URL in which its base64 begins."""
+
+_BLANKS: Final = string.whitespace.encode()
 
 # The first bytes of what wanrun reads, with the suffix of the stored file.
 _BEGINNINGS: Mapping[bytes, str] = MappingProxyType(
@@ -132,7 +139,7 @@ def sent_text(option: str, value: Any, param: str) -> Sent:
         return sent_text(option, _inner(value, param), param)
     if not isinstance(value, str) or not value:
         raise RefusedError(f"{param} has the wrong type; expected a file or a data: URL", param=param)
-    match = _DATA.match(value)
+    match = _DATA.match(value, 0, _HEAD)
     if match is None:
         if isinstance(value, str) and len(value) > 256 and not _URL.match(value):  # bare base64
             return Sent(option, "data", _decoded(value, param))
@@ -144,8 +151,13 @@ def sent_text(option: str, value: Any, param: str) -> Sent:
 
 
 def _decoded(text: str, param: str) -> bytes:
+    """Returns the bytes of base64, whose blanks and line breaks do not count."""
     try:
-        data = base64.b64decode("".join(text.split()), validate=True)
+        body = text.encode("ascii").translate(None, _BLANKS)
+        if body.find(b"=", 0, -2) >= 0:
+            raise ValueError("it goes on after its end")
+        blocks = (body[start : start + _BLOCK] for start in range(0, len(body), _BLOCK))
+        data = b"".join(base64.b64decode(block, validate=True) for block in blocks)
     except (binascii.Error, ValueError):
         raise RefusedError(f"{param} is not valid base64", param=param) from None
     if not data:

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from helpers.damage import linked
 from serve_client import Server, served
-from wanserve.cli import serve
+from wanrun.errors import UsageError
+from wanserve.cli import MOST_PIXELS, MOST_WORKERS, serve
 
 PROMPT = "a red fox"
 LONG = 8000
@@ -94,6 +96,13 @@ def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
             found, lines = refused(*arguments)
             assert (found, lines[-1].startswith(line)) == (code, True), (arguments, lines)
             assert not [line for line in lines if "Traceback" in line]
+
+
+@pytest.mark.parametrize(("option", "most"), [("--max-pixels", MOST_PIXELS), ("--workers", MOST_WORKERS)])
+def test_numbers_that_the_system_would_not_take(tmp_path: Path, option: str, most: int) -> None:
+    for number, told in ((most, "there is no artifact"), (most + 1, f"{most + 1} is not in the range")):
+        with pytest.raises((click.BadParameter, UsageError), match=told):
+            serve.main([str(tmp_path / "none"), option, str(number)], standalone_mode=False)
 
 
 def test_without_the_extra(toy_artifact: Path, tmp_path: Path) -> None:

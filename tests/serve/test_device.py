@@ -25,6 +25,7 @@ from wanserve.job import Job
 from wanserve.messages import Broken, Cancel, Cancelled, Done, Failed, Now, Ready, Run, line, to_worker
 from wanserve.metrics import Metrics
 from wanserve.refusal import RefusedError
+from wanserve.room import frames_bytes
 from wanserve.settings import Settings
 from wanserve.store import Store
 
@@ -298,6 +299,63 @@ def test_an_end_that_cannot_be_stored(desk: Callable[[], House], monkeypatch: py
         await house.desk.store_again()
         found = house.store.find(one.id)
         assert found is not None and found.status == "cancelled"
+
+    run(test())
+
+
+def test_a_removal_that_cannot_be_stored(desk: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the job is gone all the same, its key is free, and that is stored later."""
+
+    async def test() -> None:
+        house = desk()
+        runs, again, _ = [await house.ask(idempotency=key) for key in "abc"]
+        await house.desk.begin(await house.desk.next(), lambda: None)
+        jobs, listener = [runs, again], house.desk.hub.listen(None)
+        folders = [house.folders.out(one.id) for one in jobs]
+
+        def full(connection: sqlite3.Connection, id: str) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stored, "remove", full)
+            for one in jobs:
+                with pytest.raises(sqlite3.OperationalError):
+                    await house.desk.delete(one)
+            await house.desk.cancelled(runs.id)
+            for one in jobs:
+                with pytest.raises(RefusedError, match="there is no video"):
+                    house.desk.find(one.id, None)
+            assert len(house.desk.current(house.store.listed(None, 9) or [])) == 1
+            assert not any(folder.exists() for folder in folders)
+        assert [(await listener.next(1) or ("",))[0] for _ in jobs] == ["deleted"] * 2
+        new = await house.ask(idempotency="b")
+        assert house.desk.find(new.id, None) is new and house.store.find(again.id) is None
+        await house.desk.store_again()
+        assert not any(house.store.find(one.id) for one in jobs)
+
+    run(test())
+
+
+def test_a_job_that_has_no_room_holds_up_no_other(
+    desk: Callable[[], House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that fits beside those that run is next; and one that is put back has its place again."""
+
+    async def test() -> None:
+        house = desk()
+        plain = job()
+        large = await house.ask(shape={**plain.shape, "num_frames": 10**9})
+        small = [await house.ask() for _ in range(2)]
+        monkeypatch.setattr(house.desk.room, "left", lambda: frames_bytes(plain) * 3 // 2)
+        first = await house.desk.next()
+        assert first is small[0] and house.desk.lack() is None
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(house.desk.next(), 0.02)
+        assert house.desk.waiting == [large, small[1]]
+        listener = house.desk.hub.listen(None)
+        await house.desk.put_back(first)
+        assert house.desk.waiting == [large, *small]
+        assert [(await listener.next(1) or ("",))[0] for _ in range(2)] == ["video", "queue"]
 
     run(test())
 

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ PART = '--xyz\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
 
 def key(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name * 20}"}
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Runs a test that waits for something, but not for ever."""
+    asyncio.run(asyncio.wait_for(test, 20))
 
 
 def parts(*given: tuple[str, str, bytes]) -> bytes:
@@ -174,6 +179,23 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(test(comes_back))
 
 
+def test_old_jobs_go_while_nothing_can_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their files make the room that the rest needs."""
+
+    async def test() -> None:
+        async with asked(tmp_path, catalog().models, keep_seconds=-1.0) as server:
+            id = (await server.call("POST", "/v1/videos", PLAIN)).json["id"]
+            await server.call("POST", f"/v1/videos/{id}/cancel")
+            monkeypatch.setattr(server.service.desk, "store_again", _raises(sqlite3.OperationalError("full")))
+            cleaning = asyncio.create_task(server.service._clean())
+            while (await server.call("GET", f"/v1/videos/{id}")).status == 200:
+                await asyncio.sleep(0.001)
+            assert (await server.call("GET", "/v1/videos")).json["data"] == []
+            cleaning.cancel()
+
+    run(test())
+
+
 def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Room(tmp_path)
     assert one.lack() is None and one.lack(2**60) == NO_SPACE
@@ -227,7 +249,7 @@ def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.Monkey
         await holds
         await read(reader, "b3")
 
-    asyncio.run(test())
+    run(test())
     assert not list((tmp_path / "incoming").iterdir())
 
 
@@ -273,4 +295,4 @@ def test_a_key_has_a_part_of_the_connections(tmp_path: Path) -> None:
             await asyncio.gather(*streams)
             assert (await server.call("GET", "/v1/models", **key("a"))).status == 200
 
-    asyncio.run(test())
+    run(test())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -157,6 +159,20 @@ def test_images_in_fields(fields: dict[str, Any], given: list[str]) -> None:
     assert [sent.option for sent in wish(fields, "full").sent] == given
 
 
+def test_what_a_long_text_becomes_is_bounded() -> None:
+    """Base64 in lines, parameters of a data: URL, and numbers: no object for each of their parts."""
+    png_url, many = "data:image/png;base64,", 100_000
+    texts = {"image": png_url + "AA\r\n" * many, "mask": f"data:{';a=' * many}", "timesteps": "11," * many}
+    for name, text in texts.items():
+        tracemalloc.start()
+        with contextlib.suppress(RefusedError):
+            found = wish({name: text}, "full")
+            assert name == "timesteps" or found.sent[0].source == bytes(many // 2 * 3)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8 * len(text), name
+
+
 def test_files() -> None:
     found = wish({}, "full", input_reference=png(), mask=VIDEO).sent
     assert [sent.option for sent in found] == ["image", "mask"]
@@ -173,6 +189,8 @@ def test_files() -> None:
         ("../../key", "is no file, and no path is read"),
         ("data:image/png,abc", "without base64"),
         ("data:image/png;base64,###", "is not valid base64"),
+        ("data:image/png;base64,AA==AA==", "is not valid base64"),
+        (f"data:{';a=' * 1000}", "is a URL"),
         ("data:image/png;base64,", "is an empty file"),
         ({"file_id": "file-1"}, "names a stored file"),
         ({"role": "middle", "image_url": DATA}, 'has the role "middle"'),

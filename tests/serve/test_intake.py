@@ -41,8 +41,9 @@ def test_each_client_decodes_one_thing_at_a_time() -> None:
 
     async def main() -> None:
         asked = [asyncio.create_task(ask(name)) for name in "aaab"]
-        while slow.reading < 2:  # one of each
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            while slow.reading < 2:  # one of each
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert slow.reading == 2 < DECODERS
         intake.close()

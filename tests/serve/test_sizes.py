@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wanserve.refusal import RefusedError
-from wanserve.sizes import MAX_DEPTH, MAX_ITEMS, MAX_PLAIN, check_json, is_file
+from wanserve.sizes import MAX_DEPTH, MAX_ITEMS, MAX_PLAIN, check_json, is_file, plain_bytes
 
 FILE = base64.b64encode(bytes(range(256)) * 8000).decode()
 
@@ -34,9 +34,33 @@ def test_what_is_taken(value: Any) -> None:
     check_json(json.dumps(value, ensure_ascii=False).encode())
 
 
-def test_base64_of_clients_that_escape_it() -> None:
-    text = json.dumps("\r\n".join(FILE[start : start + 76] for start in range(0, len(FILE), 76)))
-    check_json(text.replace("/", "\\/").encode())
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("/", "\\/"),
+        ("+", "\\u002B"),
+        ("+", "\\u002b"),
+        ("=", "\\u003d"),
+        ("\\r\\n", " "),
+        ("\\r\\n", "\\t"),
+        (",", ", "),
+    ],
+)
+def test_base64_of_clients_that_escape_or_break_it(old: str, new: str) -> None:
+    url = "data:image/png;name=my%20dog (1).png;base64," + FILE
+    text = json.dumps("\r\n".join(url[start : start + 76] for start in range(0, len(url), 76)))
+    assert old in text
+    assert check_json(text.replace(old, new).encode()) == 1
+
+
+@pytest.mark.parametrize("blank", ["", "\n", "\r\n", " ", "\t"])
+def test_fields_of_forms_that_are_files_or_hold_them(blank: str) -> None:
+    lines = blank.join(FILE[start : start + 64] for start in range(0, len(FILE), 64))
+    assert plain_bytes(lines.encode()) == 0
+    assert plain_bytes(json.dumps({"image_url": f"data:image/png;base64,{lines}"}).encode()) == 15
+    assert plain_bytes(json.dumps([FILE, FILE]).encode()) == 6
+    for prompt in (b"[" * 5000, b"{fox} runs " * 500):
+        assert plain_bytes(prompt) == len(prompt)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +89,9 @@ def test_what_is_refused_before_it_is_decoded(text: bytes, code: str) -> None:
     assert caught.value.code == code
 
 
-def test_a_file_is_long_and_without_blanks() -> None:
+def test_a_file_is_long_and_no_words() -> None:
     text = FILE.encode()
     assert is_file(text, 0, len(text)) and not is_file(text, 0, 100)
-    assert not is_file(text + b" ", 0, len(text) + 1)
+    assert not is_file(text + b"<", 0, len(text) + 1)
+    words = b"as long as they are here " * 1000
+    assert not is_file(words, 0, len(words))
