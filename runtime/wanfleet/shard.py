@@ -118,7 +118,9 @@ def told_number(environment: Mapping[str, str]) -> str:
 
 
 def _array(environment: Mapping[str, str]) -> _Array | None:
-    return next((one for one in ARRAYS if one.number in environment), None)
+    """Returns the array that tells both numbers, or at least this job's: one may run inside another."""
+    told = [one for one in ARRAYS if one.number in environment]
+    return next((one for one in told if one.size in environment), told[0] if told else None)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -27,6 +27,12 @@ MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, MAX_KEY_BYTES = 2**26, 2**20, 2**16
 KEY_PASSWORD: Final = "WANBUILD_KEY_PASSWORD"
 """The environment variable with the password of an encrypted key."""
 
+_PASSWORDS: Final = (
+    ("Password was not given", f"set {KEY_PASSWORD}"),
+    ("Password was given", f"unset {KEY_PASSWORD}"),
+    ("Incorrect password", f"set {KEY_PASSWORD} to the password of this key"),
+)
+"""What the library says of passwords, and what helps."""
 
 Signer = Callable[[Path], None]
 """Signs the manifest of an artifact's folder, and puts the signature beside it."""
@@ -141,13 +147,20 @@ def _use(key: Path, kind: str, use: Callable[[Path], object]) -> None:
     try:
         with wanrun.open_regular(key, MAX_KEY_BYTES) as file:
             use(Path(f"/dev/fd/{file.fileno()}"))
+    except OSError as error:
+        remedy = f"name the file of a {kind} key"
+        raise UsageError(
+            f"the {kind} key {key} cannot be read", found=error.strerror, remedy=remedy
+        ) from None
     except Exception as error:  # the library's own, and those of cryptography
-        found = (getattr(error, "strerror", None) or str(error))[:200]
-        locked = f"if it is encrypted, set {KEY_PASSWORD}; or " if kind == "private" else ""
+        found = str(error)[:200]
+        make = (
+            "make one: openssl ecparam -genkey -name prime256v1 -noout -out key.pem;"
+            " openssl ec -in key.pem -pubout -out key.pub"
+        )
         raise UsageError(
             f"{key} cannot be used as a {kind} key",
             expected="an elliptic curve key (P-256, P-384 or P-521), PEM",
             found="a key of another kind" if isinstance(error, AttributeError) else found,
-            remedy=f"{locked}make one: openssl ecparam -genkey -name prime256v1 -noout -out key.pem;"
-            " openssl ec -in key.pem -pubout -out key.pub",
+            remedy=next((remedy for said, remedy in _PASSWORDS if said in found), make),
         ) from None

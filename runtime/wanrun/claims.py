@@ -20,6 +20,9 @@ from wanrun.files import PARTIAL_COPY, open_regular, origin_of, read_bounded, us
 MAX_MARKED_BYTES = 2**26
 """So much of a file that is there is searched for a mark."""
 
+MAX_DEPTH = 500
+"""Folders around an output; Python makes those that are missing one inside the other's call, up to 1000."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -82,13 +85,21 @@ class Claims:
         ``artifact`` says that they may be artifacts themselves.
 
         Raises:
-            UsageError: if a file is already one of the written files, is read, or lies inside an artifact.
+            UsageError: if a file is already one of the written files, is read, or lies inside an artifact or
+                too deep.
         """
         names: dict[str, Path] = {}
         for path in paths:
             if path is None:
                 continue
             name = os.path.realpath(path)
+            if name.count(os.sep) > MAX_DEPTH:
+                raise UsageError(
+                    f"the output {str(path)[:80]}... lies too deep",
+                    expected=f"at most {MAX_DEPTH} folders",
+                    found=name.count(os.sep),
+                    remedy="choose another place",
+                )
             self._check_not_read(path, name)
             other = owner if name in names else self._written.get(name)
             if other is not None:

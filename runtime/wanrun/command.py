@@ -61,7 +61,7 @@ class Output(click.ParamType):
 
     Args:
         place: what stands there.
-        base: the type of the value.
+        base: the type of the value: ``str`` for a text that may also be an address.
     """
 
     name = "path"
@@ -70,7 +70,9 @@ class Output(click.ParamType):
         self.place, self._base = place, base
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value as it is written."""
+        """Returns the value as it is written. Raises click's error for an address where none is taken."""
+        if self._base is Path and "://" in str(value):
+            self.fail(f"{value} is an address; name a path here.", param, ctx)
         return self._base(value)
 
 

@@ -114,6 +114,19 @@ def test_none_is_written_into_an_artifact(
         assert f"lies inside the artifact {tmp_path / 'art'}; write the results elsewhere" in line, line
 
 
+@pytest.mark.parametrize(("name", "param"), OUTPUTS)
+def test_a_place_that_no_output_has(refused: Callable[..., str], name: str, param: click.Parameter) -> None:
+    """An address, save where one is taken; and so many folders that Python cannot make them."""
+    suffix = SUFFIXES.get(param.name or "", "")
+    if (name, param.name) != ("wanrun", "output"):
+        for url in ("s3://bucket/x", "file:///tmp/x"):
+            assert f"{url}{suffix} is an address; name a path here" in refused(
+                name, *given(param, url + suffix)
+            )
+    line = refused(name, *given(param, "d/" * 1900 + f"x{suffix}"))
+    assert "lies too deep; expected at most 500 folders" in line and len(line) < 300, line
+
+
 @pytest.mark.parametrize(("name", "param", "read"), READ)
 def test_none_is_written_that_is_read(
     refused: Callable[..., str], tmp_path: Path, name: str, param: click.Parameter, read: click.Parameter

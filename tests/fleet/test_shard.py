@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.run_options import run_options
-from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard
+from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard, told_number
 from wanrun.errors import UsageError
 from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
@@ -99,6 +99,14 @@ def test_slurm_arrays_that_begin_elsewhere_or_skip() -> None:
 
 def test_a_given_share_is_none_of_the_variables() -> None:
     assert find_shard("0/1", {"JOB_COMPLETION_INDEX": "7"}) == Shard(0, 1)
+
+
+def test_an_array_that_tells_both_numbers_is_taken() -> None:
+    """Not the first one, which may be that of a cluster inside a job of another."""
+    slurm = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "3"}
+    assert find_shard(AUTO, {"JOB_COMPLETION_INDEX": "0", **slurm}) == Shard(1, 3, "SLURM_ARRAY_TASK_ID")
+    assert told_number({"JOB_COMPLETION_INDEX": "0", **slurm}) == "SLURM_ARRAY_TASK_ID"
+    assert told_number({"JOB_COMPLETION_INDEX": "0"}) == "JOB_COMPLETION_INDEX"
 
 
 @pytest.mark.parametrize(

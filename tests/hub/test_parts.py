@@ -23,10 +23,10 @@ from wanhub.address import parse_address
 from wanhub.atomic import write_atomic
 from wanhub.expected import Expected, check_there, expected_files, together
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
-from wanhub.signature import KEY_PASSWORD, SIGNATURE, check_signature, is_signed, signer
+from wanhub.signature import KEY_PASSWORD, MAX_MANIFEST_BYTES, SIGNATURE, check_signature, is_signed, signer
 from wanhub.store import resolved
 from wanrun.artifact.layout import ArrayLayout
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.manifest import MAX_BYTES, read_manifest
 from wanrun.cli import wanrun as wanrun_command
 from wanrun.errors import ArtifactError, UsageError
 from wanserve.settings import Settings
@@ -163,6 +163,8 @@ def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pyt
 
 def test_both_packages_mark_a_copy_alike() -> None:
     assert copy.MARKER == wanrun.files.PARTIAL_COPY
+    assert copy.MAX_MARKER_BYTES == wanrun.files.MAX_MARKER_BYTES
+    assert MAX_MANIFEST_BYTES == MAX_BYTES  # of wanrun, which exports none of these
 
 
 def require_signature(artifact: Path, key: Path) -> None:
@@ -265,10 +267,19 @@ def test_the_server_requires_a_signature_before_it_starts(
 def test_keys_and_signatures_that_are_none(signed: Path, keys: Path, tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "fifo")
-    for key in (signed / "manifest.json", keys / "none.pub", keys, tmp_path / "zero", tmp_path / "fifo"):
-        with pytest.raises(UsageError, match="cannot be used as a public key; expected an elliptic curve"):
+    with pytest.raises(UsageError, match=r"cannot be used as a public key; expected .*; make one: open"):
+        check_signature(signed, signed / SIGNATURE)
+    with pytest.raises(UsageError, match=r"cannot be used as a private key; expected .*; make one: open"):
+        signer(signed / SIGNATURE)
+    for key, found in (
+        (keys / "none.pub", "No such file or directory"),
+        (keys, "Is a directory"),
+        (tmp_path / "zero", "it is not a file"),
+        (tmp_path / "fifo", "it is not a file"),
+    ):
+        with pytest.raises(UsageError, match=f"{key} cannot be read; found {found}; name the file of a pub"):
             check_signature(signed, key)
-        with pytest.raises(UsageError, match="cannot be used as a private key"):
+        with pytest.raises(UsageError, match=f"{key} cannot be read; found {found}; name the file of a priv"):
             signer(key)
     (signed / SIGNATURE).write_bytes(b"[" * 100_000)
     assert not is_signed(signed)
@@ -294,13 +305,13 @@ def test_kinds_of_keys(signed: Path, keys: Path) -> None:
     signer(keys / "locked.pem", "secret")(signed)
     require_signature(signed, keys / "a.pub")
     (signed / "manifest.json").unlink()
-    for name, password, found in (
-        ("locked", "", "Password was not given"),
-        ("locked", "another", "Incorrect password"),
-        ("a", "secret", "Password was given but private key is not encrypted"),
-        ("rsa", "", "found a key of another kind"),
-        ("ed", "", "found a key of another kind"),
-        ("koblitz", "", "Unsupported key for curve"),
+    for name, password, found, remedy in (
+        ("locked", "", "Password was not given", f"; set {KEY_PASSWORD}"),
+        ("locked", "another", "Incorrect password", f"; set {KEY_PASSWORD} to the password of this key"),
+        ("a", "secret", "Password was given but private key is not encrypted", f"; unset {KEY_PASSWORD}"),
+        ("rsa", "", "found a key of another kind", "key.pub"),
+        ("ed", "", "found a key of another kind", "key.pub"),
+        ("koblitz", "", "Unsupported key for curve", "key.pub"),
     ):
         result = CliRunner().invoke(
             wanbuild,
@@ -308,6 +319,7 @@ def test_kinds_of_keys(signed: Path, keys: Path) -> None:
             env={KEY_PASSWORD: password},
         )
         assert isinstance(result.exception, UsageError) and found in str(result.exception)
+        assert str(result.exception).endswith(remedy), result.exception
     for name in ("rsa", "ed"):
         with pytest.raises(UsageError, match="found a key of another kind"):
             check_signature(signed, keys / f"{name}.pub")
