@@ -47,7 +47,8 @@ def quoted(value: Any, limit: int = 60) -> str:
     if isinstance(value, Mapping):
         return "an object"
     try:
-        text = json.dumps(value, default=lambda other: type(other).__name__)
+        short = value[: limit + 1] if isinstance(value, str) else value  # of megabytes, maybe
+        text = json.dumps(short, default=lambda other: type(other).__name__)
     except (ValueError, RecursionError):  # a list inside itself; an integer of more digits than Python prints
         return f"a large {type(value).__name__}"
     return text if len(text) <= limit else text[:limit] + "..."

@@ -97,7 +97,7 @@ class Model:
         if isinstance(schedule, str) and schedule not in self.manifest.schedules:
             names = ", ".join(self.manifest.schedules) or "none: the artifact has no schedules"
             raise RefusedError(
-                f"there is no {spell('schedule')} {schedule!r}; expected one of {names}",
+                f"there is no {spell('schedule')} {schedule[:60]!r}; expected one of {names}",
                 param=spell("schedule"),
             )
         if "prompt" not in options:

@@ -231,6 +231,8 @@ def test_the_artifact_decides() -> None:
     )
     with pytest.raises(RefusedError, match=r"there is no preset 'a.json'; expected one of none"):
         model.resolve({"prompt": "p", "schedule": "a.json"}, lambda name: "preset")
+    with pytest.raises(RefusedError, match=r"there is no preset '1{60}'; expected one of none"):
+        model.resolve({"prompt": "p", "schedule": "1" * 1000}, lambda name: "preset")
     with pytest.raises(UsageError, match=r"schedule has the wrong type; expected a string"):
         model.resolve({"prompt": "p", "schedule": {"a": 1}}, str)
     assert model.resolve({"prompt": "p", "num_frames": 81}, str).profile.name == "96x64x81-b1-cfg"
