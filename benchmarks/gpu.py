@@ -216,7 +216,8 @@ def run_parts(bench: Bench, names: Sequence[str], budget: float, missing: Sequen
                 )
             else:
                 outcomes[name] = {"state": "interrupted", "note": "", "seconds": None, "rows": []}
-                _measure(bench, name, min(deadline, time.monotonic() + part.most), outcomes[name])
+                until = deadline if bench.smoke else min(deadline, time.monotonic() + part.most)
+                _measure(bench, name, until, outcomes[name])
             print(f"{name}: {outcomes[name]['state']} {outcomes[name]['note']}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("interrupted: what was measured follows", file=sys.stderr)
