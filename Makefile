@@ -18,7 +18,7 @@ ifneq ($(wildcard artifacts/tiny/$(VARIANT)/model_index.json),)
 CHECKPOINT := artifacts/tiny/$(VARIANT)
 PROMPT ?= a red ball rolls to the right over green ground
 # An image to begin with, for the model that takes one.
-PREPARE = $(if $(findstring i2v,$(VARIANT)),$(TINYWAN) draw "$(PROMPT)" --output $(DEMO)/first_frame.png)
+PREPARE = $(if $(findstring i2v,$(VARIANT)),$(TINYWAN) draw "$$PROMPT" --output $(DEMO)/first_frame.png)
 MEDIA_wan2.1-i2v := --image $(DEMO)/first_frame.png
 SIZE := 96x64
 SHOW := --at-least 0.9
@@ -31,6 +31,9 @@ SIZE := 192x128
 SHOW := --no-score
 NOTE := $(VARIANT) has no trained checkpoint: its weights are random, and the video is noise.
 endif
+
+# A shell gets it as it is, with its quotes.
+export PROMPT
 
 # The sampling is the artifact's own, so that `make again` and the server have it too.
 SAMPLED := --default steps=30
@@ -73,17 +76,17 @@ GPU_JAX ?= 0.11.2
 
 # The last demo's artifact stays until the new one is whole.
 demo: $(VENV)/.installed-build
-	mkdir -p $(DEMO)
+	mkdir -p "$(DEMO)"
 	$(PREPARE)
-	rm -rf $(DEMO)/new
+	rm -rf "$(DEMO)/new"
 	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/new $(SAMPLED)
 	$(BIN)/wanbuild compile --artifact $(DEMO)/new --target cpu --size $(SIZE) --frames 17
 	$(BIN)/wanbuild verify --artifact $(DEMO)/new --record
-	rm -rf $(DEMO)/artifact
+	rm -rf "$(DEMO)/artifact"
 	mv $(DEMO)/new $(DEMO)/artifact
-	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$$PROMPT" $(MEDIA_$(VARIANT)) \
 		--output $(DEMO)/demo.mp4 --overwrite --timing --timing-json $(DEMO)/timing.json
-	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
+	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$$PROMPT" --sheet $(DEMO)/demo.png $(SHOW)
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json.$(if $(NOTE), $(NOTE))"
 
 # Another prompt, by the demo's artifact as it is.
@@ -92,9 +95,9 @@ again:
 	@grep -q '"variant": "$(VARIANT)"' $(DEMO)/artifact/manifest.json || \
 		{ echo "the demo is of another variant than $(VARIANT): give make again its VARIANT=..."; exit 2; }
 	$(PREPARE)
-	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$$PROMPT" $(MEDIA_$(VARIANT)) \
 		--output $(DEMO)/again.mp4 --overwrite --timing
-	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
+	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$$PROMPT" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
 	@echo "The video is $(DEMO)/again.mp4.$(if $(NOTE), $(NOTE))"
 
 # The demo's artifact behind an API, with its page in the browser; make demo first, or this does it.

@@ -321,16 +321,15 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
 @click.argument("directory", type=Output())
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
 @DEBUG
-def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
+def toy(directory: Path, variant: str, seed: int) -> None:
     """Writes a small random checkpoint, and media if it takes any."""
     from wanbuild.toy.checkpoint import write_toy, writing
     from wanbuild.toy.media import write_samples
     from wanbuild.variants.table import variants
 
     with writing(directory):
-        write_toy(directory, variant, seed, force=force)
+        write_toy(directory, variant, seed)
         # Beside the checkpoint, which is in its place: one without media is whole.
         inputs = variants()[variant].inputs
         write_samples(directory / "media", inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)

@@ -16,7 +16,7 @@ from wanhub.atomic import write_atomic
 from wanhub.copy import MARKER, Origin, mark, read_copied
 from wanhub.expected import expected_files
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
-from wanhub.reading import Report
+from wanhub.reading import ForbiddenError, Report
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
 from wanhub.store import Store, quiet, resolved
 from wanrun.errors import ArtifactError, unwritable
@@ -124,7 +124,7 @@ def _made(
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
         signature = store.small(SIGNATURE, MAX_SIGNATURE_BYTES)
-    except FileNotFoundError:  # most artifacts are not signed
+    except (FileNotFoundError, ForbiddenError):  # most artifacts are not signed; a bucket may not tell so
         signature = b""
     if not (folder / MARKER).is_file():
         for name, component in manifest.components.items():

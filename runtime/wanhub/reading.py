@@ -66,6 +66,10 @@ class _LateError(_SilentError):
     """A file that ought to be small has not come in its time."""
 
 
+class ForbiddenError(ArtifactError):
+    """A file that may not be read; a bucket says so of one that is not there too."""
+
+
 class Reader:
     """Reads URLs of one scheme. Its methods may be called by several threads.
 
@@ -105,6 +109,7 @@ class Reader:
 
         Raises:
             FileNotFoundError: if there is no such file.
+            ForbiddenError: if it may not be read.
             ArtifactError: if the store does not answer, or refuses.
         """
         if self._address.repository and is_offline():
@@ -120,6 +125,8 @@ class Reader:
                 silences += isinstance(error, _SilentError)
                 if wait is None or silences == SILENCES or self._lasts(error):
                     raise self._failed(name, error) from None
+                if wait >= WAIT_SECONDS / 2:
+                    self._tell(f"waiting: {name} of {self._address.text}, which does not answer")
                 time.sleep(wait)
                 continue
             self.nbytes += len(data)
@@ -211,7 +218,8 @@ class Reader:
         if status in _PASSING or (status is None and self._files is not None and not _refused(error)):
             return unreachable(self._address, name, found)
         log_in = "; log in (hf auth login) or set HF_TOKEN" if self._address.repository else ""
-        return ArtifactError(
+        kind = ForbiddenError if status in (401, 403) or isinstance(error, PermissionError) else ArtifactError
+        return kind(
             f"{name} of {self._address.text} may not be read",
             found=found,
             remedy=f"check the address and your right to read it{log_in}",

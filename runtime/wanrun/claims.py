@@ -100,6 +100,8 @@ class Claims:
                     found=name.count(os.sep),
                     remedy="choose another place",
                 )
+            if os.path.islink(name):  # noqa: PTH114 - what is left of a loop
+                raise UsageError(f"the output {path} is a link to itself", remedy="choose another place")
             self._check_not_read(path, name)
             other = owner if name in names else self._written.get(name)
             if other is not None:
@@ -205,6 +207,6 @@ def check_file(path: Path | None, option: str, overwrite: bool, place: Place = N
     usable = path.is_file() or not path.exists()
     if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
-    if path.exists() and not overwrite and not place.made(path):
+    if os.path.lexists(path) and not overwrite and not place.made(path):  # also a link that leads nowhere
         foreign = f", and is no file that {option} wrote" if place.mark else ""
         raise UsageError(f"{option} {path} exists{foreign}", remedy="pass --overwrite to replace it")

@@ -80,6 +80,9 @@ def _note_overwrite(context: click.Context, _: click.Parameter, value: bool) -> 
     context.meta[OVERWRITE] = value
 
 
+LOCK = "WANRUN_LOCK"
+"""The variable that names the lock file of addresses."""
+
 OVERWRITE = "wanrun.overwrite"
 """Where a context has the value of ``takes_overwrite``."""
 
@@ -128,6 +131,8 @@ def check_outputs(context: click.Context) -> None:
     """
     artifact = context.params.get("folder") or context.params.get("artifact")
     claims = Claims(artifact if isinstance(artifact, Path) else None)
+    if lock := os.environ.get(LOCK):
+        claims.read(Path(lock), LOCK)
     overwrite = bool(context.params.get("overwrite") or context.meta.get(OVERWRITE))
     given = [
         (param, value)

@@ -33,7 +33,8 @@ class Bodies:
     """Receives bodies, and reads them.
 
     A large one comes into a file. Once it is whole it has its turn: what it holds is in memory then, and no
-    other's is. Of each client one waits for that, so that those who send many do not hold up the others.
+    other's is. Of each client one waits for that, and one small one is read at a time, so that those who send
+    many do not hold up the others.
 
     Args:
         folders: where the files are, which have no names.
@@ -43,6 +44,7 @@ class Bodies:
         self._folders = folders
         self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_LARGE))
         self._next = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._small = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -59,7 +61,8 @@ class Bodies:
         """
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) <= SMALL:
-            async with _form(request, io.BytesIO(await request.body())) as form:
+            body = io.BytesIO(await request.body())
+            async with _held(TURN_SECONDS, self._small[client]), _form(request, body) as form:
                 yield form
             return
         async with _held(WAIT_SECONDS, self._slots[client]):

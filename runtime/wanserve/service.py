@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import resource
 import signal
@@ -51,6 +52,9 @@ LOG = logging.getLogger("wanserve")
 
 PAGE: Final = Path(__file__).parent / "page"
 CLEAN_SECONDS: Final = 30.0
+_M_MMAP_THRESHOLD: Final = -3
+"""Of glibc's malloc.h."""
+
 MAX_CONNECTIONS: Final = 2000
 MAX_OF_KEY: Final = 256
 """Requests of a key at a time: each may have an answer of megabytes that waits to be read."""
@@ -76,6 +80,7 @@ class Service:
 
     def __init__(self, settings: Settings, keys: Keys, first: WorkerProcess | None = None) -> None:
         Image.MAX_IMAGE_PIXELS = settings.max_pixels  # this process only reads what clients send
+        _give_back_memory()
         self._settings, self.keys = settings, keys
         self.catalog = Catalog(
             settings.artifacts, "stream" if settings.loading.get("memory") == "stream" else None
@@ -253,6 +258,12 @@ class Service:
         for id in outdated(ended, time.time(), kept, most):
             with contextlib.suppress(RefusedError):  # removed meanwhile
                 await self.desk.delete(self.desk.find(id, None))
+
+
+def _give_back_memory() -> None:
+    """Has what is large freed to the system at once: pictures would stay in the heaps of the threads."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 class _Server(uvicorn.Server):

@@ -55,9 +55,9 @@ def check_json(data: bytes) -> int:
     Raises:
         RefusedError: if it is too large, has too many items or is too deep.
     """
-    at = plain = depth = items = 0
+    at = plain = depth = items = marks = 0
     while (match := _MARK.search(data, at, at + MAX_PLAIN + 1)) is not None:
-        mark, here = match[0], match.end()
+        mark, here, marks = match[0], match.end(), marks + 1
         plain += here - at
         if mark == b'"':
             end = string_end(data, here)
@@ -68,7 +68,7 @@ def check_json(data: bytes) -> int:
             depth += (mark in b"[{") - (mark in b"]}")
             items += mark in b"[{,"
         check_plain(plain)
-        if items > MAX_ITEMS:
+        if items > MAX_ITEMS or marks > 8 * MAX_ITEMS:
             raise RefusedError(f"the request has more than {MAX_ITEMS} items", code="too_many_items")
         if depth > MAX_DEPTH:
             raise RefusedError(f"the request is nested deeper than {MAX_DEPTH} levels", code="too_deep")

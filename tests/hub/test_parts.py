@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from crc32c import crc32c
 from msgspec.structs import replace
 
+import wanrun.command
 import wanrun.files
 import wanserve.cli
 from helpers.damage import flip, linked, own
@@ -162,6 +163,7 @@ def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_both_packages_mark_a_copy_alike() -> None:
+    assert VARIABLE == wanrun.command.LOCK
     assert copy.MARKER == wanrun.files.PARTIAL_COPY
     assert copy.MAX_MARKER_BYTES == wanrun.files.MAX_MARKER_BYTES
     assert MAX_MANIFEST_BYTES == MAX_BYTES  # of wanrun, which exports none of these

@@ -207,6 +207,25 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (frames_bytes(job()), frames_bytes(long)) == (96 * 64 * 3 * 9, 96 * 64 * 3 * 100)
 
 
+def test_small_bodies_of_a_client_are_read_one_at_a_time(tmp_path: Path) -> None:
+    class Small:
+        headers = {"content-type": "application/json", "content-length": "2"}  # noqa: RUF012 - of a request
+
+        async def body(self) -> bytes:
+            return b"{}"
+
+    async def test() -> None:
+        reader = Bodies(Folders(tmp_path))
+        async with reader.read(Small(), "a"), reader.read(Small(), "b"):  # type: ignore[arg-type]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), reader.read(Small(), "a"):  # type: ignore[arg-type]
+                    pass
+        async with reader.read(Small(), "a"):  # type: ignore[arg-type]
+            pass
+
+    asyncio.run(test())
+
+
 def test_large_bodies_have_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, and each client's first before any other's second."""
 

@@ -68,6 +68,7 @@ def test_fields_of_forms_that_are_files_or_hold_them(blank: str) -> None:
     [
         (b'{"timesteps":[' + b"{}," * 20_000_000, "too_many_items"),
         (b'{"timesteps":[' + b'"a\\\\",' * 9_000_000, "too_many_items"),
+        (b'{"extra_body":{' + b'""' * 1_000_000, "too_many_items"),
         (b"[" * 9_000_000, "too_deep"),
         (b"1" * 50_000_000, "too_large"),
         (b'{"prompt":"' + b'\\"' * 30_000_000, "too_large"),
@@ -79,7 +80,16 @@ def test_fields_of_forms_that_are_files_or_hold_them(blank: str) -> None:
         (json.dumps(nested(MAX_DEPTH + 1)).encode(), "too_deep"),
     ],
     ids=[
-        *("objects", "strings", "brackets", "digits", "quotes", "backslashes", "an escape at the end"),
+        *(
+            "objects",
+            "strings",
+            "empty strings",
+            "brackets",
+            "digits",
+            "quotes",
+            "backslashes",
+            "an escape at the end",
+        ),
         *("wide", "words", "just too many", "just too deep"),
     ],
 )

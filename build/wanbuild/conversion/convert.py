@@ -378,6 +378,10 @@ def check_place(artifact: Path, force: bool) -> None:
         UsageError: if something else is there, or it lies inside an artifact.
     """
     Claims().write([artifact], "", artifact=True)
+    if artifact.resolve() == Path.cwd():
+        raise UsageError(
+            f"the artifact {artifact} is the working folder", remedy="give a folder in it, or another"
+        )
     if not artifact.exists() or (artifact.is_dir() and not any(artifact.iterdir())):
         return
     if not (artifact / MANIFEST).is_file():

@@ -78,21 +78,19 @@ def _override(name: str, base: Config, changes: Mapping[str, Any]) -> dict[str, 
     return {**base, **changes}
 
 
-def _check_target(directory: Path, force: bool) -> None:
+def _check_target(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder", remedy="give another folder")
-    if force or not directory.is_dir() or not any(directory.iterdir()):
+    if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not (directory / MARKER).exists():
-        raise UsageError(
-            f"{directory} is not empty, and not a toy checkpoint", remedy="give another folder, or --force"
-        )
+        raise UsageError(f"{directory} is not empty, and not a toy checkpoint", remedy="give another folder")
     files = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
     if other := min((name for name in files if not _OWN.fullmatch(name)), default=None):
         raise UsageError(
             f"replacing the toy {directory} would delete what is not the toy's",
             found=other,
-            remedy="move it out of the folder, or --force",
+            remedy="move it out of the folder",
         )
 
 
@@ -134,7 +132,6 @@ def write_toy(
     scheduler: str = "unipc",
     flow_shift: float = 3.0,
     stored: Stored | None = None,
-    force: bool = False,
 ) -> None:
     """Writes a random checkpoint; the same arguments give the same bytes.
 
@@ -151,7 +148,6 @@ def write_toy(
         scheduler: ``unipc``, ``dpm++`` or ``euler``.
         flow_shift: the shift in scheduler_config.json.
         stored: dtype and files of the weights; float32 in one file each where None.
-        force: replace the folder whatever it contains.
 
     Raises:
         UsageError: if an argument has another value, the configs contradict each other, or the folder
@@ -161,7 +157,7 @@ def write_toy(
     _check_choices(variant, scheduler, seed, stored)
     changed = _changed_configs(variant, configs, stored.dtype)
     directory = Path(directory).resolve()
-    _check_target(directory, force)
+    _check_target(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(directory.parent) as temporary:
         staging = temporary / directory.name

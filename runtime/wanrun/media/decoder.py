@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 import wanrun
 from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import how_it_ended
-from wanrun.media.pillow import strip_rows, too_large
+from wanrun.media.pillow import check_size, strip_rows, too_large
 from wanrun.opened.cancel import CancelToken
 from wanrun.terminal.undo import begun
 
@@ -133,6 +133,7 @@ def read_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
     width, height = map(int, (stream.readline() if info else line).split())
     if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
         raise too_large(name)
+    check_size((width, height), name)
     stream.readline()  # the largest value, 255
     image = Image.new("RGB", (width, height))
     image.info.update(info)

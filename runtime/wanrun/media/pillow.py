@@ -23,6 +23,9 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000
 """Pillow's names of the formats that are read. None starts a program, as EPS does. The first five need no
 further module of Pillow."""
 
+MAX_SIDE = 2**16
+"""Pixels of a side. Pillow's table for scaling has 48 bytes for each: 1.4 GB for an image of one column."""
+
 STRIP_BYTES = 2**22
 """What is passed on of a frame at a time: no process has a large one twice."""
 
@@ -37,6 +40,16 @@ def too_large(name: str) -> UsageError:
     return UsageError(
         f"{name} is too large", expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels", remedy="make it smaller"
     )
+
+
+def check_size(size: tuple[int, int], name: str) -> None:
+    """Raises UsageError for an image without pixels, or with a side that is too long."""
+    found = f"{size[0]}x{size[1]}"
+    if 0 in size:
+        raise UsageError(f"{name} has no pixels", found=found)
+    if max(size) > MAX_SIDE:
+        expected = f"sides of at most {MAX_SIDE} pixels"
+        raise UsageError(f"{name} is too large", expected=expected, found=found, remedy="crop it")
 
 
 def takes_memory(name: str, limit: int) -> UsageError:
@@ -79,7 +92,7 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
     stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted.
 
     Raises:
-        UsageError: for an image without pixels, and for a greyscale image with 16 or 32 bits, which Pillow
+        UsageError: as ``check_size``, and for a greyscale image with 16 or 32 bits, which Pillow
             would clip at 255, that is mostly to white.
     """
     if image.mode in _DEEP or image.mode.startswith("I;"):
@@ -89,8 +102,7 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
             found=f"greyscale of 16 or 32 bits ({image.mode})",
             remedy="save it with 8 bits",
         )
-    if 0 in image.size:
-        raise UsageError(f"{name} has no pixels", found=f"{image.width}x{image.height}")
+    check_size(image.size, name)
     image.load()
     return image if image.mode == "RGB" else image.convert("RGB")
 
