@@ -105,10 +105,12 @@ class Decoder:
         return code, lines
 
     def _used(self) -> float:
-        """Waits for the end of the process, and returns the seconds of CPU time that it has taken."""
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Waits for the end of the process, and returns its seconds of CPU time; 0 if they are not known."""
+        with contextlib.suppress(OSError):  # another thread has seen its end
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
 
 
 def memory_limit() -> int:
