@@ -178,10 +178,12 @@ def test_a_path_that_reaches_outside(
 ) -> None:
     data = json.loads((toy_artifact / "manifest.json").read_text())
     record, key = place(data)
+    folder = tmp_path / "artifact"
+    folder.mkdir()
     for name in ("../x", "/etc/passwd", "a/../../x", "a//b", "", "c:x", "a\\b", "a\nb", 7):
         record[key] = name
-        (tmp_path / "manifest.json").write_text(json.dumps(data))
-        line = refused(tmp_path)
+        (folder / "manifest.json").write_text(json.dumps(data))
+        line = refused(folder)
         if isinstance(name, str):
             assert "names a path outside the artifact" in line and f"found {name!r}" in line
         else:
