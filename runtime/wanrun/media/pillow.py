@@ -23,7 +23,7 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000
 """Pillow's names of the formats that are read. None starts a program, as EPS does. The first five need no
 further module of Pillow."""
 
-MAX_SIDE = 2**16
+MAX_SIDE = 2**17
 """Pixels of a side. Pillow's table for scaling has 48 bytes for each: 1.4 GB for an image of one column."""
 
 STRIP_BYTES = 2**22

@@ -197,7 +197,7 @@ def test_animate_refuses_what_would_fill_the_memory(monkeypatch: pytest.MonkeyPa
 
 def test_a_narrow_picture_is_refused() -> None:
     assert "--image is too narrow" in refused("wan2.2-animate", animate(image=picture(1, 100)))
-    assert "--image is too narrow" in refused("wan2.1-i2v", Media(image=picture(1, 60_000)))
+    assert "--image is too narrow" in refused("wan2.1-i2v", Media(image=picture(1, 80_000)))
 
 
 # -- what the metadata records
