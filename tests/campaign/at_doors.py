@@ -23,6 +23,7 @@ from typing import Any
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from helpers.pictures import many_scans
 from helpers.small_disk import fill
 from serve_client import Server, memory_bytes
 
@@ -81,10 +82,7 @@ def _picture(rng: random.Random) -> bytes:
     data, side = io.BytesIO(), rng.choice((500, 3000, 7000))
     image = Image.new("RGB", (side, side), rng.choice(("black", "red")))
     if rng.randrange(2):
-        image.save(data, "JPEG", progressive=True)
-        content = data.getvalue()
-        mark, repeats = content.rfind(b"\xff\xda"), rng.choice((1, 100, 5000))
-        return content[:-2] + content[mark:-2] * repeats + content[-2:]
+        return many_scans(image, rng.choice((1, 100, 5000)))
     image.save(data, *(("JPEG2000",), ("WEBP",), ("GIF",))[rng.randrange(3)])
     return data.getvalue()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,14 @@ def with_transparent_colour(kind: str, path: Path) -> Path:
 
 TRANSPARENT = ("rgb", "turned", "grey", "palette", "gif")
 """The kinds of ``with_transparent_colour``."""
+
+
+def many_scans(image: Image.Image, repeats: int) -> bytes:
+    """A small progressive JPEG that takes long: its last scan comes again and again."""
+    data = io.BytesIO()
+    image.save(data, "JPEG", progressive=True)
+    content = data.getvalue()
+    return content[:-2] + content[content.rfind(b"\xff\xda") : -2] * repeats + content[-2:]
 
 
 def pictures(count: int, width: int, height: int, seed: int = 0) -> list[Image.Image]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from helpers.pictures import ffmpeg
+from helpers.pictures import ffmpeg, many_scans
 from wanrun import CancelToken
 from wanrun.errors import CancelledError, UsageError
 from wanrun.media import decoder
@@ -23,12 +23,9 @@ from wanrun.media.images import read_image
 from wanrun.media.read_video import read_video
 
 
-def many_scans(path: Path) -> Path:
-    """A small JPEG that takes minutes: its last scan comes again and again."""
-    data = io.BytesIO()
-    Image.new("RGB", (2000, 2000), (10, 200, 30)).save(data, "JPEG", progressive=True)
-    image, mark = data.getvalue(), data.getvalue().rfind(b"\xff\xda")
-    path.write_bytes(image[:-2] + image[mark:-2] * 20_000 + image[-2:])
+def long_image(path: Path) -> Path:
+    """An image that takes minutes."""
+    path.write_bytes(many_scans(Image.new("RGB", (2000, 2000), (10, 200, 30)), 20_000))
     return path
 
 
@@ -55,7 +52,7 @@ def test_an_image_that_takes_long_is_refused(
 ) -> None:
     monkeypatch.setattr(decoder, "SECONDS", 1)
     with pytest.raises(UsageError, match="takes too long to decode; expected at most 1 s"):
-        read_image(many_scans(tmp_path / "long.jpg"), "--image")
+        read_image(long_image(tmp_path / "long.jpg"), "--image")
     assert_ended(started[0])
 
 
@@ -73,7 +70,7 @@ def test_a_token_ends_a_decoder(tmp_path: Path, started: list[int]) -> None:
     token = CancelToken()
     threading.Timer(0.1, token.cancel).start()
     with pytest.raises(CancelledError):
-        read_image(many_scans(tmp_path / "long.jpg"), "--image", cancel=token)
+        read_image(long_image(tmp_path / "long.jpg"), "--image", cancel=token)
     assert_ended(started[0])
     with pytest.raises(CancelledError):  # one that is cancelled already
         list(read_video(tmp_path / "long.jpg", "--video", cancel=token))
@@ -98,7 +95,7 @@ def test_a_decoder_that_is_killed_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[int]
 ) -> None:
     """As for want of memory of the whole machine."""
-    path = many_scans(tmp_path / "long.jpg")
+    path = long_image(tmp_path / "long.jpg")
 
     def kill() -> None:
         while not started:
