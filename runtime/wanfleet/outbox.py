@@ -255,11 +255,12 @@ class VideoStore(Outbox):
         errors.update({index: self._named(error) for index, error in errors.items()})
 
     def _named(self, error: WanError) -> WanError:
-        parts = (error.what, error.expected, error.found, error.remedy)
-        what, expected, found, remedy = (
-            part if part is None else str(part).replace(f"{self._folder}/", self.where("")) for part in parts
-        )
-        return type(error)(what or "", expected=expected, found=found, remedy=remedy)
+        here, there = f"{self._folder}/", self.where("")
+        parts: dict[str, Any] = {
+            name: part if part is None else str(part).replace(here, there)
+            for name, part in error.parts.items()
+        }
+        return type(error)(**parts)
 
     def record(self, name: str) -> dict[str, Any] | None:
         """Returns how a video was made, or was to be, empty if that is not told; None if there is no record.
@@ -300,7 +301,7 @@ class VideoStore(Outbox):
         except (UsageError, OSError) as raised:
             error = raised if isinstance(raised, UsageError) else unwritable(str(record), raised)
             kept = f"the video is {video}" + (f"; {error.remedy}" if error.remedy else "")
-            raise type(error)(error.what, expected=error.expected, found=error.found, remedy=kept) from raised
+            raise type(error)(**{**error.parts, "remedy": kept}) from raised
         self._delivered += [video, record]
         if not self._kept:
             self._remove()

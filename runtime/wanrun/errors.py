@@ -87,14 +87,18 @@ class WanError(Exception):
         """Returns the message with ``spell`` applied to each option's Python name."""
         return _FIELD.sub(lambda match: spell(match[1]), self.text)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What the error was made with, by name: an error with another part is made of these."""
+        return {"what": self.what, "expected": self.expected, "found": self.found, "remedy": self.remedy}
+
     def again(self) -> Self:
         """Returns the same error without its traceback, which keeps what its frames refer to."""
-        return type(self)(self.what, expected=self.expected, found=self.found, remedy=self.remedy)
+        return type(self)(**self.parts)
 
     def located(self, where: str) -> Self:
         """Returns the same error with the location, a line of a file, in front."""
-        what = f"{where}: {self.what}"
-        return type(self)(what, expected=self.expected, found=self.found, remedy=self.remedy)
+        return type(self)(**{**self.parts, "what": f"{where}: {self.what}"})
 
     @property
     def text(self) -> str:

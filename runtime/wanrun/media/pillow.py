@@ -137,8 +137,7 @@ def _answer(request: dict[str, Any], answers: IO[bytes]) -> None:
             answers.write(b"\n")
             return
     except UsageError as error:
-        parts = {"what": error.what, "expected": error.expected, "found": error.found, "remedy": error.remedy}
-        problem = {part: text for part, text in parts.items() if text is not None}
+        problem = error.parts
     answers.write(json.dumps(problem, default=str).encode() + b"\n")
 
 

@@ -180,7 +180,7 @@ def rescued(frames: np.ndarray, video: Path) -> Iterator[None]:
         if kept is None:
             raise
         remedy = f"its frames are kept in {kept}" + (f"; {error.remedy}" if error.remedy else "")
-        raise type(error)(error.what, expected=error.expected, found=error.found, remedy=remedy) from error
+        raise type(error)(**{**error.parts, "remedy": remedy}) from error
 
 
 def _keep(frames: np.ndarray, video: Path) -> Path | None:
