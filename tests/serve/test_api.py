@@ -268,15 +268,11 @@ def test_the_description_is_true(server: Server) -> None:
         "input_reference",
     } <= fields.keys()
     assert (fields["num_steps"]["minimum"], fields["num_steps"]["maximum"]) == (1, 10_000)
-    assert fields["solver"]["enum"][0] == "unipc" or "unipc" in fields["solver"]["enum"]
+    assert "unipc" in fields["solver"]["enum"]
     assert "num_inference_steps" in fields["num_steps"]["x-aliases"]
     for name in fields:
         error = server.call("POST", "/v1/videos", {"model": "toy", name: {"no": "such"}}).json["error"]
         assert "unknown field" not in error["message"] or "'no'" in error["message"], name
-    for path, methods in schema["paths"].items():
-        for method in methods if path != "/v1/events" else ():
-            answer = server.call(method.upper(), path.replace("{id}", "video_0"), None)
-            assert answer.status not in (404, 405) or answer.json["error"]["code"].endswith("not_found"), path
 
 
 def test_metrics_and_health(server: Server) -> None:
