@@ -9,11 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from helpers.screens import SCREENS, SCREENS_BY_NAME, recorded, seen
-from wanbuild.cli import wanbuild
-from wanrun.cli import wanrun
-
-COMMANDS = {"wanbuild": wanbuild, "wanrun": wanrun}
+from helpers.screens import PROGRAMS, SCREENS, SCREENS_BY_NAME, recorded, seen
 
 
 def text(name: str) -> str:
@@ -38,7 +34,7 @@ def test_help_is_what_the_commands_say() -> None:
 def test_options_on_the_screens_exist(name: str) -> None:
     for line in re.findall(r"^\$ ((?:wanrun|wanbuild) .*)$", text(name), re.MULTILINE):
         program, *words = shlex.split(line)
-        command: click.Command = COMMANDS[program]
+        command: click.Command = PROGRAMS[program]
         if isinstance(command, click.Group) and words[0] in command.commands:
             command = command.commands[words.pop(0)]
         known = {option for param in command.params for option in param.opts} | {"--help"}

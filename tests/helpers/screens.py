@@ -19,12 +19,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import click
+from click.testing import CliRunner
+
+from wanbuild.cli import wanbuild
+from wanrun.cli import wanrun
+from wanserve.cli import serve
+
 REPOSITORY = Path(__file__).parents[2]
 SCREENS = REPOSITORY / "docs" / "screens"
 COLUMNS = 100
 
 ARTIFACT = "artifacts/demo/artifact"
 PROMPT = "a red ball rolls to the right over green ground"
+
+PROGRAMS: Mapping[str, click.Command] = MappingProxyType(
+    {"wanrun": wanrun, "wanrun serve": serve, "wanbuild": wanbuild}
+)
+HELP: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **{program: (program,) for program in PROGRAMS},
+        **{f"wanbuild {name}": ("wanbuild", name) for name in sorted(wanbuild.commands)},
+    }
+)
+"""Every command that has a help of its own, by what a user types: its program, and the name below it."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +62,7 @@ class Screen:
 
 SCREENS_BY_NAME: Mapping[str, Screen] = MappingProxyType(
     {
-        "help": Screen(
-            "What a command says of itself.",
-            [
-                *("wanrun --help", "wanbuild --help"),
-                *("wanbuild convert --help", "wanbuild compile --help"),
-            ],
-        ),
+        "help": Screen("What each command says of itself.", [f"{name} --help" for name in HELP]),
         "demo": Screen("The demo on a terminal, after installation.", ["make demo"], terminal=True),
         "log": Screen(
             "A run whose output goes to a file, as that of a server's does.",
@@ -75,7 +87,10 @@ def recorded(screen: Screen) -> str:
     """Runs a screen's commands and returns the file's text."""
     parts = [f"{screen.about}\n"]
     for command in screen.commands:
-        output = _on_terminal(command) if screen.terminal else _in_pipe(command)
+        if command.endswith(" --help"):
+            output = _help(command.removesuffix(" --help"))
+        else:
+            output = _on_terminal(command) if screen.terminal else _in_pipe(command)
         parts.append(f"\n$ {command}\n{output.rstrip()}\n")
     return "".join(parts)
 
@@ -84,6 +99,15 @@ def _environment() -> dict[str, str]:
     binaries = Path(sys.executable).parent
     changes = {"COLUMNS": str(COLUMNS), "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
     return {**os.environ, **changes}
+
+
+def _help(name: str) -> str:
+    """What a command prints of itself, in this process: there are many of them."""
+    program, *below = HELP[name]
+    words, width = [*below, "--help"], COLUMNS - 2  # as click leaves two free on a terminal
+    done = CliRunner().invoke(PROGRAMS[program], words, prog_name=program, terminal_width=width)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def _in_pipe(command: str) -> str:
