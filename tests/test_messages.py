@@ -1,0 +1,43 @@
+"""docs/messages.txt has the words of all errors, so that a change of one is seen in review."""
+
+from __future__ import annotations
+
+import ast
+
+from helpers.messages import FILE, Messages, messages
+
+SOURCE = """
+REMEDY = "look again"
+
+class UsageError(WanError): ...
+
+class LostError(UsageError):
+    def __init__(self, name):
+        super().__init__(f"{name} is lost", remedy=REMEDY)
+
+def refused(what, found=None):
+    return UsageError(f"the artifact {what}", found=found, expected="one" if found else "none")
+
+def check(name, problems):
+    problem = f"is in {name}" if problems else "is a link"
+    problems.append(f"{name} is no file")
+    raise refused(problem, found="a socket")
+    raise LostError(name)
+    raise RefusedError("too many", 429, code="full")
+    raise OSError("no word for a user")
+"""
+
+
+def test_the_file_is_what_the_source_says() -> None:
+    """After a change of a message: PYTHONPATH=tests python tests/helpers/messages.py"""
+    assert FILE.read_text(encoding="utf-8").splitlines() == messages().splitlines()
+
+
+def test_words_are_found_wherever_they_are_given() -> None:
+    assert sorted(Messages([ast.parse(SOURCE)]).lines()) == [
+        "LostError: {} is lost; look again",
+        "RefusedError: too many [429] [full]",
+        "UsageError: (is in {}|is a link); found a socket",
+        "UsageError: the artifact {}; expected (one|none); found {}",
+        "problem: {} is no file",
+    ]
