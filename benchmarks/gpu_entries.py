@@ -43,11 +43,10 @@ def _load(
     Raises:
         ArtifactError: if JAX does not take it.
     """
-    from wanrun.executables.entries import read_entry, read_program
     from wanrun.executables.lowering import lower
     from wanrun.executables.seam import load
 
-    data, bytes_of = read_program(artifact, name, program), read_entry(artifact, target, name, entry)
+    data, bytes_of = artifact.program(program), artifact.executable(target, entry)
     lowered = lower(data, name, program.donated, device, options=target.options_of(name))
     rows.add(f"load {name}", note="the loader did not return", begun=True)
     started = time.perf_counter()

@@ -56,7 +56,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanhub": Package(
             "wanrun",
             (
-                "address atomic expected",
+                "address atomic",
                 "pins reading signature",
                 "store",
                 "copy",
@@ -113,7 +113,7 @@ WRONG: Mapping[str, str] = MappingProxyType(
         "wanrun.__main__": "wanserve.cli",
         "wanrun.cli": "wanreport.run",
         "wanrun.files": "wanhub.copy wanhub.opening",
-        "wanrun.intact": "wanhub.complete wanhub.signature",
+        "wanrun.intact": "wanhub.signature",
         "wanrun.jobs.existing": "wanfleet.outbox",
         "wanrun.jobs.job": "wanfleet.outbox",
         "wanrun.jobs.worklist": "wanfleet.outbox wanfleet.shard",

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
-from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanbuild.listed import REBUILT, REQUIREMENTS
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import MANIFEST
+from wanrun.artifact.named import EXECUTABLE
 from wanrun.errors import ArtifactError, SourceError, UsageError, WanError, lacks_space
 from wanrun.files import PARTIAL_COPY, fsync_directory
 from wanrun.terminal.temporary import remove_abandoned, remove_tree
@@ -128,7 +130,7 @@ def changing(artifact: Path) -> Iterator[None]:
 
     def tidy() -> None:
         with contextlib.suppress(WanError, OSError):
-            remove_unlisted(artifact, read_manifest(artifact))
+            remove_unlisted(open_artifact(artifact))
 
     with build_lock(artifact), undone_at_exit(tidy):
         try:
@@ -136,7 +138,7 @@ def changing(artifact: Path) -> Iterator[None]:
         except BaseException:
             tidy()
             raise
-        remove_unlisted(artifact, read_manifest(artifact))
+        remove_unlisted(open_artifact(artifact))
 
 
 def build_running(artifact: Path) -> bool:
@@ -242,21 +244,21 @@ def commit(artifact: Path) -> None:
     remove_tree(replaced)
 
 
-def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
+def remove_unlisted(artifact: Artifact) -> None:
     """Deletes programs, executables, golden files, embeddings and requirements that are not listed."""
-    listed = listed_files(manifest)
+    folder, listed = artifact.folder, {one.name for one in artifact.named()}
     for name in REBUILT:
-        root = artifact / name
+        root = folder / name
         for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():
             if path.is_dir():
                 with contextlib.suppress(OSError):  # not empty
                     path.rmdir()
-            elif path.relative_to(artifact).as_posix() not in listed:
+            elif path.relative_to(folder).as_posix() not in listed:
                 path.unlink()
-    for path in artifact.glob(REQUIREMENTS):
+    for path in folder.glob(REQUIREMENTS):
         if path.name not in listed:
             path.unlink()
-    remove_abandoned(artifact / "executables")
+    remove_abandoned(folder / EXECUTABLE.folder)
 
 
 def check_free_space(folder: Path, needed: int) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import wanrun
 from wanhub.copy import PartialCopy
-from wanhub.expected import check_there, expected_files, together
 from wanrun.errors import ArtifactError
 
 THREADS: Final = 16
@@ -29,24 +27,12 @@ def complete(copy: PartialCopy, names: Collection[str], advance: Callable[[int],
     """
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="fetch") as pool:
-        groups = together(names, copy.expected)
+        groups = wanrun.groups(copy.named[name] for name in names)
         _finish(pool, (pool.submit(copy.discard_damaged, group) for group in groups))
         _finish(pool, (pool.submit(copy.fetch, name, advance) for name in names))
     for name in names:
         if not (copy.folder / name).is_file():
             raise ArtifactError(f"{name} of {copy.address.text} was removed meanwhile", remedy="try again")
-
-
-def check_copy(folder: Path) -> None:
-    """Compares the files that a partial copy has with its manifest, wherever it comes from.
-
-    Raises:
-        ArtifactError: naming a file that is damaged.
-    """
-    expected = expected_files(wanrun.read_manifest(folder))
-    with ThreadPoolExecutor(thread_name_prefix="check") as pool:
-        groups = together(expected, expected)
-        _finish(pool, (pool.submit(check_there, folder, group, expected) for group in groups))
 
 
 def _finish(pool: ThreadPoolExecutor, submitted: Iterable[Future[Any]]) -> None:

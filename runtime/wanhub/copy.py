@@ -8,8 +8,9 @@ threads fetch beside its other work. Copies of several revisions share the compo
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,20 +21,19 @@ import msgspec
 import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
-from wanhub.expected import Expected, check_file, check_parameter, expected_files
 from wanhub.reading import Report
-from wanhub.signature import MANIFEST
+from wanhub.signature import MANIFEST, SIGNATURE
 from wanhub.store import Store, quiet
 from wanrun.errors import ArtifactError, unwritable
 
 MARKER: Final = ".partial-copy.json"
+OWN: Final = frozenset({MARKER, MANIFEST, SIGNATURE})
+"""Files that a copy has beside those of its manifest."""
+
 RANGE_BYTES: Final = 2**23
 """Asked for at a time. What came stays if the connection or the process ends."""
 
 MAX_MARKER_BYTES: Final = 2**16
-
-MAX_BYTES: Final = 2**30
-"""Of a file whose size the manifest does not say; the largest real one, a tokenizer, has 17 MB."""
 
 Progress = Callable[[int], None]
 
@@ -67,21 +67,22 @@ def mark(folder: Path, origin: Origin) -> None:
         opened_copy.cache_clear()
 
 
-def read_copied(folder: Path, where: str, remedy: str) -> wanrun.Manifest:
-    """Reads a manifest that comes from elsewhere.
+def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanrun.Artifact:
+    """Reads the manifest of an artifact that comes from elsewhere.
 
     Args:
         folder: where it is now.
         where: what a message names in the place of the folder.
         remedy: what to do if it is none: to build it again is for somebody else.
+        origin: the address that it comes from.
 
     Raises:
-        ArtifactError: as ``wanrun.read_manifest``.
+        ArtifactError: as ``wanrun.open_artifact``.
     """
     try:
         if not (folder / MANIFEST).exists():  # whoever opens it would ask for it here
             raise ArtifactError(f"{folder} is not an artifact", found=f"no {MANIFEST}")
-        return wanrun.read_manifest(folder)
+        return wanrun.open_artifact(folder, origin)
     except ArtifactError as error:
         what = error.what.replace(str(folder / MANIFEST), f"{MANIFEST} of {where}")
         what = what.replace(str(folder), where)
@@ -109,10 +110,10 @@ class PartialCopy:
                 f"{folder / MARKER} is damaged", found=str(error)[:200], remedy=remedy
             ) from None
         self.address = origin.place
-        self.manifest: wanrun.Manifest = read_copied(folder, f"the copy {folder}", remedy)
-        self.expected = expected_files(self.manifest)
+        self.artifact = read_copied(folder, f"the copy {folder}", remedy, self.address.text)
+        self.named: Mapping[str, wanrun.Named] = named_files(self.artifact)
         self.store = Store(self.address, report)
-        self._rows: dict[tuple[str, int], list[bytes]] = {}
+        self._rows: dict[str, list[bytes]] = {}
 
     def fetch(self, name: str, advance: Progress = lambda _: None) -> bool:
         """Fetches a file if it is missing, and checks it; another that fetches it is waited for.
@@ -128,8 +129,8 @@ class PartialCopy:
             ArtifactError: if it is not where the manifest comes from, or is not the one that it lists.
             UsageError: if there is no room, or the folder cannot be written.
         """
-        expected, path = self.expected.get(name), self.folder / name
-        if expected is None:
+        named, path = self.named.get(name), self.folder / name
+        if named is None:
             return False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,10 +140,10 @@ class PartialCopy:
                 if path.exists():  # another has fetched it meanwhile
                     part.unlink(missing_ok=True)
                     return True
-                self._fill(file, name, expected, advance)
+                self._fill(file, named, advance)
                 file.flush()
                 try:
-                    self._check(part, name, expected)
+                    self._check(part, named)
                 except ArtifactError:
                     file.truncate(0)
                     raise
@@ -150,44 +151,42 @@ class PartialCopy:
         except OSError as error:
             remedy = "set XDG_CACHE_HOME to another folder, or pull it into one (wanbuild pull -o)"
             raise unwritable(f"the copy {self.folder}", error, remedy) from error
-        if expected.parameter is not None:
-            self._check_parameter(expected)
+        if named.parameter is not None:
+            self._check_parameter(named)
         return True
 
-    def discard_damaged(self, group: Sequence[str]) -> None:
+    def discard_damaged(self, group: Sequence[wanrun.Named]) -> None:
         """Removes files that are not those of the manifest, so that they can be fetched again.
 
         Args:
-            group: all chunk files of a parameter, or one other file; see ``expected.together``.
+            group: as of ``wanrun.groups``.
         """
-        there, rows = list[Path](), list[list[bytes]]()
-        for path, name in ((self.folder / name, name) for name in group):
-            try:
-                if path.is_file():
-                    rows.append(check_file(path, name, self.expected[name]))
-                    there.append(path)
-            except (ArtifactError, OSError):
-                path.unlink(missing_ok=True)
-        expected = self.expected[group[0]]
-        if expected.parameter is not None and len(there) == len(expected.siblings):
+        there, rows = list[wanrun.Named](), list[list[bytes]]()
+        for one in group:
+            if (path := self.folder / one.name).is_file():
+                try:
+                    rows.append(one.check(path))
+                    there.append(one)
+                except ArtifactError:
+                    path.unlink(missing_ok=True)
+        if there and there[0].parameter is not None and len(there) == len(group):
             with suppress(ArtifactError):
-                self._check_rows(there, expected, rows)
+                self._check_rows(there, rows)
 
-    def _fill(self, file: BinaryIO, name: str, expected: Expected, advance: Progress) -> None:
+    def _fill(self, file: BinaryIO, named: wanrun.Named, advance: Progress) -> None:
         """Appends what is missing of a file, range by range."""
-        most = MAX_BYTES if expected.nbytes is None else expected.nbytes
         done = os.fstat(file.fileno()).st_size
-        if done > most:
+        if done > named.most:
             file.truncate(0)
             done = 0
         advance(done)
-        while done < most:
-            wanted = min(RANGE_BYTES, most - done)
+        while done < named.most:
+            wanted = min(RANGE_BYTES, named.most - done)
             try:
-                data = self.store.read(name, done, done + wanted)
+                data = self.store.read(named.name, done, done + wanted)
             except FileNotFoundError:
                 raise ArtifactError(
-                    f"{name} is not at {self.address.text}",
+                    f"{named.name} is not at {self.address.text}",
                     expected="all files of its manifest",
                     remedy="it may have been replaced: run wanbuild pull, or ask who published it",
                 ) from None
@@ -197,32 +196,67 @@ class PartialCopy:
             if len(data) < wanted:
                 break
 
-    def _check(self, part: Path, name: str, expected: Expected) -> None:
+    def _check(self, part: Path, named: wanrun.Named) -> None:
         """Checks a file; remembers the digests of its rows for ``_check_parameter``."""
-        rows = check_file(part, f"{name} of {self.address.text}", expected)
-        if expected.parameter is not None:
-            self._rows[expected.folder, expected.index] = rows
+        try:
+            self._rows[named.name] = named.check(part, f"{named.name} of {self.address.text}")
+        except ArtifactError as error:
+            raise _not_here(error) from None
 
-    def _check_parameter(self, expected: Expected) -> None:
-        """Checks the digest of a parameter whose chunk files are all there."""
-        files = [self.folder / name for name in expected.siblings]
-        if not all(file.exists() for file in files):
+    def _check_parameter(self, named: wanrun.Named) -> None:
+        """Checks the digest of a parameter whose files are all there."""
+        group = [one for one in self.named.values() if one.group == named.group]
+        if not all((self.folder / one.name).exists() for one in group):
             return
+        known = [self._rows.pop(one.name, None) for one in group]
         self._check_rows(
-            files, expected, [self._rows.pop((expected.folder, index), None) for index in range(len(files))]
+            group,
+            [
+                one.check(self.folder / one.name) if rows is None else rows
+                for one, rows in zip(group, known, strict=True)
+            ],
         )
 
-    def _check_rows(
-        self, files: Sequence[Path], expected: Expected, rows: Sequence[list[bytes] | None]
-    ) -> None:
-        """Checks a parameter as ``check_parameter`` does; removes its files if it is wrong."""
+    def _check_rows(self, group: Sequence[wanrun.Named], rows: Sequence[list[bytes]]) -> None:
+        """Checks a parameter; removes its files if it is wrong."""
         try:
-            check_parameter(files, f"{expected.folder} of {self.address.text}", expected, rows)
-        except ArtifactError:
-            for file in files:
+            group[0].check_rows(rows, f"{group[0].group} of {self.address.text}")
+        except ArtifactError as error:
+            for one in group:
                 with suppress(OSError):
-                    file.unlink()
-            raise
+                    (self.folder / one.name).unlink()
+            raise _not_here(error) from None
+
+
+def _not_here(error: ArtifactError) -> ArtifactError:
+    """Returns the error of a file that was damaged where it comes from."""
+    return ArtifactError(**{**error.parts, "remedy": "try again; if it stays so, ask who made it"})
+
+
+def named_files(artifact: wanrun.Artifact) -> Mapping[str, wanrun.Named]:
+    """Returns every file of an artifact by its path.
+
+    Raises:
+        ArtifactError: if a file lies among weights, which copies share, or has the name of a copy's own.
+    """
+    files = {one.name: one for one in artifact.named()}
+    folders = [f"{component.folder}/" for component in artifact.manifest.components.values()]
+    others = [f"{name}/" for name, one in files.items() if one.parameter is None]
+    for before, name in itertools.pairwise(sorted([*others, *folders])):
+        if before in folders and name.startswith(before):
+            raise _foreign(name, f"in the weights' folder {before}")
+    if own := OWN & files.keys():
+        raise _foreign(min(own), "the name of a file of every copy")
+    return files
+
+
+def _foreign(name: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        f"{name.rstrip('/')} cannot be a file of the artifact",
+        expected="folders of weights with nothing else in them",
+        found=found,
+        remedy="do not use this artifact",
+    )
 
 
 @cache

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
-from wanhub.copy import MARKER, Origin, mark, read_copied
-from wanhub.expected import expected_files
+from wanhub.copy import MARKER, Origin, mark, named_files, read_copied
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
 from wanhub.reading import ForbiddenError, Report
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
@@ -57,7 +56,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
         at = asked.at(pinned.revision) if pinned.revision and asked.repository else asked
         if (folder / MARKER).is_file():
             where, remedy = f"the copy {folder}", f"remove {folder}, and run it again"
-            _compare(read_copied(folder, where, remedy), pinned, where, remedy)
+            _compare(read_copied(folder, where, remedy).manifest, pinned, where, remedy)
             with suppress(OSError):  # one that cannot be written comes from where it came from
                 mark(folder, Origin(at.text, at.url))
             return folder
@@ -117,10 +116,11 @@ def _made(
         raise ArtifactError(
             f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
         ) from None
-    manifest = read_copied(made, place.text, "ask who published it")
+    artifact = read_copied(made, place.text, "ask who published it")
+    manifest = artifact.manifest
     if pinned is not None:
         _compare(manifest, pinned, asked.text, f"run wanbuild pull {asked.text} to move the pin")
-    expected_files(manifest)  # refuses one whose files would come among weights that copies share
+    named_files(artifact)  # refuses one whose files would come among weights that copies share
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
         signature = store.small(SIGNATURE, MAX_SIGNATURE_BYTES)

@@ -41,7 +41,7 @@ class Worklist(Protocol):
     """The jobs to make, those whose videos were there, and the errors of other lines by their number."""
 
     @property
-    def manifest(self) -> Any: ...
+    def artifact(self) -> wanrun.Artifact: ...
     @property
     def jobs(self) -> Sequence[Job]: ...
     @property
@@ -70,13 +70,12 @@ class _Row:
 
 @contextlib.contextmanager
 def reported(
-    path: Path, artifact: Path, how: Any, work: Worklist, outcomes: Outcomes, timings: wanrun.Timings
+    path: Path, how: Any, work: Worklist, outcomes: Outcomes, timings: wanrun.Timings
 ) -> Iterator[None]:
     """Writes the report when the block ends, also by an error, which then stands in it.
 
     Args:
         path: the report's file.
-        artifact: the artifact's folder.
         how: the options of the run, of which those of loading are named.
         work: what was to be made.
         outcomes: what became of it, once the block has ended.
@@ -89,13 +88,12 @@ def reported(
         yield
     except Exception as error:
         with contextlib.suppress(UsageError):
-            write_report(path, run_report(artifact, how, work, outcomes, timings, error))
+            write_report(path, run_report(how, work, outcomes, timings, error))
         raise
-    write_report(path, run_report(artifact, how, work, outcomes, timings))
+    write_report(path, run_report(how, work, outcomes, timings))
 
 
 def run_report(
-    artifact: Path,
     how: Any,
     work: Worklist,
     outcomes: Outcomes,
@@ -117,11 +115,11 @@ def run_report(
     spans = [(span.name, span.start, span.end) for span in timings.labelled_spans]
     sections += [
         Section("Time", (waterfall(spans, max(measured["total_seconds"], 1e-3), marks),)),
-        Section("Artifact", (Facts(_artifact(artifact, rows, work.manifest, timings.target)),)),
-        Section("Agreement", _agreement(artifact, rows, work.manifest)),
+        Section("Artifact", (Facts(_artifact(work.artifact, rows, timings.target)),)),
+        Section("Agreement", _agreement(work.artifact, rows)),
     ]
     failed = error is not None or any(row.state == "failed" for row in rows)
-    title = f"A run of {work.manifest.model.variant}"
+    title = f"A run of {work.artifact.manifest.model.variant}"
     figures = _figures(measured, rows, timings.target)
     return Report(
         "Report of a run", title, _verdict(rows, work.many), not failed, now(), figures, tuple(sections)
@@ -285,7 +283,8 @@ def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | No
     return tuple(figures)
 
 
-def _artifact(artifact: Path, rows: Sequence[_Row], manifest: Any, target: str | None) -> tuple[Fact, ...]:
+def _artifact(artifact: wanrun.Artifact, rows: Sequence[_Row], target: str | None) -> tuple[Fact, ...]:
+    manifest = artifact.manifest
     profiles = dict.fromkeys(row.job.generation.profile for row in rows if row.job is not None)
     facts = [Fact("Folder", str(artifact), code=True)]
     facts += [
@@ -314,10 +313,10 @@ def _machine(manifest: Any, target: str | None) -> str:
     return ", ".join(map(str, filter(None, [environment.get("device_kind"), *packages])))
 
 
-def _agreement(artifact: Path, rows: Sequence[_Row], manifest: Any) -> tuple[Note, Facts]:
+def _agreement(artifact: wanrun.Artifact, rows: Sequence[_Row]) -> tuple[Note, Facts]:
     """Returns what is known of the results, and the commands that find out more."""
     profiles = {row.job.generation.profile.name for row in rows if row.job is not None}
-    recorded = ", ".join(sorted(profiles & manifest.golden.keys()))
+    recorded = ", ".join(sorted(profiles & artifact.manifest.golden.keys()))
     what = f"a recorded result of {recorded}" if recorded else "no recorded result of these profiles"
     command = f"wanbuild verify {artifact} --report FILE.html"
     with_diffusers = Fact("Compare with diffusers", f"{command} --source CHECKPOINT", code=True)

@@ -10,10 +10,12 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest o
 __version__ = "0.1.0"
 __all__ = [
     "SUFFIXES",
+    "Artifact",
     "CancelToken",
     "Generation",
     "Manifest",
     "Media",
+    "Named",
     "Pipeline",
     "Result",
     "Step",
@@ -21,12 +23,13 @@ __all__ = [
     "__version__",
     "artifact_folder",
     "check_signed",
+    "groups",
     "join",
     "load",
+    "open_artifact",
     "open_regular",
     "options",
     "read_bounded",
-    "read_manifest",
     "resolve",
     "schema",
 ]
@@ -34,7 +37,9 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from wanrun.artifact.manifest import Manifest, read_manifest
+    from wanrun.artifact.artifact import Artifact, groups, open_artifact
+    from wanrun.artifact.manifest import Manifest
+    from wanrun.artifact.named import Named
     from wanrun.cluster.join import join
     from wanrun.files import artifact_folder, open_regular, read_bounded
     from wanrun.generation.load import load
@@ -55,22 +60,25 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     modules = {
         "SUFFIXES": "wanrun.media.video_paths",
+        "Artifact": "wanrun.artifact.artifact",
         "CancelToken": "wanrun.opened.cancel",
         "Generation": "wanrun.request.generation",
         "Manifest": "wanrun.artifact.manifest",
         "Media": "wanrun.media.types",
+        "Named": "wanrun.artifact.named",
         "Pipeline": "wanrun.generation.pipeline",
         "Result": "wanrun.generation.result",
         "Step": "wanrun.generation.step",
         "Timings": "wanrun.timing.timings",
         "artifact_folder": "wanrun.files",
         "check_signed": "wanrun.intact",
+        "groups": "wanrun.artifact.artifact",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
+        "open_artifact": "wanrun.artifact.artifact",
         "open_regular": "wanrun.files",
         "options": "wanrun.request.rows",
         "read_bounded": "wanrun.files",
-        "read_manifest": "wanrun.artifact.manifest",
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",
     }

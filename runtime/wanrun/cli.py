@@ -133,22 +133,22 @@ def wanrun(
 
 
 def _check(artifact: Path) -> None:
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.intact import check_intact
 
-    manifest = read_manifest(artifact)
-    check_intact(artifact, manifest, print_result)
-    print_result(f"{artifact} is whole: {manifest.content_digest}")
+    opened = open_artifact(artifact)
+    check_intact(opened, print_result)
+    print_result(f"{artifact} is whole: {opened.manifest.content_digest}")
 
 
 def _explain(artifact: Path, printed: Callable[[str], None]) -> None:
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.artifact.select import compared_targets, select_target
 
-    manifest = read_manifest(artifact)
-    for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
-        taken = select_target(manifest, artifact, profile, allow_compile=True).name
-        for one in compared_targets(manifest, artifact, profile):
+    opened = open_artifact(artifact)
+    for profile in sorted(opened.manifest.profiles.values(), key=lambda profile: profile.index):
+        taken = select_target(opened, profile, allow_compile=True).name
+        for one in compared_targets(opened, profile):
             fits = "taken" if one.name == taken else f"fits, and {taken} is preferred"
             printed(f"{profile.name}  {one.name}: {'; '.join(map(str, one.mismatches)) or fits}")
 
@@ -182,15 +182,13 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
         from wanrun.jobs.several import worklist_of_several
 
         with worklist_of_several(artifact, how, given, timings) as (work, how, group):
-            return _make(artifact, how, work, timings, group)
+            return _make(how, work, timings, group)
     with Status(lambda: timings.running):
         work = make_worklist(artifact, how, given, timings)
-    return _make(artifact, how, work, timings)
+    return _make(how, work, timings)
 
 
-def _make(
-    artifact: Path, how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup | None = None
-) -> int:
+def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup | None = None) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
         from wanrun.jobs.outputs import write_timings
@@ -203,11 +201,11 @@ def _make(
         if how.report is not None:
             from wanreport.run import reported
 
-            ending.enter_context(reported(how.report, artifact, how, work, batch.outcomes, timings))
+            ending.enter_context(reported(how.report, how, work, batch.outcomes, timings))
         try:
             if work.jobs:
                 with status, undone_at_exit(batch.say_count):
-                    _run(artifact, how, work, batch, timings, group)
+                    _run(how, work, batch, timings, group)
         except Exception:
             with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
                 write_timings(timings, how.timing_json)
@@ -221,7 +219,6 @@ def _make(
 
 
 def _run(
-    artifact: Path,
     how: RunOptions,
     work: Worklist,
     batch: Batch,
@@ -244,7 +241,7 @@ def _run(
         first_expert=generation.ranges[0].transformer,
     )
     with load(
-        artifact,
+        work.artifact,
         **structs.asdict(loading),
         # These prompts are encoded before the first step: all of them if the text encoder is released then.
         prompts=work.first_prompts(None if loading.low_memory else 1),

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wanrun
@@ -28,15 +27,18 @@ class Model:
 
     Attributes:
         name: the model's name for clients.
-        folder: the artifact.
-        manifest: its manifest, as it was at the start.
+        artifact: the artifact, as it was at the start.
         loop: the form of the denoising loop that is loaded; None for the profile's own.
     """
 
     name: str
-    folder: Path
-    manifest: Any
+    artifact: wanrun.Artifact
     loop: str | None = None
+
+    @property
+    def manifest(self) -> wanrun.Manifest:
+        """The artifact's manifest."""
+        return self.artifact.manifest
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
@@ -102,7 +104,7 @@ class Model:
             )
         if "prompt" not in options:
             raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
-        return wanrun.resolve(self.folder, manifest=self.manifest, **self.loaded(options))
+        return wanrun.resolve(self.artifact, **self.loaded(options))
 
     def loaded(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns options with the form of the loop that is loaded, if they name none."""
@@ -146,22 +148,20 @@ class Catalog:
     """The models of a server, by name.
 
     Args:
-        folders: the artifact of each model; the first is the default.
+        artifacts: the artifact of each model; the first is the default.
         loop: the form of the denoising loop that is loaded; None for that of each profile.
 
     Raises:
-        ArtifactError: if a manifest cannot be read, or an artifact has no profile, or none with this form.
+        ArtifactError: if an artifact has no profile, or none with this form.
     """
 
-    def __init__(self, folders: Mapping[str, Path], loop: str | None = None) -> None:
+    def __init__(self, artifacts: Mapping[str, wanrun.Artifact], loop: str | None = None) -> None:
         self.created = time.time()
-        self.models = {
-            name: Model(name, folder, wanrun.read_manifest(folder), loop) for name, folder in folders.items()
-        }
+        self.models = {name: Model(name, artifact, loop) for name, artifact in artifacts.items()}
         for model in self.models.values():
             if not model.shapes() and loop is not None:
                 raise ArtifactError(
-                    f"{model.folder} has no profile that was built with loop {loop}",
+                    f"{model.artifact} has no profile that was built with loop {loop}",
                     remedy="run wanbuild compile --loop all",
                 )
 

@@ -187,7 +187,7 @@ class Intake:
     def _names(self, wish: Wish, folder: Path | None, media: list[Upload]) -> dict[str, str]:
         """Returns what a client is told for the server's paths."""
         files = {} if folder is None else self._folders.names(folder, media)
-        return {str(wish.model.folder): wish.model.name, **files}
+        return {str(wish.model.artifact): wish.model.name, **files}
 
     def run(self, job: Job) -> Run:
         """Returns what tells a worker to make a job, whose folder for results is empty then."""

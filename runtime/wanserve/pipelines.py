@@ -82,7 +82,7 @@ class Pipelines:
         if not self._open:
             return
         try:
-            components = wanrun.read_manifest(Path(self._artifacts[model])).components.values()
+            components = wanrun.open_artifact(Path(self._artifacts[model])).manifest.components.values()
         except WanError:
             return  # loading will tell
         needed = MARGIN * sum(component.nbytes for component in components)

@@ -83,7 +83,8 @@ class Service:
         _give_back_memory()
         self._settings, self.keys = settings, keys
         self.catalog = Catalog(
-            settings.artifacts, "stream" if settings.loading.get("memory") == "stream" else None
+            {name: wanrun.open_artifact(folder) for name, folder in settings.artifacts.items()},
+            "stream" if settings.loading.get("memory") == "stream" else None,
         )
         self.socket = bound(settings)
         self._folders = Folders(settings.data)

@@ -154,7 +154,7 @@ class Worker:
         token.check()
         timings = progress.timings
         pipeline = self._pipelines.get(job.model, timings, token)
-        generation = wanrun.resolve(pipeline.artifact, manifest=pipeline.manifest, **job.options)
+        generation = wanrun.resolve(pipeline.artifact, **job.options)
         result = pipeline.run(generation, on_step=progress.step, timings=timings, cancel=token)
         with timings.phase("encode_video"):
             save(result, Path(job.folder), job.format)

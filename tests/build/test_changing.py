@@ -11,7 +11,7 @@ import pytest
 
 from wanbuild.listed import unlisted
 from wanbuild.staging import changing
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.artifact import open_artifact
 
 NEW = ("programs/new.stablehlo", "executables/cpu/new-cache", "executables/cpu/.new/half", "golden/new.json")
 
@@ -38,7 +38,7 @@ with changing(artifact):
 
 
 def left(artifact: Path) -> list[Path]:
-    return list(unlisted(artifact, read_manifest(artifact)))
+    return list(unlisted(open_artifact(artifact)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)

@@ -29,6 +29,7 @@ from wanbuild.staging import (
     leftover,
 )
 from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import SourceError, UsageError
@@ -328,9 +329,9 @@ def test_force_keeps_programs_and_executables_that_are_valid(
     assert (artifact_copy / "requirements.txt").is_file()
     files = files_of(artifact_copy)
     assert {name: files.get(name) for name in kept} == kept
-    profile = select_profile(after, artifact_copy)
+    profile = select_profile(Artifact(after, artifact_copy))
     assert profile.name == "96x64x9-b1-cfg"
-    assert select_target(after, artifact_copy, profile).mismatches == ()
+    assert select_target(Artifact(after, artifact_copy), profile).mismatches == ()
     assert not after.golden  # recorded with other weights
     fresh = convert(ConvertRequest(other_checkpoint, artifact_copy.with_name("fresh"), TOY_DTYPES))
     assert after.components == fresh.components
@@ -348,7 +349,12 @@ def test_force_keeps_programs_where_the_scheduler_alone_differs(
     assert after.configs["scheduler"] != before.configs["scheduler"]
     assert before.profiles and after.profiles == before.profiles
     assert (after.program_sets, after.targets) == (before.program_sets, before.targets)
-    assert select_target(after, artifact_copy, select_profile(after, artifact_copy)).mismatches == ()
+    assert (
+        select_target(
+            Artifact(after, artifact_copy), select_profile(Artifact(after, artifact_copy))
+        ).mismatches
+        == ()
+    )
 
 
 def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from campaign.moments import SIGNALS
 from campaign.runner import Runner
 from campaign.sources import Sample, Sources, make_samples, toy
 from helpers.small_disk import mounted
+from wanrun.artifact.artifact import open_artifact
 
 VARIANTS = ("wan2.1-t2v", "wan2.2-i2v")
 """Whose artifacts are damaged."""
@@ -126,13 +127,12 @@ def _name(maker: Any) -> str:
 def whole(artifact: Path) -> str | None:
     """What is wrong with an artifact; None if it is whole, or there is none."""
     from wanbuild.check.verify import check_files
-    from wanrun.artifact.manifest import read_manifest
     from wanrun.errors import WanError
 
     if not artifact.exists():
         return None
     try:
-        check_files(artifact, read_manifest(artifact), lambda line: None)
+        check_files(open_artifact(artifact), lambda line: None)
     except WanError as error:
         return str(error)
     return None

@@ -27,6 +27,7 @@ from helpers.elsewhere import (
 )
 from helpers.fake_pipeline import Run, run_here
 from helpers.manifests import with_profiles
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
@@ -75,7 +76,9 @@ def keep(artifact: Path, verdict: Verdict) -> None:
     """Keeps a verdict about the artifact's profile."""
     manifest = read_manifest(artifact)
     profile = manifest.profiles[PROFILE]
-    keep_verdict(trial_facts(manifest, select_target(manifest, artifact, profile), profile), verdict)
+    keep_verdict(
+        trial_facts(manifest, select_target(Artifact(manifest, artifact), profile), profile), verdict
+    )
 
 
 def verdicts() -> list[Path]:

@@ -26,6 +26,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
@@ -104,7 +105,7 @@ def files(artifact: Path) -> set[str]:
 def check_whole(artifact: Path) -> Manifest:
     """Every listed embedding is sound, and there is no other file."""
     manifest = read_manifest(artifact)
-    stored = ArtifactEmbeddings(artifact, manifest)
+    stored = ArtifactEmbeddings(Artifact(manifest, artifact))
     for key in manifest.embeddings:
         stored.read(key)
     assert files(artifact) == {record.file for record in manifest.embeddings.values()}
@@ -139,7 +140,7 @@ def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
         with open_profile(two, profile) as pipeline:
             miss = pipeline.encode_prompts(PROMPTS)
         assert miss.dtype == DTYPES[dtype] and np.count_nonzero(miss[0, : tokens.lengths[0]])
-        artifacts = ArtifactEmbeddings(two, manifest)
+        artifacts = ArtifactEmbeddings(Artifact(manifest, two))
         for prompt, embedding, length in zip(CLEANED, miss, tokens.lengths, strict=True):
             rows = artifacts.find(prompt, dtype)
             assert rows is not None and rows.tobytes() == embedding[:length].tobytes()
@@ -246,7 +247,7 @@ def listed(two: Path, encoded: list[str]) -> Path:
 def test_verify_notices_damage_and_embed_repairs_it(listed: Path, encoded: list[str]) -> None:
     lines: list[str] = []
     manifest = read_manifest(listed)
-    verify.check_files(listed, manifest, lines.append)
+    verify.check_files(Artifact(manifest, listed), lines.append)
     assert lines[-1] == "2 prompt embedding(s) intact"
     record = manifest.embeddings[EmbeddingFormat(manifest).key("a fox", "bfloat16")]
     path = listed / record.file
@@ -259,7 +260,7 @@ def test_verify_notices_damage_and_embed_repairs_it(listed: Path, encoded: list[
     for damage in damages:
         damage(path)
         with pytest.raises(ArtifactError) as caught:
-            verify.check_files(listed, manifest, lines.append)
+            verify.check_files(Artifact(manifest, listed), lines.append)
         assert f"the prompt embedding {path} is damaged" in str(caught.value)
         encoded.clear()
         embed_prompts(listed, ["a fox"], lines.append)
@@ -434,7 +435,7 @@ def reset():
 def listed():
     '''Prompts of the artifact, whose embeddings are sound.'''
     found = read_manifest(artifact)
-    stored = ArtifactEmbeddings(artifact, found)
+    stored = ArtifactEmbeddings(Artifact(found, artifact))
     for key in found.embeddings:
         stored.read(key)
     return sorted(record.prompt for record in found.embeddings.values())

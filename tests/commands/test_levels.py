@@ -18,6 +18,7 @@ from wanbuild.programs import entry_compiler
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun import load
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.machine import environment
@@ -97,7 +98,7 @@ def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.Monk
 
 def test_entries_of_a_level_are_verified(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest, lines = read_manifest(both), list[str]()
-    check_files(both, manifest, lines.append)
+    check_files(Artifact(manifest, both), lines.append)
     assert f"target {LEVEL}: executables intact" in lines
     level = CPU_LEVELS[LEVEL]
     for lower, found in (
@@ -106,7 +107,7 @@ def test_entries_of_a_level_are_verified(both: Path, monkeypatch: pytest.MonkeyP
     ):
         monkeypatch.setattr("wanbuild.check.verify.CPU_LEVELS", {LEVEL: lower})
         with pytest.raises(ArtifactError, match=rf"is no executable for {LEVEL}; .*found {found}"):
-            check_files(both, manifest, lines.append)
+            check_files(Artifact(manifest, both), lines.append)
 
 
 def test_code_beyond_a_level_is_compiled_again(

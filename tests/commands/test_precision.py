@@ -27,9 +27,9 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets.target import resolve_target
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
-from wanrun.executables.entries import read_program
 
 STEPS = 4
 ROUNDING = 2.0**-9
@@ -104,7 +104,7 @@ def test_latents_and_history_have_the_scheduler_dtype(
         assert arrays == [f"{dtype}[1,16,3,8,12]"] * 8
         assert avals[name]["inputs"]["coefficients"].startswith("float32[")
         # And the program itself, whatever the manifest says of it.
-        program = jax.export.deserialize(bytearray(read_program(artifact, name, exported[name])))
+        program = jax.export.deserialize(bytearray(open_artifact(artifact).program(exported[name])))
         found = [aval.dtype for aval in program.in_avals if aval.shape == (1, 16, 3, 8, 12)]
         assert found == [dtype] * 4
     # What they are not a part of stays as it is.

@@ -11,6 +11,7 @@ from typing import Any
 
 from helpers.manifests import full_manifest, plain_manifest, with_profiles
 from serve_client import Answer, encoded
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanserve.catalog import Catalog, Model
 from wanserve.keys import Keys
@@ -29,8 +30,8 @@ def catalog(**more: Any) -> Catalog:
     )
     made = Catalog({})
     made.models = {
-        "text": Model("text", Path("/srv/text"), text),
-        "full": Model("full", Path("/srv/full"), full),
+        "text": Model("text", Artifact(text, Path("/srv/text"))),
+        "full": Model("full", Artifact(full, Path("/srv/full"))),
     }
     made.models |= more
     return made

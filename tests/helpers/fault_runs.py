@@ -23,6 +23,7 @@ from typing import Any
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
@@ -88,7 +89,7 @@ class Builds:
         if not folder.exists():
             return None
         manifest = read_manifest(folder)
-        check_files(folder, manifest, lambda line: None)
+        check_files(Artifact(manifest, folder), lambda line: None)
         assert self.sizes(folder) == self.files[manifest.content_digest]
         return manifest.content_digest
 

@@ -15,6 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from helpers.damage import PROFILE
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.layout import CRC_BYTES, ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.parameters import Component, Parameter
@@ -48,12 +49,12 @@ class Opened:
     def __init__(self, artifact: Path, memories: Mapping[str, Memory] = MappingProxyType({})) -> None:
         manifest, self.timings = read_manifest(artifact), Timings()
         profile = manifest.profiles[PROFILE]
-        selected = select_target(manifest, artifact, profile)
+        selected = select_target(Artifact(manifest, artifact), profile)
         device = open_device(selected, False, self.timings, print)
         recorder, self._recording = Recorder(), ExitStack()
         self._recording.enter_context(recorder.into(self.timings))
         self.opened = OpenedArtifact(
-            artifact, manifest, selected, device, LoadPolicy(), recorder, print, print
+            Artifact(manifest, artifact), selected, device, LoadPolicy(), recorder, print, print
         )
         self.weights = WeightStore(self.opened, memories)
         self.executables = self.weights.executables

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from helpers.manifests import built_with, plain_manifest
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.media.types import Media
@@ -20,7 +21,9 @@ def generation(manifest: Manifest | None = None, profile: Profile = PROFILE, **o
     if manifest is None:
         manifest = plain_manifest(components={"transformer": Component("transformer", {})})
     request = request_of({"prompt": "a fox", **options})
-    return resolve_request(request, manifest.changed(profiles={profile.name: profile}), Path("artifact"))
+    return resolve_request(
+        request, Artifact(manifest.changed(profiles={profile.name: profile}), Path("artifact"))
+    )
 
 
 def options(**given: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from wanhub.copy import PartialCopy, fetch
 from wanhub.opening import open_copy, open_newest
 from wanhub.pins import VARIABLE, Pin, read_pins
 from wanhub.signature import SIGNATURE
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun as command
 from wanrun.errors import ArtifactError, UsageError
@@ -58,9 +59,7 @@ def weight(manifest: Manifest) -> str:
 
 
 def _names(manifest: Manifest) -> list[str]:
-    from wanhub.expected import expected_files
-
-    return list(expected_files(manifest))
+    return [one.name for one in Artifact(manifest, Path()).named()]
 
 
 def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
@@ -141,15 +140,19 @@ def test_the_pin_stays_until_a_pull_moves_it(
     assert pinned == Pin(published.head("me/wan"), changed.manifest_digest) and pinned.revision != commit
     # Equal components are on disk once.
     copies = [PartialCopy(folder) for folder in (first, newest)]
-    name = weight(copies[0].manifest)
+    name = weight(copies[0].artifact.manifest)
     assert copies[0].fetch(name) and (newest / name).is_file()
 
 
 def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -> None:
     folder = open_copy(ADDRESS, cache, quiet)
     copy = PartialCopy(folder)
-    entry = next(name for name in copy.expected if name.startswith("executables/cpu"))
-    for name, offset in ((weight(copy.manifest), 3), (entry, 100), (copy.manifest.tokenizer.file, 50)):
+    entry = next(name for name in copy.named if name.startswith("executables/cpu"))
+    for name, offset in (
+        (weight(copy.artifact.manifest), 3),
+        (entry, 100),
+        (copy.artifact.manifest.tokenizer.file, 50),
+    ):
         published.repositories["me/wan"].faults[name] = [("damage", offset)]
         with pytest.raises(ArtifactError, match=r"is damaged; expected (sha256|crc32c)"):
             copy.fetch(name)
@@ -160,7 +163,7 @@ def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -
 def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> None:
     """The file's own crc32c fits; the parameter's sha256 does not."""
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
-    name = weight(copy.manifest)
+    name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     rows = files[name][:-4]
     half = len(rows) // 2
@@ -179,7 +182,7 @@ def test_a_cut_connection_resumes(
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
     monkeypatch.setattr(reading, "RETRY_SECONDS", (0.01, 0.01))
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
-    name = weight(copy.manifest)
+    name = weight(copy.artifact.manifest)
     published.forget()
     published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)]
     assert copy.fetch(name)
@@ -195,7 +198,7 @@ def test_a_cut_connection_resumes(
 
 def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, two_targets: Path) -> None:
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
-    name = copy.manifest.tokenizer.file
+    name = copy.artifact.manifest.tokenizer.file
     published.repositories["me/wan"].faults[name] = [("slow", 2000)]
     code = (
         "from pathlib import Path\nfrom wanhub import copy\ncopy.RANGE_BYTES = 2000\n"
@@ -219,7 +222,7 @@ def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, tw
 
 def test_threads_and_processes_fetch_a_file_once(published: UploadHub, cache: Path) -> None:
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
-    name = weight(copy.manifest)
+    name = weight(copy.artifact.manifest)
     published.forget()
     copies = [copy, PartialCopy(copy.folder)] * 4
     threads = [threading.Thread(target=one.fetch, args=(name,)) for one in copies]
@@ -241,7 +244,7 @@ def test_what_the_hub_refuses(published: UploadHub, cache: Path) -> None:
     with pytest.raises(ArtifactError, match=r"is no artifact; found no manifest\.json"):
         open_copy("hf://me/empty", cache, quiet)
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
-    name = weight(copy.manifest)
+    name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     del files[name]
     published.repositories["me/wan"].commits[published.head("me/wan")] = files
@@ -317,12 +320,12 @@ def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Pa
 def test_complete_mends_what_is_damaged(published: UploadHub, cache: Path) -> None:
     copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
     came: list[int] = []
-    complete(copy, copy.expected, came.append)
-    assert sum(came) == sum((copy.folder / name).stat().st_size for name in copy.expected)
-    flip(copy.folder / weight(copy.manifest), 5)
+    complete(copy, copy.named, came.append)
+    assert sum(came) == sum((copy.folder / name).stat().st_size for name in copy.named)
+    flip(copy.folder / weight(copy.artifact.manifest), 5)
     published.forget()
-    complete(copy, copy.expected, came.append)
-    assert [request.name for request in published.requests] == [weight(copy.manifest)]
+    complete(copy, copy.named, came.append)
+    assert [request.name for request in published.requests] == [weight(copy.artifact.manifest)]
 
 
 def test_a_copy_is_not_changed_by_a_build(published: UploadHub, cache: Path) -> None:

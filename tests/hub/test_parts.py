@@ -7,7 +7,6 @@ import os
 import subprocess
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -18,16 +17,19 @@ import wanrun.command
 import wanrun.files
 import wanserve.cli
 from helpers.damage import flip, linked, own
+from helpers.manifests import plain_manifest
 from wanbuild.cli import wanbuild
-from wanhub import copy, expected
+from wanhub import copy
 from wanhub.address import parse_address
 from wanhub.atomic import write_atomic
-from wanhub.expected import Expected, check_there, expected_files, together
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
 from wanhub.signature import KEY_PASSWORD, MAX_MANIFEST_BYTES, SIGNATURE, check_signature, is_signed, signer
 from wanhub.store import resolved
+from wanrun.artifact.artifact import Artifact, groups, named_weights, open_artifact
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import MAX_BYTES, read_manifest
+from wanrun.artifact.named import Named
+from wanrun.artifact.parameters import Component, Parameter
 from wanrun.cli import wanrun as wanrun_command
 from wanrun.errors import ArtifactError, UsageError
 from wanserve.settings import Settings
@@ -106,7 +108,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_listed_files_are_those_of_the_folder(two_targets: Path) -> None:
-    listed = expected_files(read_manifest(two_targets))
+    listed = copy.named_files(open_artifact(two_targets))
     there = {path.relative_to(two_targets).as_posix() for path in two_targets.rglob("*") if path.is_file()}
     metadata = {name for name in there if name.endswith(("zarr.json", "_METADATA", "_CHECKPOINT_METADATA"))}
     assert listed.keys() == there - metadata - {"manifest.json"}
@@ -116,7 +118,8 @@ def test_the_listed_files_are_those_of_the_folder(two_targets: Path) -> None:
 
 def test_nothing_else_lies_among_weights(two_targets: Path) -> None:
     """Copies share them, so a manifest could change another artifact's."""
-    manifest = read_manifest(two_targets)
+    artifact = open_artifact(two_targets)
+    manifest = artifact.manifest
     vae, golden = manifest.components["vae"], manifest.golden
     (name,) = golden
     for changed in (
@@ -127,32 +130,36 @@ def test_nothing_else_lies_among_weights(two_targets: Path) -> None:
         {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer")}},
     ):
         with pytest.raises(ArtifactError, match="cannot be a file of the artifact"):
-            expected_files(manifest.changed(**changed))
+            copy.named_files(artifact.changed(**changed))
 
 
 def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, data = ArrayLayout((8, 16), "float32", 8, 8), [bytes([row]) * 64 for row in range(8)]
     digests = b"".join(hashlib.sha256(row).digest() for row in data)
-    parameter = SimpleNamespace(layout=layout, sha256=hashlib.sha256(digests).hexdigest())
-    names = [f"w/{layout.chunk_file(index)}" for index in range(8)]
-    listed = {name: Expected(68, "", ("w", parameter), index, "w") for index, name in enumerate(names)}
+    parameter = Parameter(
+        layout=layout, axes=(None, None), crc32c=("0" * 8,) * 8, sha256=hashlib.sha256(digests).hexdigest()
+    )
+    component = Component("weights", {"w": parameter})
+    artifact = Artifact(plain_manifest(components={"vae": component}), tmp_path)
+    listed = list(named_weights("vae", component))
+    names = [one.name for one in listed]
     for name, row in zip(names, data, strict=True):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(row + crc32c(row).to_bytes(4, "little"))
     read = list[Path]()
-    own_digests = expected._row_digests
+    own_check = Named.check
     monkeypatch.setattr(
-        expected, "_row_digests", lambda path, *rest: (read.append(path), own_digests(path, *rest))[1]
+        Named, "check", lambda one, path, *rest: (read.append(path), own_check(one, path, *rest))[1]
     )
     part = copy.PartialCopy.__new__(copy.PartialCopy)
-    part.folder, part.expected, part.address = tmp_path, listed, parse_address("file:///a")
-    (group,) = together(reversed(names), listed)
+    part.folder, part.address = tmp_path, parse_address("file:///a")
+    (group,) = groups(reversed(listed))
     part.discard_damaged(group)
-    check_there(tmp_path, group, listed)
-    assert len(read) == 16 and group == names
+    artifact.check(group)
+    assert len(read) == 16 and group == listed
     (tmp_path / names[3]).write_bytes((tmp_path / names[4]).read_bytes())  # its own crc32c fits
     with pytest.raises(ArtifactError, match="w is damaged; expected sha256"):
-        check_there(tmp_path, group, listed)
+        artifact.check(group)
     flip(tmp_path / names[5], 3)
     part.discard_damaged(group)
     assert [(tmp_path / name).exists() for name in names] == [index != 5 for index in range(8)]
@@ -207,7 +214,7 @@ def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, 
 
 def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
     """Of weights, a program, an executable, a recorded result, the tokenizer, manifest and signature."""
-    names = expected_files(read_manifest(signed))
+    names = copy.named_files(open_artifact(signed))
     kinds = (
         "weights/transformer",
         "weights/vae",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.damage import flip
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.intact import check_intact
@@ -43,5 +44,5 @@ def test_one_bit(artifact_copy: Path, of: str) -> None:
     path = max(files, key=lambda one: one.stat().st_size)
     flip(path, path.stat().st_size // 2)
     with pytest.raises(ArtifactError, match="damaged") as caught:
-        check_intact(artifact_copy, read_manifest(artifact_copy), lambda line: None)
+        check_intact(open_artifact(artifact_copy), lambda line: None)
     assert "copy the artifact again" in str(caught.value)

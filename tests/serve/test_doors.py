@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from helpers.asked import asked, catalog
 from helpers.jobs import job
 from helpers.manifests import with_profiles
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanserve import bodies, room, service
 from wanserve import store as stored
@@ -128,7 +129,11 @@ def test_a_file_is_told_by_its_name(tmp_path: Path) -> None:
     full = catalog().models["full"]
     (profile,) = full.manifest.profiles.values()
     without_references = Profile(96, 64, 9, 1, True, 0, profile.options)
-    models = {"full": Model("full", full.folder, with_profiles(full.manifest, [without_references]))}
+    models = {
+        "full": Model(
+            "full", Artifact(with_profiles(full.manifest, [without_references]), full.artifact.folder)
+        )
+    }
 
     async def test() -> None:
         async with asked(tmp_path / "my videos", models) as server:

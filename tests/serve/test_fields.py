@@ -16,6 +16,7 @@ from starlette.datastructures import UploadFile
 
 from helpers.asked import catalog
 from helpers.manifests import with_profiles
+from wanrun.artifact.artifact import Artifact
 from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Model
 from wanserve.fields import Wish, read_wish
@@ -38,15 +39,15 @@ def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
     plain = catalog().models["text"]
     (profile, *_) = plain.manifest.profiles.values()
     built = msgspec.structs.replace(profile, options=msgspec.structs.replace(profile.options, loop="all"))
-    model = Model("text", plain.folder, with_profiles(plain.manifest, [built]), "stream")
+    model = Model("text", Artifact(with_profiles(plain.manifest, [built]), plain.artifact.folder), "stream")
     assert model.resolve({"prompt": "p"}, str).options["loop"] == "stream"
     assert model.loaded({"seed": 1}) == {"loop": "stream", "seed": 1}
     with pytest.raises(RefusedError, match="runs loop stream alone"):
         model.resolve({"prompt": "p", "loop": "step"}, str)
     assert "loop" not in model.shown(0)["options"] and len(model.shapes()) == 1
-    assert Model("text", plain.folder, plain.manifest, "stream").shapes() == []
+    assert Model("text", plain.artifact, "stream").shapes() == []
     with pytest.raises(ArtifactError, match="no program for loop stream"):
-        Model("text", plain.folder, plain.manifest, "stream").resolve({"prompt": "p"}, str)
+        Model("text", plain.artifact, "stream").resolve({"prompt": "p"}, str)
 
 
 def wish(fields: dict[str, Any], model: str = "text", **files: bytes) -> Wish:

@@ -101,7 +101,7 @@ def test_the_least_used_is_released_for_want_of_memory(device: Device, tmp_path:
 def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Path) -> None:
     """By the bytes of the weights in the manifest."""
     folders = {"a": str(toy_artifact), "b": str(toy_artifact)}
-    size = sum(one.nbytes for one in wanrun.read_manifest(toy_artifact).components.values())
+    size = sum(one.nbytes for one in wanrun.open_artifact(toy_artifact).manifest.components.values())
     for free, closed in ((2 * size, 0), (size, 1)):
         device.closed.clear()
         held = Pipelines(folders, {}, device.load, lambda free=free: free)

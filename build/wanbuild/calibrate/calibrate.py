@@ -17,6 +17,7 @@ from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, search
 from wanbuild.check.embed import runnable_profiles
 from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
@@ -75,12 +76,12 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
             cannot be written, or that is built anew meanwhile.
         ArtifactError: if no profile with the step form of the loop can run here.
     """
-    artifact, prompts = request.artifact.resolve(), read_prompts(request.prompts)
-    manifest = read_manifest(artifact)
-    with changing(artifact):  # an artifact that cannot be written is told before hours of work
-        profile = _profile(artifact, manifest, request.profile)
-    selected = select_target(manifest, artifact, profile)
-    memo = Memo(_facts(request, manifest, profile, selected.name, prompts))
+    folder, prompts = request.artifact.resolve(), read_prompts(request.prompts)
+    artifact = open_artifact(folder)
+    with changing(folder):  # an artifact that cannot be written is told before hours of work
+        profile = _profile(artifact, request.profile)
+    selected = select_target(artifact, profile)
+    memo = Memo(_facts(request, artifact.manifest, profile, selected.name, prompts))
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
     with load(artifact, profile=profile.name, tuned=False, loop="step") as pipeline:
         runs = Runs(pipeline, memo, request.reference_steps)
@@ -94,22 +95,22 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     for one in found:
         measured = _measured(one, request, profile, prompts, published)
         schedules[f"{one.count}-steps"] = made_for(own, one.steps, measured)
-    changed = written(artifact, manifest, schedules)
+    changed = written(folder, artifact.manifest, schedules)
     memo.forget()
     if found:
-        _drawn(artifact, changed, report)
+        _drawn(folder, changed, report)
     return changed
 
 
-def _drawn(artifact: Path, manifest: Manifest, report: Report) -> None:
+def _drawn(folder: Path, manifest: Manifest, report: Report) -> None:
     """Draws the curve of the artifact's schedules, where matplotlib is installed."""
     try:
         picture = draw({manifest.model.variant: of_schedules(manifest.schedules)}, AXIS)
     except UsageError as error:
         report(f"no picture: {error}")
         return
-    replace_file(artifact / FILE, picture)
-    report(f"{artifact / FILE} shows quality over evaluations")
+    replace_file(folder / FILE, picture)
+    report(f"{folder / FILE} shows quality over evaluations")
 
 
 def written(artifact: Path, before: Manifest, schedules: Mapping[str, Schedule]) -> Manifest:
@@ -159,11 +160,11 @@ def _searched(
     return found
 
 
-def _profile(artifact: Path, manifest: Manifest, name: str | None) -> Profile:
+def _profile(artifact: Artifact, name: str | None) -> Profile:
     reasons: list[str] = []
-    profiles = runnable_profiles(artifact, manifest, reasons.append)
+    profiles = runnable_profiles(artifact, reasons.append)
     if name is not None:
-        profiles = [one for one in profiles if one == named_profile(manifest, artifact, name)]
+        profiles = [one for one in profiles if one == named_profile(artifact, name)]
     fitting = [one for one in profiles if "step" in one.options.forms]
     if not fitting:
         raise ArtifactError(

@@ -56,7 +56,7 @@ class Runs:
         given = {name: getattr(line, name) for name in Request.__struct_fields__}
         request = Request(**{**given, "loop": "step", **options})
         pipeline = self._pipeline
-        return resolve_request(request, pipeline.manifest, pipeline.artifact, loaded=pipeline.profile)
+        return resolve_request(request, pipeline.artifact, loaded=pipeline.profile)
 
     def reference(self, line: Line, steps: int | None = None) -> np.ndarray:
         """Returns frames, uint8 (B, F, H, W, 3), of the solver's own steps; None: of the converged run."""

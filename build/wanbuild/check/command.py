@@ -18,10 +18,11 @@ from wanrun.terminal.lines import print_result, report, warn
 def warn_of_age(artifact: Path) -> None:
     """Warns of programs that will soon be too old for newer versions of JAX."""
     from wanbuild.programs.export_age import age_warning
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
 
-    for programs in read_manifest(artifact).program_sets.values():
-        if (old := age_warning(artifact, programs)) is not None:
+    opened = open_artifact(artifact)
+    for programs in opened.manifest.program_sets.values():
+        if (old := age_warning(opened, programs)) is not None:
             warn(old)
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.named import EMBEDDING
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import Dtype
 from wanrun.artifact.select import select_target
@@ -33,12 +35,12 @@ def no_warning(message: str) -> None:
     """Ignores a warning."""
 
 
-def runnable_profiles(artifact: Path, manifest: Manifest, report: Report) -> list[Profile]:
+def runnable_profiles(artifact: Artifact, report: Report) -> list[Profile]:
     """Returns the profiles with executables for this machine, in building order; reports the others."""
     profiles = []
-    for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
+    for profile in sorted(artifact.manifest.profiles.values(), key=lambda profile: profile.index):
         try:
-            select_target(manifest, artifact, profile)
+            select_target(artifact, profile)
         except ArtifactError as error:
             report(f"{profile.name}: not run, {error}")
         else:
@@ -46,27 +48,24 @@ def runnable_profiles(artifact: Path, manifest: Manifest, report: Report) -> lis
     return profiles
 
 
-def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeline:
+def open_profile(artifact: Artifact, profile: Profile, lazy: bool = False) -> Pipeline:
     """Loads a profile with this machine's executables; no stored embedding is used.
 
     Args:
-        artifact: the artifact's folder.
+        artifact: the artifact.
         profile: the profile to load.
         lazy: whether each part is loaded at its first use.
     """
-    manifest = read_manifest(artifact)
-    selected = select_target(manifest, artifact, profile)
+    selected = select_target(artifact, profile)
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
     return load(artifact, profile=profile.name, embeddings="none", tuned=False, lazy=lazy)
 
 
-def embed_prompts(
-    artifact: Path, prompts: Sequence[str], report: Report, warn: Warn = no_warning
-) -> Manifest:
+def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Warn = no_warning) -> Manifest:
     """Adds the embeddings of prompts to an artifact, and removes files that the manifest does not list.
 
     Args:
-        artifact: the artifact's folder.
+        folder: the artifact's folder.
         prompts: the prompts to embed; if empty, the default negative prompt.
         report: gets one line per embedding.
         warn: gets a warning for each prompt that is cut.
@@ -79,22 +78,21 @@ def embed_prompts(
         UsageError: if the artifact cannot be written.
         OSError: if the disk is full, or a file would be too large.
     """
-    artifact = artifact.resolve()
-    read_manifest(artifact)
-    with changing(artifact):
-        manifest = read_manifest(artifact)
+    folder = folder.resolve()
+    read_manifest(folder)
+    with changing(folder):
+        artifact = open_artifact(folder)
         reasons: list[str] = []
-        profiles = runnable_profiles(artifact, manifest, reasons.append)
+        profiles = runnable_profiles(artifact, reasons.append)
         if not profiles:
             found = "; ".join(reasons) or None
             raise ArtifactError(
                 f"no profile of {artifact} can run here", found=found, remedy="run wanbuild compile first"
             )
         try:
-            changed = add_embeddings(artifact, manifest, profiles, prompts, report, warn)
-            if changed != manifest:
-                changed.write(artifact)
-            manifest = changed
+            changed = add_embeddings(artifact, profiles, prompts, report, warn)
+            if changed != artifact:
+                changed.write()
         except OSError as error:
             if lacks_space(error):
                 raise  # the command line has a message for it
@@ -103,39 +101,38 @@ def embed_prompts(
                 found=error.strerror or error,
                 remedy="make it writable, or embed in a copy",
             ) from None
-    return manifest
+    return changed.manifest
 
 
 def add_embeddings(
-    artifact: Path,
-    manifest: Manifest,
+    artifact: Artifact,
     profiles: Sequence[Profile],
     prompts: Sequence[str],
     report: Report,
     warn: Warn = no_warning,
-) -> Manifest:
+) -> Artifact:
     """Writes embedding files; the caller holds the build lock and commits the manifest.
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
+        artifact: the artifact.
         profiles: profiles that can run here; one of each compute dtype is loaded.
         prompts: the prompts to embed; if empty, the default negative prompt.
         report: gets one line per embedding.
         warn: gets a warning for each prompt that is cut.
 
     Returns:
-        The manifest with the embeddings listed.
+        The artifact with the embeddings listed.
     """
+    manifest = artifact.manifest
     given = list(prompts) or [manifest.model.defaults.negative_prompt]
     cleaned = list(dict.fromkeys(clean_prompt(prompt) for prompt in given))
-    tokens = _tokenize(artifact, manifest, cleaned, warn)
+    tokens = _tokenize(artifact, cleaned, warn)
     lengths = dict(zip(cleaned, tokens.lengths, strict=True))
     by_dtype: dict[Dtype, Profile] = {}
     for profile in profiles:
         by_dtype.setdefault(profile.options.dtype, profile)
     listed = dict(manifest.embeddings)
-    stored, names = ArtifactEmbeddings(artifact, manifest), EmbeddingFormat(manifest)
+    stored, names = ArtifactEmbeddings(artifact), EmbeddingFormat(manifest)
     for dtype, profile in by_dtype.items():
         missing = [prompt for prompt in cleaned if not _intact(stored, prompt, dtype)]
         for prompt in cleaned:
@@ -149,8 +146,8 @@ def add_embeddings(
             length = lengths[prompt]
             key = names.key(prompt, dtype)
             data = encode_rows(embedding[:length])
-            file = f"embeddings/{key}.npy"
-            path = artifact / file
+            file = f"{EMBEDDING.folder}/{key}.npy"
+            path = artifact.folder / file
             path.parent.mkdir(exist_ok=True)
             replace_file(path, data)
             listed[key] = Embedding(
@@ -158,12 +155,12 @@ def add_embeddings(
             )
             counted = "1 token" if length == 1 else f"{length} tokens"
             report(f"{_shown(prompt)}: {dtype}, {counted} embedded")
-    return manifest.changed(embeddings=listed)
+    return artifact.changed(embeddings=listed)
 
 
-def _tokenize(artifact: Path, manifest: Manifest, cleaned: Sequence[str], warn: Warn) -> TokenizedPrompts:
+def _tokenize(artifact: Artifact, cleaned: Sequence[str], warn: Warn) -> TokenizedPrompts:
     """Returns the prompts' tokens, and warns of each prompt that is cut."""
-    tokenizer = ArtifactTokenizer(artifact, manifest)
+    tokenizer = ArtifactTokenizer(artifact)
     tokens = tokenizer(cleaned)
     for cut in tokens.cut:
         if cut is not None:

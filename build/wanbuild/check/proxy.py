@@ -15,7 +15,9 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.proxies import proxies_of
 from wanbuild.staging import changing
-from wanrun.artifact.manifest import TRANSFORMERS, Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest
+from wanrun.artifact.named import WEIGHTS
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_target
 from wanrun.errors import WanError
@@ -30,29 +32,30 @@ STREAMED_FROM = 0.5
 """The part of this machine's memory that a transformer may take before its layers are streamed."""
 
 
-def record_proxies(artifact: Path, report: Report) -> None:
+def record_proxies(folder: Path, report: Report) -> None:
     """Records the results of an artifact's proxies that have none; what cannot be recorded is reported.
 
     Args:
-        artifact: the artifact's folder.
+        folder: the artifact's folder.
         report: gets one line per proxy.
     """
-    artifact = artifact.resolve()
-    manifest = read_manifest(artifact)
+    artifact = open_artifact(folder.resolve())
+    manifest = artifact.manifest
     for name in sorted(_unrecorded(manifest)):
         proxy = manifest.profiles[name]
         report(f"{name}: its video is made on this machine, by which the chips' executables are checked")
         try:
-            golden = _recorded_here(artifact, manifest, proxy)
+            golden = _recorded_here(artifact, proxy)
         except (WanError, MemoryError, OSError, RuntimeError) as error:  # XLA's are RuntimeErrors
             report(f"{name}: not recorded, so wanrun will refuse what it stands for: {error}")
             continue
-        with changing(artifact):
-            now = read_manifest(artifact)
-            if now.content_digest != manifest.content_digest or now.profiles.get(name) != proxy:
+        with changing(artifact.folder):
+            now = open_artifact(artifact.folder)
+            same = now.manifest.content_digest == manifest.content_digest
+            if not same or now.manifest.profiles.get(name) != proxy:
                 report(f"{name}: not recorded: the artifact was changed meanwhile")
                 return
-            with_golden(artifact, now, proxy, golden).write(artifact)
+            with_golden(now, proxy, golden).write()
         report(f"{name}: recorded")
 
 
@@ -66,19 +69,20 @@ def _unrecorded(manifest: Manifest) -> set[str]:
     }
 
 
-def _recorded_here(artifact: Path, manifest: Manifest, proxy: Profile) -> Golden:
+def _recorded_here(artifact: Artifact, proxy: Profile) -> Golden:
     """Compiles a profile for this machine's CPU, in a folder of its own, and returns what it makes.
 
     Raises:
         WanError, OSError, RuntimeError: if it cannot be compiled, or cannot run here.
     """
+    manifest = artifact.manifest
     streams = manifest.components[TRANSFORMERS[0]].nbytes > STREAMED_FROM * host_memory_bytes()
     options = BuildOptions.of(replace(proxy.options, loop="stream" if streams else "step"))
     shape = Shape.of(proxy)
     with temporary_folder(Path(tempfile.gettempdir())) as folder:
         tokenizer = manifest.tokenizer.file
         (folder / tokenizer).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(artifact / tokenizer, folder / tokenizer)
+        shutil.copyfile(artifact.folder / tokenizer, folder / tokenizer)
         empty = manifest.changed(profiles={}, program_sets={}, targets={}, golden={}, embeddings={})
         empty.write(folder)
         compile_artifact(
@@ -94,13 +98,13 @@ def _recorded_here(artifact: Path, manifest: Manifest, proxy: Profile) -> Golden
             ),
             lambda line: None,
         )
-        built = read_manifest(folder)
-        environment = select_target(built, folder, built.profiles[proxy.name]).target.environment
+        built = open_artifact(folder)
+        environment = select_target(built, built.manifest.profiles[proxy.name]).target.environment
         open_exactly(environment["platform"], 1)
         with load(
-            folder,
+            built,
             profile=proxy.name,
-            weights=str(artifact / "weights"),
+            weights=str(artifact.folder / WEIGHTS.folder),
             memory="stream" if streams else "low",
             embeddings="none",
             tuned=False,

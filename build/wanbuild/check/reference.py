@@ -27,7 +27,8 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
 from wanbuild.variants.variant import Variant
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import open_artifact
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.noise import initial_noise
@@ -270,7 +271,7 @@ class _Comparison:
     def _scheduler(self) -> SchedulerDefaults:
         """The defaults of the checkpoint's scheduler_config.json."""
         manifest = self._ours.manifest
-        variant = variant_named(manifest.model.variant, self._ours.artifact)
+        variant = variant_named(manifest.model.variant, self._ours.artifact.folder)
         return read_scheduler(manifest.configs["scheduler"], default_shift=variant.flow_shift)
 
     def _run(self, sample: Sample, steps: int, options: Mapping[str, Any]) -> Made:
@@ -341,12 +342,12 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
 
 
 def compare_with_reference(
-    artifact: Path, source: str, steps: int, report: Report, findings: Findings | None = None
+    folder: Path, source: str, steps: int, report: Report, findings: Findings | None = None
 ) -> dict[str, Any]:
     """Compares the first built profile with diffusers and reports a table of errors.
 
     Args:
-        artifact: the artifact's folder.
+        folder: the artifact's folder.
         source: the checkpoint folder or hub id that the artifact was made from.
         steps: denoising steps of the whole video.
         report: gets one line per check.
@@ -361,10 +362,11 @@ def compare_with_reference(
             profile's kind.
         VerificationError: naming the checks that failed.
     """
-    manifest = read_manifest(artifact)
+    artifact = open_artifact(folder)
+    manifest = artifact.manifest
     profile = min(manifest.profiles.values(), key=lambda p: p.index, default=None)
     if profile is None:
-        select_profile(manifest, artifact)  # raises ArtifactError with the remedy
+        select_profile(artifact)  # raises ArtifactError with the remedy
     assert profile is not None
     variant = _variant(manifest)
     most = variant.reference_videos

@@ -16,7 +16,7 @@ from typing import Any
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.findings import Findings
 from wanbuild.check.preview import fitted
-from wanbuild.check.weights import check_weights, check_with_orbax
+from wanbuild.check.weights import check_places, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
@@ -25,14 +25,16 @@ from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_running, changing
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
-from wanrun.artifact.manifest import MANIFEST, Manifest, Recorded, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import MANIFEST, Recorded, read_manifest
+from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.executables.lowering import deserialized
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline
-from wanrun.intact import check_others, checked_programs
+from wanrun.intact import check_intact
 from wanrun.machine.environment import open_devices
 from wanrun.replay.golden import PROMPT, STEPS, Golden, compare, read_golden, replayed
 
@@ -41,47 +43,49 @@ COPY = "copy the artifact again or rebuild it"
 Report = Callable[[str], None]
 
 
-def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
+def check_files(artifact: Artifact, report: Report) -> None:
     """Reads every file that the manifest lists and checks its digest.
 
     Raises:
         ArtifactError: naming the first file that is missing or damaged, or unlisted in weights/.
     """
-    check_weights(artifact, manifest, report)
-    for name, program, program_set, data in checked_programs(artifact, manifest, report):
-        bits, exported = program_set.kernels.weight_bits, deserialized(data, name)
-        check_signature(name, program, manifest.components, bits, exported)
-    check_others(artifact, manifest, report)
+    check_places(artifact)
+    check_intact(artifact, report)
+    manifest = artifact.manifest
+    for own in manifest.program_sets.values():
+        for programs in own.programs.values():
+            for name, program in programs.items():
+                exported = deserialized(artifact.program(program), name)
+                check_signature(name, program, manifest.components, own.kernels.weight_bits, exported)
     for target in manifest.targets.values():
         if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
             for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:
-                check_level(artifact / target.folder / file, level)
+                check_level(artifact.folder / target.folder / file, level)
 
 
-def check_spelling(artifact: Path, manifest: Manifest) -> None:
+def check_spelling(artifact: Artifact) -> None:
     """Checks that manifest.json has the very bytes that were written, and not others of the same meaning.
 
     Raises:
         ArtifactError: if it has not.
     """
-    path = artifact / MANIFEST
-    written = manifest.encoded()
+    path, written = artifact.folder / MANIFEST, artifact.manifest.encoded()
     found, expected = digest_found(path, len(written)), sha256_of(written)
-    if found != expected and read_manifest(artifact) != manifest:
+    if found != expected and read_manifest(artifact.folder) != artifact.manifest:
         raise ArtifactError(f"{path} was changed while it was verified", remedy="verify it again")
     check_digest(found, expected, f"{path} is damaged", COPY)
 
 
-def check_unlisted(artifact: Path, manifest: Manifest, report: Report) -> None:
+def check_unlisted(artifact: Artifact, report: Report) -> None:
     """Refuses a file that does not belong to the artifact, unless a build is adding it.
 
     Raises:
         ArtifactError: naming one.
     """
-    path = next(unlisted(artifact, manifest), None)
+    path = next(unlisted(artifact), None)
     if path is None:
         return
-    if build_running(artifact) or read_manifest(artifact) != manifest:
+    if build_running(artifact.folder) or read_manifest(artifact.folder) != artifact.manifest:
         report("a build is at work: files that are not listed yet are not looked at")
         return
     raise ArtifactError(
@@ -91,12 +95,11 @@ def check_unlisted(artifact: Path, manifest: Manifest, report: Report) -> None:
     )
 
 
-def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool = False) -> None:
+def check_all(artifact: Artifact, report: Report, building: bool = False) -> None:
     """Checks every file, that there are no others, and that plain Orbax restores the same weights.
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
+        artifact: the artifact.
         report: gets one line per check.
         building: whether the caller builds, and removes unlisted files itself.
 
@@ -104,24 +107,23 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
         ArtifactError: for a file that is damaged or does not belong there, and for programs that do not fit
             together.
     """
-    check_spelling(artifact, manifest)
-    for key in manifest.program_sets:
-        check_set(manifest, key)
+    check_spelling(artifact)
+    for key in artifact.manifest.program_sets:
+        check_set(artifact.manifest, key)
     if not building:
-        check_unlisted(artifact, manifest, report)
-    check_files(artifact, manifest, report)
-    check_with_orbax(artifact, manifest, report)
+        check_unlisted(artifact, report)
+    check_files(artifact, report)
+    check_with_orbax(artifact, report)
 
 
 def _run(
-    artifact: Path,
-    manifest: Manifest,
+    artifact: Artifact,
     profile: Profile,
     findings: Findings | None,
     look: Callable[[Pipeline], object] = str,
 ) -> tuple[Golden, Any]:
     """Runs one profile from the fixed seed; returns also what a function finds in its pipeline."""
-    environment = select_target(manifest, artifact, profile).target.environment
+    environment = select_target(artifact, profile).target.environment
     with open_profile(artifact, profile) as pipeline:
         title = f"{profile.name}, {STEPS} steps of: {PROMPT}"
         watched = pipeline if findings is None else findings.watched(pipeline, title)
@@ -141,57 +143,56 @@ def start_jax() -> None:
         open_devices()
 
 
-def record(artifact: Path, report: Report, findings: Findings | None = None) -> None:
+def record(folder: Path, report: Report, findings: Findings | None = None) -> None:
     """Checks every file, runs every profile that can run here, and commits the results to golden/.
 
     It also embeds the default negative prompt.
 
     Args:
-        artifact: the artifact's folder.
+        folder: the artifact's folder.
         report: gets one line per check and profile.
         findings: gets the videos, for a report.
 
     Raises:
         ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
     """
-    artifact = artifact.resolve()
-    with changing(artifact):
+    folder = folder.resolve()
+    with changing(folder):
         start_jax()
-        manifest = read_manifest(artifact)
-        check_all(artifact, manifest, report, building=True)
-        profiles = runnable_profiles(artifact, manifest, report)
+        artifact = open_artifact(folder)
+        check_all(artifact, report, building=True)
+        profiles = runnable_profiles(artifact, report)
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
-            recorded = _run(artifact, manifest, profile, findings, fitted)
-            manifest = with_golden(artifact, manifest, profile, *recorded)
-            manifest.write(artifact)  # minutes of a large profile are not lost with a later one
+            recorded = _run(artifact, profile, findings, fitted)
+            artifact = with_golden(artifact, profile, *recorded)
+            artifact.write()  # minutes of a large profile are not lost with a later one
             report(f"{profile.name}: recorded")
-        add_embeddings(artifact, manifest, profiles, (), report, report).write(artifact)
+        add_embeddings(artifact, profiles, (), report, report).write()
 
 
 def with_golden(
-    artifact: Path,
-    manifest: Manifest,
+    artifact: Artifact,
     profile: Profile,
     golden: Golden,
     preview: tuple[tuple[float, float, float], ...] = (),
-) -> Manifest:
-    """Writes a profile's recorded result, and returns a manifest that lists it."""
+) -> Artifact:
+    """Writes a profile's recorded result, and returns the artifact with it; its manifest is not written."""
     text = json.dumps(golden.as_json(), sort_keys=True, indent=1).encode()
     digest = sha256_of(text)
-    file = f"golden/{profile.name}-{digest[:12]}.json"
-    (artifact / "golden").mkdir(exist_ok=True)
-    replace_file(artifact / file, text)
+    file = f"{GOLDEN.folder}/{profile.name}-{digest[:12]}.json"
+    (artifact.folder / GOLDEN.folder).mkdir(exist_ok=True)
+    replace_file(artifact.folder / file, text)
     record = Recorded(file=file, sha256=digest, preview=preview)
-    return manifest.changed(golden={**manifest.golden, profile.name: record})
+    return artifact.changed(golden={**artifact.manifest.golden, profile.name: record})
 
 
-def replay(artifact: Path, report: Report, findings: Findings | None = None) -> dict[str, str]:
+def replay(folder: Path, report: Report, findings: Findings | None = None) -> dict[str, str]:
     """Checks every file and runs every recorded profile again that can run here.
 
     Args:
-        artifact: the artifact's folder.
+        folder: the artifact's folder.
         report: gets one line per check and profile.
         findings: gets the comparisons and the videos, for a report.
 
@@ -203,15 +204,15 @@ def replay(artifact: Path, report: Report, findings: Findings | None = None) -> 
         VerificationError: if a profile's result differs from the record.
     """
     start_jax()  # imported before the manifest is read, which a build may replace
-    manifest = read_manifest(artifact)
-    check_all(artifact, manifest, report)
+    artifact = open_artifact(folder)
+    check_all(artifact, report)
     outcomes: dict[str, str] = {}
-    for profile in runnable_profiles(artifact, manifest, report):
-        if profile.name not in manifest.golden:
+    for profile in runnable_profiles(artifact, report):
+        if profile.name not in artifact.manifest.golden:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
-        file = manifest.golden[profile.name].file
-        expected, (found, _) = read_golden(artifact / file), _run(artifact, manifest, profile, findings)
+        file = artifact.manifest.golden[profile.name].file
+        expected, (found, _) = read_golden(artifact, profile.name), _run(artifact, profile, findings)
         if findings is not None:
             findings.replayed(profile.name, file, expected, found)
         outcomes[profile.name] = compare(expected, found)

@@ -9,25 +9,25 @@ import functools
 import operator
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
+from msgspec import structs
 
 from wanbuild.conversion.orbax import add_metadata, metadata_files
-from wanrun import intact
-from wanrun.artifact.layout import array_folder
-from wanrun.artifact.manifest import Component, Manifest
-from wanrun.artifact.parameters import Parameter, nest
+from wanrun.artifact.artifact import Artifact, named_weights
+from wanrun.artifact.named import WEIGHTS
+from wanrun.artifact.parameters import Component, Parameter, nest
 from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, digest_found, sha256_of
-from wanrun.intact import batches
+from wanrun.machine.environment import usable_cores
 from wanrun.units import in_bytes
 from wanrun.weights.buffers import DTYPES
-from wanrun.weights.restore import REBUILD, default_threads
+from wanrun.weights.restore import REBUILD
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -35,25 +35,23 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 
 
-def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
-    """Reads and checks every file in weights/; one batch of parameters is in memory at a time.
+BATCH_BYTES = 256 * 2**20
+"""Bytes of the parameters that Orbax reads at a time; a larger parameter is a batch of its own."""
 
-    Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-        report: gets one line per component.
+
+def check_places(artifact: Artifact) -> None:
+    """Compares the names in weights/, and Orbax's metadata, with those that the manifest implies.
 
     Raises:
-        ArtifactError: naming the first file that is missing, damaged or not listed.
+        ArtifactError: naming the first file that is not listed, or whose metadata is missing or damaged.
     """
-    add_metadata(artifact, manifest)
-    check_names(artifact, manifest)
-    for component in manifest.components.values():
-        check_metadata(artifact, component)
-    intact.check_weights(artifact, manifest, report)
+    add_metadata(artifact)
+    check_names(artifact)
+    for component in artifact.manifest.components.values():
+        check_metadata(artifact.folder, component)
 
 
-def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None:
+def check_with_orbax(artifact: Artifact, report: Report) -> None:
     """Restores every component with plain Orbax, and compares the bits with the manifest's row checksums.
 
     At most twice the bytes of a batch are in memory: its arrays, and chunks that TensorStore has read but not
@@ -61,8 +59,7 @@ def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None
     of 0.63 GB. The largest parameter of the 14B models has 5.7 GB.
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
+        artifact: the artifact.
         report: gets one line per component.
 
     Raises:
@@ -71,11 +68,11 @@ def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None
     import orbax.checkpoint as ocp
 
     handler = ocp.PyTreeCheckpointHandler()
-    with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(default_threads(artifact)) as pool:
-        for name, component in manifest.components.items():
+    with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(usable_cores()) as pool:
+        for name, component in artifact.manifest.components.items():
             started = time.perf_counter()
             for batch in batches(component):
-                tree = _restore(checkpointer, artifact, name, component, batch)
+                tree = _restore(checkpointer, artifact.folder, name, component, batch)
                 for path, parameter in batch.parameters.items():
                     array = functools.reduce(operator.getitem, path.split("/"), tree)
                     _compare(f"{name}/{path}", parameter, array, pool)
@@ -83,26 +80,22 @@ def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None
             report(f"{_line(name, component, started)}, the same through plain Orbax")
 
 
-def check_names(artifact: Path, manifest: Manifest) -> None:
+def check_names(artifact: Artifact) -> None:
     """Refuses a file or folder in weights/ that the manifest does not imply.
 
     Raises:
         ArtifactError: naming the first such path.
     """
     implied: set[str] = set()
-    for component in manifest.components.values():
+    for name, component in artifact.manifest.components.items():
         layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
-        chunks = (
-            f"{array_folder(path)}/{layout.chunk_file(index)}"
-            for path, layout in layouts.items()
-            for index in range(layout.chunks)
-        )
-        implied |= {f"{component.folder}/{name}" for name in (*metadata_files(layouts), *chunks)}
+        implied |= {f"{component.folder}/{file}" for file in metadata_files(layouts)}
+        implied |= {one.name for one in named_weights(name, component)}
     implied |= {str(parent) for name in implied for parent in PurePosixPath(name).parents}
     # Links are followed, as the restore does; a loop of links has a name that is not implied.
-    for folder, folders, files in os.walk(artifact / "weights", followlinks=True):
+    for folder, folders, files in os.walk(artifact.folder / WEIGHTS.folder, followlinks=True):
         for path in (Path(folder, name) for name in sorted((*folders, *files))):
-            if path.relative_to(artifact).as_posix() not in implied:
+            if path.relative_to(artifact.folder).as_posix() not in implied:
                 raise ArtifactError(
                     f"{path} does not belong to the artifact",
                     expected="nothing in weights/ that the manifest does not list",
@@ -120,6 +113,20 @@ def check_metadata(artifact: Path, component: Component) -> None:
     for name, content in metadata_files(layouts).items():
         path = artifact / component.folder / name
         check_digest(digest_found(path, len(content)), sha256_of(content), f"{path} is damaged", REBUILD)
+
+
+def batches(component: Component) -> Iterator[Component]:
+    """Yields parts of the component, each of at most ``BATCH_BYTES`` or of one parameter."""
+    batch: dict[str, Parameter] = {}
+    nbytes = 0
+    for path, parameter in sorted(component.parameters.items()):
+        if batch and nbytes + parameter.layout.nbytes > BATCH_BYTES:
+            yield structs.replace(component, parameters=batch)
+            batch, nbytes = {}, 0
+        batch[path] = parameter
+        nbytes += parameter.layout.nbytes
+    if batch:
+        yield structs.replace(component, parameters=batch)
 
 
 def _restore(

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
-from wanrun.artifact.manifest import Manifest
 from wanrun.errors import unwritable
 from wanrun.files import PARTIAL_COPY, replace_file
 
@@ -91,19 +90,19 @@ def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
     return {name: json.dumps(content).encode("ascii") for name, content in contents.items()}
 
 
-def add_metadata(artifact: Path, manifest: Manifest) -> None:
+def add_metadata(artifact: Artifact) -> None:
     """Gives a partial copy the files that are not chunk files, which it does not fetch: a run reads none.
 
     Raises:
         UsageError: if it cannot be written.
     """
-    if not (artifact / PARTIAL_COPY).is_file():
+    if not (artifact.folder / PARTIAL_COPY).is_file():
         return
     try:
-        for component in manifest.components.values():
+        for component in artifact.manifest.components.values():
             layouts = {path: one.layout for path, one in component.parameters.items()}
             for name, data in metadata_files(layouts).items():
-                path = artifact / component.folder / name
+                path = artifact.folder / component.folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path.read_bytes() != data:
                     replace_file(path, data)

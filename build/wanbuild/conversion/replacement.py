@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wanbuild.listed import REBUILT
 from wanbuild.programs.requirements import with_requirements, write_requirements
-from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
+from wanrun.artifact.named import EMBEDDING, EXECUTABLE, KINDS, PROGRAM
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
 from wanrun.terminal.temporary import NAME
@@ -23,16 +23,16 @@ _PROGRAM_FACTS = (
 )
 """The facts of a model that its programs depend on."""
 
-_FOLDERS = frozenset({"weights", "tokenizer", *REBUILT})
-
-MAX_EMBEDDING_BYTES = 2**26
-"""The largest stored embedding: 512 tokens of UMT5-XXL have 8 MB in float32."""
+_FOLDERS = frozenset(kind.folder for kind in KINDS)
 
 _OWN = re.compile(
-    r"manifest\.json|requirements(-[^/]+)?\.txt|tokenizer/tokenizer\.json"
-    r"|weights/(transformer(_2)?|text_encoder|image_encoder|vae)/.+"
-    r"|programs/[^/]+/\w+-[0-9a-f]{12}\.stablehlo|executables/[^/]+/jit_\w+-[0-9a-f]{64}-cache"
-    rf"|golden/[^/]+-[0-9a-f]{{12}}\.json|embeddings/[^/]+\.npy|(.+/)?{NAME.pattern}(/.+)?"
+    "|".join(
+        (
+            re.escape(MANIFEST),
+            *(f"{kind.folder}/{kind.names}" if kind.folder else kind.names for kind in KINDS),
+            rf"(.+/)?{NAME.pattern}(/.+)?",
+        )
+    )
 )
 """Names of an artifact's files, listed or left by a killed build."""
 
@@ -95,7 +95,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
     if signature(previous) != signature(new):
         return new
-    for folder in ("programs", "executables"):
+    for folder in (PROGRAM.folder, EXECUTABLE.folder):
         if (old / folder).is_dir():
             _take_over(old / folder, building / folder)
     targets = with_requirements(previous.targets)
@@ -118,7 +118,7 @@ def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Pat
     for key, record in previous.embeddings.items():
         source = old / record.file
         fits = names.key(record.prompt, record.dtype) == key
-        if fits and digest_found(source, MAX_EMBEDDING_BYTES) == record.sha256:
+        if fits and digest_found(source, EMBEDDING.most) == record.sha256:
             target = building / record.file
             target.parent.mkdir(exist_ok=True)
             _link_or_copy(str(source), str(target))

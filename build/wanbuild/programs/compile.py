@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.programs.build_options import BuildOptions, Shape
-from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler, intact
+from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler
 from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
@@ -22,8 +22,10 @@ from wanbuild.staging import changing
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
+from wanrun.artifact.artifact import Artifact, named_executable, open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
+from wanrun.artifact.named import EXECUTABLE
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
 from wanrun.request.profiles import has_guidance
@@ -86,22 +88,22 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         ArtifactError: if there is no usable artifact.
         UsageError: for a shape or a target that cannot be built.
     """
-    artifact = request.artifact.resolve()
-    read_manifest(artifact)
-    with changing(artifact), pinned(platforms_of(request.targets)):
-        manifest = read_manifest(artifact)
+    folder = request.artifact.resolve()
+    read_manifest(folder)
+    with changing(folder), pinned(platforms_of(request.targets)):
+        artifact = open_artifact(folder)
+        manifest = artifact.manifest
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
         wanted = [profile_of(manifest, shape, request.options) for shape in request.shapes(manifest)]
         for target in targets[1:]:  # the first one is about to be built
             builder_of(manifest, wanted[0], target)
         for target in targets:
-            manifest = build_target(artifact, manifest, target, wanted, report)
-            if request.proxies and (
-                small := missing_proxies(manifest, manifest.targets[target.name], report)
-            ):
-                manifest = build_target(artifact, manifest, target, small, report)
-    return manifest
+            artifact = build_target(artifact, target, wanted, report)
+            built = artifact.manifest
+            if request.proxies and (small := missing_proxies(built, built.targets[target.name], report)):
+                artifact = build_target(artifact, target, small, report)
+    return artifact.manifest
 
 
 def check_request(request: CompileRequest, manifest: Manifest) -> None:
@@ -122,37 +124,36 @@ def check_request(request: CompileRequest, manifest: Manifest) -> None:
 
 
 def build_target(
-    artifact: Path,
-    manifest: Manifest,
+    artifact: Artifact,
     spec: TargetSpec,
     wanted: Sequence[Profile],
     report: Callable[[str], None],
-) -> Manifest:
+) -> Artifact:
     """Exports and compiles profiles for a target, and commits the manifest that lists them.
 
     The caller holds the build lock and JAX's flags, and removes files that are no longer listed.
     """
-    exported, key = with_programs(artifact, manifest, spec, wanted)
+    exported, key = with_programs(artifact, spec, wanted)
+    manifest, sets = artifact.manifest, exported.manifest.program_sets
     names = [profile.name for profile in wanted]
     with LimitedProcesses() as processes:
-        compiled = _compile_target(artifact, manifest, exported, spec, key, names, processes, report)
-    targets = with_requirements({**exported.targets, spec.name: compiled})
+        compiled = _compile_target(exported, artifact, spec, key, names, processes, report)
+    targets = with_requirements({**exported.manifest.targets, spec.name: compiled})
     changed = exported.changed(
         targets=targets,
-        program_sets=used_sets(exported.program_sets, targets),
+        program_sets=used_sets(sets, targets),
         tool={**manifest.tool, "name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
-    check_set(changed, key)
-    write_requirements(artifact, targets)
-    changed.write(artifact)
+    check_set(changed.manifest, key)
+    write_requirements(changed.folder, targets)
+    changed.write()
     return changed
 
 
 def _compile_target(
-    artifact: Path,
-    before: Manifest,
-    manifest: Manifest,
+    artifact: Artifact,
+    before: Artifact,
     spec: TargetSpec,
     key: str,
     wanted: Sequence[str],
@@ -162,21 +163,20 @@ def _compile_target(
     """Compiles the programs that a target has no usable executable of.
 
     Args:
-        artifact: the artifact's folder.
-        before: its manifest, with the existing executables.
-        manifest: the new manifest, with the programs.
+        artifact: the artifact with the new programs.
+        before: the artifact before, with the existing executables.
         spec: the target.
         key: the key of the target's program set.
         wanted: names of the requested profiles; the target's other profiles are compiled too.
         processes: the processes that compile with a limit on the instruction set.
         report: gets one line per program.
     """
-    folder = f"executables/{spec.name}"
-    built = before.targets.get(spec.name)
+    folder = f"{EXECUTABLE.folder}/{spec.name}"
+    built = before.manifest.targets.get(spec.name)
     ledger: dict[tuple[str, str], CompiledProgram] = {}
     if built is not None and _compiled_alike(built, spec):
         folder = built.folder
-        ledger = _usable_entries(artifact, before, built)
+        ledger = _usable_entries(before, built)
     elif built is not None:
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
         if built.folder == folder:  # keys may be the same, and a killed build must leave the old entries
@@ -188,11 +188,13 @@ def _compile_target(
         report = status.paused()(report)
         compiler = EntryCompiler(artifact, spec, folder, ledger, processes, report, spans)
         for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
-            for program_name, program in manifest.program_sets[key].programs[name].items():
+            for program_name, program in artifact.manifest.program_sets[key].programs[name].items():
                 compiled = compiler.usable(program_name, program)
                 if compiled is None:
-                    with _of_profile(manifest.profiles[name]):
-                        compiled = compiler.add(program_name, program, _last_time(before, program_name))
+                    with _of_profile(artifact.manifest.profiles[name]):
+                        compiled = compiler.add(
+                            program_name, program, _last_time(before.manifest, program_name)
+                        )
                     report(_line(name, program_name, compiled, spec))
                 elif name in wanted:
                     report(f"{name}  {program_name:<15} up to date")
@@ -239,15 +241,13 @@ def _compiled_alike(built: Target, spec: TargetSpec) -> bool:
     )
 
 
-def _usable_entries(
-    artifact: Path, manifest: Manifest, built: Target
-) -> dict[tuple[str, str], CompiledProgram]:
+def _usable_entries(artifact: Artifact, built: Target) -> dict[tuple[str, str], CompiledProgram]:
     """Returns the undamaged executables by program name and the digest of their StableHLO."""
     usable: dict[tuple[str, str], CompiledProgram] = {}
     for name, entries in built.executables.items():
-        programs = manifest.programs(built, manifest.profiles[name])
+        programs = artifact.manifest.programs(built, artifact.manifest.profiles[name])
         for program_name, entry in entries.items():
-            if intact(artifact, built.folder, entry):
+            if artifact.whole([named_executable("", built, entry)]):
                 key = program_name, programs[program_name].sha256
                 usable[key] = CompiledProgram(entry, built.statistics[name][program_name])
     return usable

@@ -13,10 +13,10 @@ from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Program
 from wanrun.artifact.targets import Executable
 from wanrun.errors import UsageError
-from wanrun.executables.entries import read_program
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.machine.environment import built_elsewhere
 from wanrun.terminal.temporary import temporary_folder
@@ -42,7 +42,7 @@ class EntryCompiler:
     """Compiles programs for one target, moving each cache entry into the artifact.
 
     Args:
-        artifact: the artifact's folder.
+        artifact: the artifact.
         target: the target to compile for.
         folder: the folder of cache entries, relative to the artifact.
         ledger: usable executables by program name and the digest of their StableHLO; gets those that are
@@ -54,7 +54,7 @@ class EntryCompiler:
 
     def __init__(
         self,
-        artifact: Path,
+        artifact: Artifact,
         target: TargetSpec,
         folder: str,
         ledger: dict[tuple[str, str], CompiledProgram],
@@ -81,7 +81,7 @@ class EntryCompiler:
         Raises:
             TooLargeError: if the program does not fit the device's memory.
         """
-        data = read_program(self._artifact, name, program)
+        data = self._artifact.program(program)
         with self._spans.phase("compile", name + last_time):
             compiled = self.compile(name, data, program.donated)
         self._ledger[name, program.sha256] = compiled
@@ -93,7 +93,7 @@ class EntryCompiler:
         Raises:
             TooLargeError: if the program does not fit the device's memory.
         """
-        final = self._artifact / self.folder
+        final = self._artifact.folder / self.folder
         final.mkdir(parents=True, exist_ok=True)
         with temporary_folder(final.parent) as cache:
             entry, figures = self._compiled(cache, name, data, donate)
@@ -155,8 +155,3 @@ def _entry_in(cache: Path) -> Path:
     """Returns the single entry of a cache folder."""
     (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
     return entry
-
-
-def intact(artifact: Path, folder: str, entry: Executable) -> bool:
-    path = artifact / folder / entry.file
-    return path.is_file() and path.stat().st_size == entry.nbytes and file_sha256(path) == entry.sha256

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +16,9 @@ from wanbuild.programs.jax_flags import jax_options
 from wanbuild.programs.signature import aval_text
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.named import PROGRAM
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Target
 from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
@@ -80,9 +81,7 @@ def profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profi
     )
 
 
-def with_programs(
-    artifact: Path, manifest: Manifest, target: TargetSpec, wanted: Sequence[Profile]
-) -> tuple[Manifest, str]:
+def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profile]) -> tuple[Artifact, str]:
     """Exports profiles into the program set of a target.
 
     If the target needs another set now, because the kernels or JAX have changed, all its profiles are
@@ -90,8 +89,7 @@ def with_programs(
     records of programs that have changed are left out.
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
+        artifact: the artifact.
         target: the target to export for.
         wanted: the profiles to export.
 
@@ -99,10 +97,11 @@ def with_programs(
         UsageError: for a shape that cannot be built, or parts of a model that do not fit together.
 
     Returns:
-        A manifest that lists the programs, and the key of the target's program set.
+        The artifact with the programs, and the key of the target's program set.
     """
     import jax
 
+    manifest = artifact.manifest
     profiles = _indexed(manifest.profiles, wanted)
     facts: dict[str, Any] = {"platform": target.platform, "kernels": target.kernels, "jax": jax.__version__}
     rules = {axis: tuple(along) for axis, along in PARAMETERS.items()} if target.mesh else {}
@@ -120,7 +119,7 @@ def with_programs(
     names = dict.fromkeys([*(p.name for p in wanted), *(name for name in built if name not in programs)])
     builders = {name: builder_of(manifest, profiles[name], target) for name in names}
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
-        programs[name] = _export_profile(artifact, manifest, name, builder, target.platform)
+        programs[name] = _export_profile(artifact, name, builder, target.platform)
     exported = {**own.exported, **dict.fromkeys(names, today())}
     streams = (name for name in names if "stream" in profiles[name].options.forms)
     layers = next((layers_of(builders[name]) for name in streams), own.layers)
@@ -133,7 +132,7 @@ def with_programs(
     lost = {profile for _, profile in changed}
     golden = {name: record for name, record in manifest.golden.items() if name not in lost}
     return (
-        manifest.changed(profiles=profiles, program_sets=sets, targets=targets, golden=golden),
+        artifact.changed(profiles=profiles, program_sets=sets, targets=targets, golden=golden),
         empty.key,
     )
 
@@ -155,11 +154,11 @@ def builder_of(manifest: Manifest, profile: Profile, target: TargetSpec) -> Prog
 
 
 def _export_profile(
-    artifact: Path, manifest: Manifest, name: str, builder: ProgramBuilder, platform: str
+    artifact: Artifact, name: str, builder: ProgramBuilder, platform: str
 ) -> dict[str, Program]:
     """Exports every program of a profile to a file whose name has the digest of its content."""
     programs: dict[str, Program] = {}
-    folder, specs = artifact / "programs" / name, builder.programs()
+    folder, specs = artifact.folder / PROGRAM.folder / name, builder.programs()
     folder.mkdir(parents=True, exist_ok=True)
     for spec in specs:
         data = export_program(spec, platform)
@@ -168,11 +167,11 @@ def _export_profile(
         if digest_found(file, len(data)) != digest:  # a killed build leaves the old one whole
             replace_file(file, data)
         programs[spec.name] = Program(
-            file=file.relative_to(artifact).as_posix(),
+            file=file.relative_to(artifact.folder).as_posix(),
             sha256=digest,
             inputs=spec.inputs,
             donate=spec.donate_argnums,
-            avals=describe(spec, manifest.components),
+            avals=describe(spec, artifact.manifest.components),
             role=spec.role,
             place=spec.place,
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import calendar
 import datetime
-from pathlib import Path
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import ProgramSet
 from wanrun.executables.store import refresh_command
 
@@ -30,7 +30,7 @@ def readable_until(exported: datetime.date, months: int = READABLE_MONTHS) -> da
     return datetime.date(year, month + 1, min(exported.day, calendar.monthrange(year, month + 1)[1]))
 
 
-def age_warning(artifact: Path, programs: ProgramSet) -> str | None:
+def age_warning(artifact: Artifact, programs: ProgramSet) -> str | None:
     """Returns a line if the oldest programs of a set were exported five months ago or earlier, else None."""
     oldest = min(programs.exported.values(), default=None)
     if oldest is None or today() < readable_until(oldest, WARNED_MONTHS):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.targets import Target
 from wanrun.errors import UsageError
@@ -70,8 +71,7 @@ class Example:
 
 def merged_card(
     there: str | None,
-    artifact: Path,
-    manifest: Manifest,
+    artifact: Artifact,
     repository: str,
     licence: str | None = None,
     example: Example | None = None,
@@ -80,8 +80,7 @@ def merged_card(
 
     Args:
         there: the repository's card, or None.
-        artifact: the artifact's folder, for its recorded results.
-        manifest: its manifest.
+        artifact: the artifact, for its recorded results too.
         repository: ``OWNER/NAME``.
         licence: of the weights, as the hub names it; None for the one that is known of the source.
         example: a video for the card, or None.
@@ -89,9 +88,9 @@ def merged_card(
     Returns:
         None if the card that is there has no part of ours: then it is its owner's.
     """
-    part = "\n".join([BEGIN, *_lines(artifact, manifest, repository, example), END])
+    part = "\n".join([BEGIN, *_lines(artifact, repository, example), END])
     if there is None:
-        head = json.dumps(_header(manifest, licence), indent=2)  # JSON is YAML
+        head = json.dumps(_header(artifact.manifest, licence), indent=2)  # JSON is YAML
         return f"---\n{head}\n---\n\n{part}\n"
     before, begin, rest = there.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -117,7 +116,8 @@ def licence_of(manifest: Manifest) -> str | None:
     return LICENCES.get(str(manifest.source.get("repository") or "").partition("/")[0])
 
 
-def _lines(artifact: Path, manifest: Manifest, repository: str, example: Example | None) -> Iterator[str]:
+def _lines(artifact: Artifact, repository: str, example: Example | None) -> Iterator[str]:
+    manifest = artifact.manifest
     nbytes = sum(component.nbytes for component in manifest.components.values())
     yield f"# {repository.partition('/')[2]}\n"
     yield f"An ahead-of-time artifact of **{manifest.model.variant}** for JAX: weights that are stacked and"
@@ -129,7 +129,7 @@ def _lines(artifact: Path, manifest: Manifest, repository: str, example: Example
     yield "\n## Source\n"
     yield from _source(manifest)
     yield "\n## Profiles\n"
-    yield from _table(("profile", "size", "targets", "recorded result"), _profiles(artifact, manifest))
+    yield from _table(("profile", "size", "targets", "recorded result"), _profiles(artifact))
     if manifest.targets:
         yield "\n## Targets\n"
         yield from _table(("target", "built for", "executables", "a step", "its memory"), _targets(manifest))
@@ -164,12 +164,13 @@ def _source(manifest: Manifest) -> Iterator[str]:
     yield f"- manifest digest: `{manifest.manifest_digest}`"
 
 
-def _profiles(artifact: Path, manifest: Manifest) -> Iterator[tuple[str, ...]]:
+def _profiles(artifact: Artifact) -> Iterator[tuple[str, ...]]:
+    manifest = artifact.manifest
     for name, profile in sorted(manifest.profiles.items(), key=lambda item: item[1].index):
         targets = [key for key, target in sorted(manifest.targets.items()) if name in target.executables]
         recorded = ""
         if name in manifest.golden:
-            golden = read_golden(artifact / manifest.golden[name].file)
+            golden = read_golden(artifact, name)
             machine = golden.machine.get("device_kind", golden.machine["platform"])
             recorded = (
                 f"on {machine}, latents within {golden.tolerance:g}, velocity {golden.velocity_tolerance:g}"

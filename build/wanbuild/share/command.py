@@ -108,14 +108,14 @@ def pull_command(address: str, output: Path | None, targets: tuple[str, ...], wh
 @DEBUG
 def sign_command(artifact: Path, key: Path) -> None:
     """Checks every file of an artifact, and signs its manifest, which has all their digests."""
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.intact import check_intact
 
     sign = signer(key, os.environ.get(KEY_PASSWORD) or None)  # before the artifact, which takes longer
-    manifest = read_manifest(artifact)
-    check_intact(artifact, manifest, report)
+    opened = open_artifact(artifact)
+    check_intact(opened, report)
     sign(artifact)
-    report(f"wrote {artifact / SIGNATURE}, for manifest {manifest.manifest_digest}")
+    report(f"wrote {artifact / SIGNATURE}, for manifest {opened.manifest.manifest_digest}")
 
 
 @click.command("sbom", cls=Checked)
@@ -127,10 +127,10 @@ def sign_command(artifact: Path, key: Path) -> None:
 def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:
     """Writes an artifact's bill of materials: CycloneDX 1.6, JSON."""
     from wanbuild.share.sbom import bill_of_materials
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.files import replace_file
 
-    text = bill_of_materials(artifact, read_manifest(artifact), licence)
+    text = bill_of_materials(open_artifact(artifact), licence)
     if output is None:
         print_result(*text.splitlines())
         return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from wanhub.signature import SIGNATURE
-from wanrun.artifact.manifest import MANIFEST, Manifest
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import MANIFEST
+from wanrun.artifact.named import EXECUTABLE, PROGRAM, REQUIREMENTS, TOKENIZER, WEIGHTS, Kind
 from wanrun.files import plain_relative
 
 
@@ -24,7 +27,21 @@ class Layer:
     files: tuple[str, ...]
 
 
-def layers_of(artifact: Path, manifest: Manifest, signed: bool = False) -> Iterator[Layer]:
+_TITLES: Mapping[Kind, str] = MappingProxyType(
+    {
+        WEIGHTS: "weights of {}",
+        TOKENIZER: "tokenizer",
+        PROGRAM: "programs {}",
+        EXECUTABLE: "target {}",
+        REQUIREMENTS: "target {}",
+    }
+)
+"""The part that a file of a kind is in; the others describe and check these."""
+
+RECORDS = "records"
+
+
+def layers_of(artifact: Artifact, signed: bool = False) -> Iterator[Layer]:
     """Yields an artifact's parts, those first that change least often; ``signed``: with its signature.
 
     A part depends on nothing but what it is of: it is the same beside others, and a file of two is in both.
@@ -33,23 +50,14 @@ def layers_of(artifact: Path, manifest: Manifest, signed: bool = False) -> Itera
     executables of each target with its file of requirements; and last what describes and checks them:
     embeddings, recorded results and the manifest.
     """
-
-    def layer(title: str, *files: str) -> Layer:
-        return Layer(title, tuple(sorted(set(files))))
-
-    for name, component in manifest.components.items():
-        yield layer(f"weights of {name}", *_below(artifact, component.folder))
-    yield layer("tokenizer", manifest.tokenizer.file)
-    for key, program_set in manifest.program_sets.items():
-        programs = (each.file for named in program_set.programs.values() for each in named.values())
-        yield layer(f"programs {key}", *programs)
-    for name, target in manifest.targets.items():
-        entries = {entry.file for named in target.executables.values() for entry in named.values()}
-        files = (f"{target.folder}/{file}" for file in entries)
-        yield layer(f"target {name}", *files, target.requirements.file)
-    records = (*manifest.embeddings.values(), *manifest.golden.values())
-    signature = [SIGNATURE] if signed else []
-    yield layer("records", *(record.file for record in records), *signature, MANIFEST)
+    files: dict[str, set[str]] = {}
+    for one in artifact.named():
+        files.setdefault(_TITLES.get(one.kind, RECORDS).format(one.of), set()).add(one.name)
+    for name, component in artifact.manifest.components.items():
+        files[_TITLES[WEIGHTS].format(name)] |= set(_below(artifact.folder, component.folder))
+    records = files.pop(RECORDS, set()) | {MANIFEST} | ({SIGNATURE} if signed else set())
+    for title, names in {**files, RECORDS: records}.items():
+        yield Layer(title, tuple(sorted(names)))
 
 
 def _below(artifact: Path, folder: str) -> Iterator[str]:

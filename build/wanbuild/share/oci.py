@@ -18,11 +18,11 @@ from typing import Any
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
 from wanbuild.share.card import licence_of
-from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanbuild.share.tar import write_tar
 from wanhub.signature import is_signed
-from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import canonical_json, fsync_directory, read_bounded, replace_file, sha256_of
 from wanrun.intact import check_intact
@@ -78,7 +78,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
         ArtifactError: if the artifact is damaged.
         UsageError: for a folder that is something else, a tag that no registry takes, or an unknown target.
     """
-    artifact, folder = request.artifact, request.folder
+    folder = request.folder
     if TAG.fullmatch(request.tag) is None:
         raise UsageError(
             "the tag is none that a registry takes",
@@ -86,14 +86,14 @@ def write_layout(request: OciRequest, report: Report) -> str:
             found=request.tag,
         )
     _index(folder)
-    manifest = with_targets(read_manifest(artifact), artifact, request.targets)
-    check_intact(artifact, manifest, report)
-    add_metadata(artifact, manifest)
+    artifact = open_artifact(request.artifact).only(targets=request.targets or None)
+    check_intact(artifact, report)
+    add_metadata(artifact)
     try:
         (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         if not (folder / MARKER).exists():
             replace_file(folder / MARKER, canonical_json(VERSION))
-        image = _write_image(request, manifest, report)
+        image = _write_image(request, artifact, report)
         _list(folder, request.tag, image)
     except OSError as error:
         raise unwritable(f"the layout {folder}", error, "choose another folder") from error
@@ -135,18 +135,18 @@ def _index(folder: Path) -> list[Descriptor]:
         ) from None
 
 
-def _write_image(request: OciRequest, manifest: Manifest, report: Report) -> Descriptor:
+def _write_image(request: OciRequest, artifact: Artifact, report: Report) -> Descriptor:
     """Writes an image's layers, its config and its manifest; returns the manifest's descriptor."""
     layers: list[Descriptor] = []
-    signed = not request.targets and is_signed(request.artifact)  # byte for byte
-    for layer in layers_of(request.artifact, manifest, signed):
-        content: dict[str, Path | bytes] = {name: request.artifact / name for name in layer.files}
+    signed = not request.targets and is_signed(artifact.folder)  # byte for byte
+    for layer in layers_of(artifact, signed):
+        content: dict[str, Path | bytes] = {name: artifact.folder / name for name in layer.files}
         if MANIFEST in content and not signed:
-            content[MANIFEST] = manifest.encoded()
+            content[MANIFEST] = artifact.manifest.encoded()
         layers.append(_write_layer(request.folder, layer.title, content))
         report(f"{layer.title:<24} {in_bytes(layers[-1]['size'])}")
     config = {
-        "architecture": _architecture(manifest),
+        "architecture": _architecture(artifact.manifest),
         "os": "linux",
         "config": {},
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
@@ -156,7 +156,7 @@ def _write_image(request: OciRequest, manifest: Manifest, report: Report) -> Des
         "mediaType": f"{TYPES}.manifest.v1+json",
         "config": _write_json(request.folder, config, f"{TYPES}.config.v1+json"),
         "layers": layers,
-        "annotations": _annotations(manifest, request.licence),
+        "annotations": _annotations(artifact.manifest, request.licence),
     }
     return _write_json(request.folder, image, f"{TYPES}.manifest.v1+json")
 

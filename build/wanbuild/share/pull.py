@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
-from wanbuild.share.chosen import with_targets
 from wanhub.complete import complete
 from wanhub.copy import MARKER, PartialCopy
-from wanhub.expected import expected_files
 from wanhub.opening import open_newest
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE
-from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import MANIFEST
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import UsageError, unwritable
@@ -57,36 +56,37 @@ def pull(request: PullRequest, report: Report) -> Path:
     if request.folder is not None:
         _check_folder(request.folder)
     opened = open_newest(request.address, user_copies(), report)
-    folder, manifest = opened.folder, read_manifest(opened.folder)
-    names = request.targets or (() if request.whole else _fitting(manifest, folder))
-    chosen = with_targets(manifest, folder, names)
+    artifact = open_artifact(opened.folder)
+    names = request.targets or (None if request.whole else _fitting(artifact))
+    chosen = artifact.only(targets=names)
     if request.folder is not None:
-        folder = _begun(request.folder, folder)
-    copy = PartialCopy(folder, report)
-    files = expected_files(chosen)
+        artifact = replace(artifact, folder=_begun(request.folder, artifact.folder))
+    copy = PartialCopy(artifact.folder, report)
+    files = {one.name: one for one in chosen.named()}
     with Progress(sum(one.nbytes or 0 for one in files.values()), "fetch") as progress:
         complete(copy, files.keys(), progress.advance)
     opened.pin(report)
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
-    report(f"{came}; targets: {', '.join(chosen.targets)}")
+    report(f"{came}; targets: {', '.join(chosen.manifest.targets)}")
     if request.folder is not None:
-        _finish(folder, manifest)
-    return folder
+        _finish(artifact)
+    return artifact.folder
 
 
-def _fitting(manifest: Manifest, folder: Path) -> list[str]:
+def _fitting(artifact: Artifact) -> list[str]:
     """Returns the targets that fit this machine. Raises UsageError if there is none."""
-    reasons, fitting = [], []
+    reasons, fitting, manifest = [], [], artifact.manifest
     for name, target in sorted(manifest.targets.items()):
         mesh = manifest.program_sets[target.program_set].mesh
-        differs = host_mismatches(target.environment, folder / target.requirements.file, num_devices(mesh))
+        requirements = artifact.folder / target.requirements.file
+        differs = host_mismatches(target.environment, requirements, num_devices(mesh))
         if differs:
             reasons.append(SelectedTarget(name, target, tuple(differs)).reason)
         else:
             fitting.append(name)
     if not fitting:
         raise UsageError(
-            f"no target of {folder} fits this machine",
+            f"no target of {artifact} fits this machine",
             found=", ".join(reasons) or "no targets",
             remedy="name those that you want: --target T, or --all-targets",
         )
@@ -126,11 +126,11 @@ def _begun(folder: Path, cached: Path) -> Path:
     return folder
 
 
-def _finish(folder: Path, manifest: Manifest) -> None:
+def _finish(artifact: Artifact) -> None:
     """Writes what plain Orbax needs beside the weights; of a whole artifact, removes the marker."""
-    add_metadata(folder, manifest)
+    add_metadata(artifact)
     try:
-        if all((folder / name).is_file() for name in expected_files(manifest)):
-            (folder / MARKER).unlink()
+        if all(artifact.path(one).is_file() for one in artifact.named()):
+            (artifact.folder / MARKER).unlink()
     except OSError as error:
-        raise unwritable(f"the folder {folder}", error) from error
+        raise unwritable(f"the folder {artifact}", error) from error

@@ -16,14 +16,13 @@ from typing import Any
 
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.share.card import CARD, Example, merged_card
-from wanbuild.share.chosen import with_targets
 from wanbuild.share.layers import layers_of
 from wanhub.address import parse_address
 from wanhub.copy import read_copied
-from wanhub.expected import expected_files
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
 from wanhub.store import Store
-from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import MANIFEST
 from wanrun.errors import ArtifactError, SourceError, UsageError
 from wanrun.intact import check_intact
 
@@ -81,12 +80,13 @@ def push(request: PushRequest, report: Report) -> str:
     from huggingface_hub import CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    whole = read_manifest(request.artifact)
-    manifest = with_targets(whole, request.artifact, request.targets)
-    example = None if request.example is None else Example.read(request.example, whole)
-    check_intact(request.artifact, manifest, report)
-    add_metadata(request.artifact, manifest)
-    signed = manifest == whole and is_signed(request.artifact)
+    whole = open_artifact(request.artifact)
+    artifact = whole.only(targets=request.targets or None)
+    manifest = artifact.manifest
+    example = None if request.example is None else Example.read(request.example, whole.manifest)
+    check_intact(artifact, report)
+    add_metadata(artifact)
+    signed = artifact == whole and is_signed(request.artifact)
     if (request.artifact / SIGNATURE).exists() and not signed:
         report(f"without {SIGNATURE}, which is of another manifest")
     with _explained(request.repository), _quiet():
@@ -99,12 +99,10 @@ def push(request: PushRequest, report: Report) -> str:
             store.small(name, MAX_TEXT_BYTES).decode("utf-8", "replace") if name in there else None
             for name in (GIT_ATTRIBUTES, CARD)
         )
-        content = _content(request, manifest, signed, attributes or "")
+        content = _content(artifact, signed, attributes or "")
         if example is not None:
             content[example.name] = example.path
-        card = merged_card(
-            there_card, request.artifact, manifest, request.repository, request.licence, example
-        )
+        card = merged_card(there_card, artifact, request.repository, request.licence, example)
         if card is None:
             report(f"{CARD} of {request.repository} was not written by wanbuild, and stays")
         else:
@@ -128,19 +126,18 @@ def push(request: PushRequest, report: Report) -> str:
     return f"hf://{request.repository}@{commit.oid}"
 
 
-def _content(
-    request: PushRequest, manifest: Manifest, signed: bool, attributes: str
-) -> dict[str, Path | bytes]:
+def _content(artifact: Artifact, signed: bool, attributes: str) -> dict[str, Path | bytes]:
     """Returns the artifact's files, or their bytes, by name; the manifest is the last one.
 
     ``attributes`` are those of git that are there: the patterns of its owner stay.
     """
-    names = [name for layer in layers_of(request.artifact, manifest, signed) for name in layer.files]
+    names = [name for layer in layers_of(artifact, signed) for name in layer.files]
     lines = attributes.splitlines()
     lines += [line for line in ATTRIBUTES if line not in lines]
     content: dict[str, Path | bytes] = {GIT_ATTRIBUTES: "".join(f"{line}\n" for line in lines).encode()}
-    content |= {name: request.artifact / name for name in names if name != MANIFEST}
-    return content | {MANIFEST: (request.artifact / MANIFEST).read_bytes() if signed else manifest.encoded()}
+    content |= {name: artifact.folder / name for name in names if name != MANIFEST}
+    own = (artifact.folder / MANIFEST).read_bytes() if signed else artifact.manifest.encoded()
+    return content | {MANIFEST: own}
 
 
 def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
@@ -159,8 +156,9 @@ def _stale(store: Store, others: Collection[str], report: Report) -> list[str]:
         except ArtifactError as error:
             report(f"files of the {MANIFEST} that is there stay: {error.what}")
             return []
-    listed = {SIGNATURE, *expected_files(before)}
-    weights = tuple(f"{component.folder}/" for component in before.components.values())  # Orbax's metadata
+    listed = {SIGNATURE, *(one.name for one in before.named())}
+    components = before.manifest.components.values()
+    weights = tuple(f"{component.folder}/" for component in components)  # Orbax's metadata
     return sorted(name for name in others if name in listed or name.startswith(weights))
 
 

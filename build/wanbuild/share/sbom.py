@@ -6,30 +6,29 @@ import datetime
 import re
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.share.card import licence_of
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.named import REQUIREMENTS
 from wanrun.errors import UsageError
-from wanrun.files import canonical_json, read_listed, sha256_of
+from wanrun.files import canonical_json, sha256_of
 
 if TYPE_CHECKING:
     from cyclonedx.model.bom import Bom
 
-MAX_REQUIREMENTS_BYTES = 2**16
 _PINNED = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==([^\s;]+)", re.MULTILINE)
 
 
-def bill_of_materials(artifact: Path, manifest: Manifest, licence: str | None = None) -> str:
+def bill_of_materials(artifact: Artifact, licence: str | None = None) -> str:
     """Returns the bill of materials as JSON; the same artifact gives the same text.
 
     It has the model with its source, revision, licence and digests; each component's weights, merged LoRAs,
     the tokenizer, the executables of each target; and the packages with which the executables load.
 
     Args:
-        artifact: the artifact's folder, whose files of requirements are read.
-        manifest: its manifest.
+        artifact: the artifact, whose files of requirements are read.
         licence: of the weights, as SPDX names it; None for the one that is known of the source.
 
     Raises:
@@ -45,6 +44,7 @@ def bill_of_materials(artifact: Path, manifest: Manifest, licence: str | None = 
     except ImportError as error:
         remedy = "pip install '.[share]' in the checkout"
         raise UsageError(f"wanbuild sbom needs {error.name}", remedy=remedy) from None
+    manifest = artifact.manifest
     model = _model(manifest, licence)
     tool = Part(name=manifest.tool["name"], version=manifest.tool["version"], type=ComponentType.APPLICATION)
     made = datetime.datetime.fromisoformat(max(manifest.times.values(), default="1970-01-01T00:00:00+00:00"))
@@ -52,7 +52,7 @@ def bill_of_materials(artifact: Path, manifest: Manifest, licence: str | None = 
         serial_number=uuid.uuid5(uuid.NAMESPACE_OID, manifest.manifest_digest),
         metadata=BomMetaData(component=model, timestamp=made, tools=ToolRepository(components=[tool])),
     )
-    for part in (*_weights(manifest), *_loras(manifest), *_files(manifest), *_packages(artifact, manifest)):
+    for part in (*_weights(manifest), *_loras(manifest), *_files(manifest), *_packages(artifact)):
         bom.components.add(part)
     _depends(bom, model)
     return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
@@ -145,15 +145,13 @@ def _files(manifest: Manifest) -> Iterator[Any]:
         yield _part("file", f"target/{key}", sha256_of(canonical_json(digests)), properties=facts)
 
 
-def _packages(artifact: Path, manifest: Manifest) -> Iterator[Any]:
+def _packages(artifact: Artifact) -> Iterator[Any]:
     """The packages with which executables load, in the versions that they need."""
     from packageurl import PackageURL
 
     found: dict[tuple[str, str], list[str]] = {}
-    for key, target in sorted(manifest.targets.items()):
-        path = artifact / target.requirements.file
-        what, remedy = f"{path} is damaged", "copy the artifact again"
-        data = read_listed(path, MAX_REQUIREMENTS_BYTES, target.requirements.sha256, what, remedy)
+    for key, target in sorted(artifact.manifest.targets.items()):
+        data = artifact.listed(REQUIREMENTS, target.requirements)
         for name, version in _PINNED.findall(data.decode("utf-8", "replace")):
             found.setdefault((name.lower().replace("_", "-"), version), []).append(key)
     for (name, version), targets in sorted(found.items()):

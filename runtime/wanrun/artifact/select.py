@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
@@ -17,8 +16,7 @@ from wanrun.machine.environment import built_elsewhere, host_mismatches
 
 
 def select_profile(
-    manifest: Manifest,
-    artifact: Path,
+    artifact: Artifact,
     size: tuple[int, int] | None = None,
     num_frames: int | None = None,
     num_videos: int = 1,
@@ -32,7 +30,7 @@ def select_profile(
     Raises:
         ArtifactError: listing the built profiles, if none fits.
     """
-    built = _built(manifest, artifact)
+    built = _built(artifact)
     fitting = [
         profile
         for profile in built
@@ -67,22 +65,22 @@ def select_profile(
     )
 
 
-def _built(manifest: Manifest, artifact: Path) -> list[Profile]:
+def _built(artifact: Artifact) -> list[Profile]:
     """Returns the profiles in the order of building; raises ArtifactError if there are none."""
-    if not manifest.profiles:
+    if not artifact.manifest.profiles:
         raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
-    return sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+    return sorted(artifact.manifest.profiles.values(), key=lambda profile: profile.index)
 
 
-def named_profile(manifest: Manifest, artifact: Path, name: str) -> Profile:
+def named_profile(artifact: Artifact, name: str) -> Profile:
     """Returns the built profile of this name.
 
     Raises:
         ArtifactError: listing the built profiles, if there is none.
     """
-    built = _built(manifest, artifact)
-    if name in manifest.profiles:
-        return manifest.profiles[name]
+    built = _built(artifact)
+    if name in artifact.manifest.profiles:
+        return artifact.manifest.profiles[name]
     raise ArtifactError(
         f"no profile is named {shortened(name)}",
         expected="one of " + ", ".join(profile.name for profile in built),
@@ -129,7 +127,7 @@ _EXAMPLES: Mapping[str, str] = MappingProxyType(
 
 
 def select_target(
-    manifest: Manifest, artifact: Path, profile: Profile, name: str | None = None, allow_compile: bool = False
+    artifact: Artifact, profile: Profile, name: str | None = None, allow_compile: bool = False
 ) -> SelectedTarget:
     """Returns the target that matches this host, or the named one.
 
@@ -141,17 +139,18 @@ def select_target(
         ArtifactError: if no target fits, listing every mismatch of the nearest one and a reason for each
             other one; or if the named target or the profile's executables are not built.
     """
+    targets = artifact.manifest.targets
     if name == "local":
         name = None
-    if name is not None and name not in manifest.targets:
+    if name is not None and name not in targets:
         chip = _EXAMPLES.get(name)
         remedy = f"run wanbuild compile --target {chip or name} --artifact {artifact}"
         raise ArtifactError(
             f"target {name} is not built",
-            expected="one of " + (", ".join(sorted(manifest.targets)) or "none"),
+            expected="one of " + (", ".join(sorted(targets)) or "none"),
             remedy=remedy if chip is None else f"targets are chips (docs/targets.md): {remedy}",
         )
-    candidates = [one for one in compared_targets(manifest, artifact, profile) if name in (None, one.name)]
+    candidates = [one for one in compared_targets(artifact, profile) if name in (None, one.name)]
     if not candidates:
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target", remedy="run wanbuild compile"
@@ -167,13 +166,14 @@ def select_target(
     return replace(best, others=others)
 
 
-def compared_targets(manifest: Manifest, artifact: Path, profile: Profile) -> Iterator[SelectedTarget]:
+def compared_targets(artifact: Artifact, profile: Profile) -> Iterator[SelectedTarget]:
     """Yields the targets that have a profile's programs, compared with this host."""
+    manifest = artifact.manifest
     for key, target in sorted(manifest.targets.items()):
         if manifest.programs(target, profile):
             programs, requirements = manifest.program_sets[target.program_set], target.requirements.file
             devices = num_devices(programs.mesh)
-            differs = host_mismatches(target.environment, artifact / requirements, devices)
+            differs = host_mismatches(target.environment, artifact.folder / requirements, devices)
             yield SelectedTarget(key, target, tuple(differs), programs.mesh, programs.kernels.w8a8)
 
 

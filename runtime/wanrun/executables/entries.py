@@ -1,4 +1,4 @@
-"""The files of programs and executables: the artifact's, checked before use, and the user's own."""
+"""The user's own executables: programs that were compiled here, beside an artifact's."""
 
 from __future__ import annotations
 
@@ -7,38 +7,9 @@ import os
 from pathlib import Path
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Program
-from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
-from wanrun.files import canonical_json, read_listed, sha256_of, user_cache
+from wanrun.files import canonical_json, sha256_of, user_cache
 from wanrun.machine.environment import host_environment
-
-MAX_PROGRAM_BYTES = 2**30
-"""Of a serialized program, which holds no weights: the largest are some megabytes."""
-
-RECOMPILE = "copy the artifact again, or run wanbuild compile"
-
-
-def read_entry(artifact: Path, target: Target, name: str, entry: Executable) -> bytes:
-    """Reads an executable's entry and checks its digest, because it holds machine code.
-
-    Raises:
-        ArtifactError: if the entry is missing or differs.
-    """
-    path = artifact / target.folder / entry.file
-    what = f"the executable of {name} is damaged: {path}"
-    return read_listed(path, entry.nbytes, entry.sha256, what, RECOMPILE)
-
-
-def read_program(artifact: Path, name: str, program: Program) -> bytes:
-    """Reads a serialized program and checks its digest.
-
-    Raises:
-        ArtifactError: if the program is missing or differs.
-    """
-    path = artifact / program.file
-    what = f"program {name} is damaged: {path}"
-    return read_listed(path, MAX_PROGRAM_BYTES, program.sha256, what, RECOMPILE)
 
 
 def overlay_path(manifest: Manifest, target: str) -> Path:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError, shortened
-from wanrun.executables.entries import overlay_folder, overlay_path, read_entry, read_program
+from wanrun.executables.entries import overlay_folder, overlay_path
 from wanrun.executables.kept import keep, kept_file, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
 from wanrun.executables.seam import compile_here, load
@@ -161,7 +162,7 @@ class Executables:
 
     def _read(self, profile: Profile, name: str, program: Program) -> _Files:
         """Reads a program and its executable, and checks both."""
-        data = read_program(self._opened.folder, name, program)
+        data = self._opened.artifact.program(program)
         executables = self._target.executables.get(profile.name, {})
         built, elsewhere = executables.get(name), self._opened.selected.built_elsewhere
         entry: bytes | ArtifactError
@@ -184,7 +185,7 @@ class Executables:
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
         self._opened.check_trust(profile)
-        return read_entry(self._opened.folder, self._target, name, built)
+        return self._opened.artifact.executable(self._target, built)
 
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:
@@ -220,8 +221,8 @@ class Executables:
         try:
             lowered = lower(files.data, name, program.donated, self._opened.device.where, options)
         except UnreadableProgramError as error:
-            folder, programs = self._opened.folder, self._opened.program_set
-            raise unreadable(folder, programs, name, error.reader, error.found) from error
+            artifact, programs = self._opened.artifact, self._opened.program_set
+            raise unreadable(artifact, programs, name, error.reader, error.found) from error
         if self._closed:
             raise CancelledError
         return lowered
@@ -294,12 +295,14 @@ class Executables:
         return LoadedProgram(Contest(built, here, weights, tolerance, decided), built.inputs)
 
 
-def refresh_command(artifact: Path) -> str:
+def refresh_command(artifact: Artifact) -> str:
     """Returns the command that exports and compiles an artifact's programs again."""
     return f"wanbuild refresh --artifact {shlex.quote(str(artifact))}"
 
 
-def unreadable(artifact: Path, programs: ProgramSet, name: str, reader: str, reason: object) -> ArtifactError:
+def unreadable(
+    artifact: Artifact, programs: ProgramSet, name: str, reader: str, reason: object
+) -> ArtifactError:
     """Returns the error for a program of a set that the JAX of version ``reader`` cannot read."""
     oldest = min(programs.exported.values(), default=None)
     return ArtifactError(

@@ -10,15 +10,16 @@ from typing import Any, Concatenate, ParamSpec
 
 from msgspec import structs
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.generation.opening import LoadKeywords, Opening
 from wanrun.generation.pipeline import Pipeline
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.arguments import check_objects, folder_of, policy_of, texts_of
+from wanrun.request.arguments import artifact_of, check_objects, policy_of, texts_of
 from wanrun.terminal.status import Status, shown
 from wanrun.timing.timings import Timings
 
 _Keywords = ParamSpec("_Keywords")
-_Load = Callable[Concatenate[str | os.PathLike[str], _Keywords], Pipeline]
+_Load = Callable[Concatenate[str | os.PathLike[str] | Artifact, _Keywords], Pipeline]
 
 
 def _takes(
@@ -37,11 +38,11 @@ def _takes(
 
 
 @_takes(LoadKeywords)
-def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
+def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeline:
     """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
 
     Args:
-        artifact: the artifact's folder.
+        artifact: the artifact's folder; or the artifact, whose manifest is not read again then.
         keywords: the fields of ``LoadPolicy``, which say what is loaded, and how; and those of
             ``LoadKeywords``.
 
@@ -62,13 +63,15 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
         warn=given.warn,
         report=given.report,
     )
-    folder, timings = folder_of(artifact), Timings() if given.timings is None else given.timings
+    timings = Timings() if given.timings is None else given.timings
     prompts = None if given.prompts is None else texts_of(given.prompts)
     policy = policy_of(keywords, others)
     given = structs.replace(given, prompts=prompts, later=texts_of(given.later, "later"))
     shows = shown(given.progress)
+    with timings.phase("manifest"):
+        opened = artifact_of(artifact)
     with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():
-        weights, texts, profile = Opening(folder, policy, timings, given).open(undo)
+        weights, texts, profile = Opening(opened, policy, timings, given).open(undo)
         pipeline = Pipeline(weights, texts, profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs, given.cancel)

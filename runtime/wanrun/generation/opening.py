@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError, UsageError
@@ -74,7 +73,7 @@ class Opening:
         given: the other keywords of ``load``.
     """
 
-    folder: Path
+    artifact: Artifact
     policy: LoadPolicy
     timings: Timings
     given: LoadKeywords
@@ -88,19 +87,19 @@ class Opening:
         Raises:
             ArtifactError, CancelledError, UsageError, ClusterError: as ``wanrun.load``.
         """
-        folder, timings, given = self.folder, self.timings, self.given
+        artifact, timings, given = self.artifact, self.timings, self.given
+        manifest = artifact.manifest
         with timings.phase("manifest"):
-            manifest = read_manifest(folder)
-            profile = wanted_profile(manifest, folder, self.policy)
-            selected = self._selected(manifest, profile)
+            profile = wanted_profile(artifact, self.policy)
+            selected = self._selected(profile)
         streams = resolve_loop(profile, self.policy.form) == "stream"
         policy = together(
             given.group, manifest, selected.name, profile, self.policy, given.prompts, given.inputs
         )
-        trust = self._trust(manifest, selected)
+        trust = self._trust(selected)
         for other in dict.fromkeys(given.later):
             if other != profile.name:
-                self._try_ahead(manifest, choose_profile(manifest, folder, {"profile": other}))
+                self._try_ahead(choose_profile(artifact, {"profile": other}))
         if refusal := self._refusal(trust, profile):
             selected = replace(selected, refusal=refusal)
         cancel, ahead, expert = (
@@ -116,43 +115,43 @@ class Opening:
             undo.callback(ahead[expert].stop)
         text, cpu = None, None
         if wants_cpu(policy.text_encoder_device, selected):
-            text, cpu = cpu_target(manifest, folder, profile), "cpu"
+            text, cpu = cpu_target(artifact, profile), "cpu"
         device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu)
         cancel.check()
         if not device.foreign:
             trust.check_device(profile, device_environment(device.devices))
         opened = OpenedArtifact(
-            folder, manifest, selected, device, policy, Recorder(), given.warn, given.report, trust.check
+            artifact, selected, device, policy, Recorder(), given.warn, given.report, trust.check
         )
         beside = None if text is None else opened_beside(opened, text)
         texts = TextStages(opened, None if beside is None else WeightStore(beside))
         return WeightStore(opened, ahead), texts, profile
 
-    def _try_ahead(self, manifest: Manifest, profile: Profile) -> None:
+    def _try_ahead(self, profile: Profile) -> None:
         """Tries the executables of a profile that is loaded later, if they were built elsewhere."""
         try:
-            selected = self._target(manifest, profile)
+            selected = self._target(profile)
         except ArtifactError:
             return  # told in the profile's turn
-        self._refusal(self._trust(manifest, selected), profile)
+        self._refusal(self._trust(selected), profile)
 
-    def _trust(self, manifest: Manifest, selected: SelectedTarget) -> Trust:
+    def _trust(self, selected: SelectedTarget) -> Trust:
         how = {"memory": "stream"} if self.policy.form == "stream" else {}
         if wants_cpu(self.policy.text_encoder_device, selected):
             how["text_encoder_device"] = "cpu"
-        return Trust(self.folder, manifest, selected, self.policy.weights, self.policy.trial, how)
+        return Trust(self.artifact, selected, self.policy.weights, self.policy.trial, how)
 
-    def _selected(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
+    def _selected(self, profile: Profile) -> SelectedTarget:
         """Chooses the target; reports why others do not fit, and which level of CPUs it is."""
-        selected = self._target(manifest, profile)
+        selected = self._target(profile)
         if selected.others:
             self.given.report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
         elif "cpu_level" in selected.target.environment:
             self.given.report(f"target {selected.name}")
         return selected
 
-    def _target(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
-        return select_target(manifest, self.folder, profile, self.policy.target, self.policy.allow_compile)
+    def _target(self, profile: Profile) -> SelectedTarget:
+        return select_target(self.artifact, profile, self.policy.target, self.policy.allow_compile)
 
     def _refusal(self, trust: Trust, profile: Profile) -> str:
         """Tries executables that were built elsewhere; returns why they are refused, or ""."""
@@ -175,7 +174,7 @@ class Opening:
         return ""
 
 
-def wanted_profile(manifest: Manifest, artifact: Path, policy: LoadPolicy) -> Profile:
+def wanted_profile(artifact: Artifact, policy: LoadPolicy) -> Profile:
     """Returns the profile that the options of loading choose.
 
     Raises:
@@ -184,7 +183,7 @@ def wanted_profile(manifest: Manifest, artifact: Path, policy: LoadPolicy) -> Pr
     """
     shape = {name: getattr(policy, name) for name in SHAPE}
     if policy.profile is None:
-        return choose_profile(manifest, artifact, shape)
+        return choose_profile(artifact, shape)
     if beside := [name for name, value in shape.items() if value != getattr(LoadPolicy(), name)]:
         raise UsageError(f"profile is given beside {beside[0]}", remedy="leave one of them out")
-    return choose_profile(manifest, artifact, {"profile": policy.profile})
+    return choose_profile(artifact, {"profile": policy.profile})

@@ -17,7 +17,6 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
 from wanrun.errors import UsageError, wrong_type
-from wanrun.files import origin_of
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.result import Result
@@ -55,7 +54,7 @@ class Pipeline:
     them together.
 
     Attributes:
-        artifact: the artifact's folder.
+        artifact: the artifact.
         manifest: its manifest.
         profile: the loaded profile.
         timings: the times of loading it.
@@ -72,7 +71,7 @@ class Pipeline:
         self._progress = progress
         self._weights, self._texts, self._opened = weights, texts, weights.opened
         self._last_encoded = LastEncoded()
-        self.artifact, self.manifest = self._opened.folder, self._opened.manifest
+        self.artifact, self.manifest = self._opened.artifact, self._opened.manifest
         self.profile, self.timings = profile, timings
         self._making, self._turns = threading.Lock(), Turns()
         self._sessions: dict[str, Session] = {}
@@ -250,7 +249,7 @@ class Pipeline:
         check_objects(media, inputs)
         request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
         loop = self._opened.policy.form
-        return resolve_request(request, self.manifest, self.artifact, media, inputs, self.profile, loop)
+        return resolve_request(request, self.artifact, media, inputs, self.profile, loop)
 
     def run(
         self,
@@ -317,7 +316,7 @@ class Pipeline:
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, step)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)
-        influences = origin_of(self._opened.folder) | influences_of(latents)
+        influences = self.artifact.influences | influences_of(latents)
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
 
     @contextmanager

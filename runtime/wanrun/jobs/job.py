@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.artifact import Artifact
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import UsageError
 from wanrun.jobs.existing import made_before, missing_videos
@@ -66,8 +66,7 @@ class JobMaker:
         store: the object store of the videos, which are written in its folder before; or None.
     """
 
-    artifact: Path
-    manifest: Manifest
+    artifact: Artifact
     run: RunOptions
     many: bool
     noise: np.ndarray | None
@@ -102,9 +101,9 @@ class JobMaker:
             ArtifactError: for a profile or a form of the loop that is not built.
         """
         entry = self._with_its_seed(entry)
-        generation = resolve_request(entry.line, self.manifest, self.artifact, loop=self.run.loading.form)
+        generation = resolve_request(entry.line, self.artifact, loop=self.run.loading.form)
         if self.noise is not None:
-            check_latents(self.noise, latents_shape(self.manifest, generation.profile))
+            check_latents(self.noise, latents_shape(self.artifact.manifest, generation.profile))
         path = self.path(entry, "output")
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():

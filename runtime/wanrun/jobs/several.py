@@ -72,7 +72,7 @@ def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
         ArtifactError: in every process, if their artifacts differ.
         UsageError: in every process, if their requests differ.
     """
-    group.agree_on_artifact(work.manifest.digests)
+    group.agree_on_artifact(work.artifact.manifest.digests)
     jobs = {job.entry.index: job for job in (*work.jobs, *work.finished)}
     facts: dict[str, Any] = {"number of prompts": len(jobs)}
     for index in sorted(jobs):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE, open_regular, origin_of
@@ -42,6 +42,7 @@ class Worklist:
     """The jobs of a run and the results of its checks.
 
     Attributes:
+        artifact: the artifact.
         jobs: the jobs to make, in order.
         finished: the jobs whose results all exist.
         failures: the errors of the other lines of the prompts file, by their number, in order.
@@ -51,7 +52,7 @@ class Worklist:
         store: the object store of the videos; None where they stay in their folders.
     """
 
-    manifest: Manifest
+    artifact: Artifact
     jobs: Sequence[Job]
     finished: Sequence[Job]
     failures: Mapping[int, WanError]
@@ -124,7 +125,7 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
     return read_request([("prompt", run.prompt or ""), *given.items()], Line)
 
 
-def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Worklist:
+def make_worklist(folder: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Worklist:
     """Makes all checks that need neither jax nor a weight, and returns the jobs.
 
     ``given`` are the command line's options of a generation, by name.
@@ -136,7 +137,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
     shared = _read(run, given)  # before the artifact is looked at
-    manifest = read_manifest(artifact)
+    artifact = open_artifact(folder, origin_of(folder).get("artifact", ""))
     entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
     if run.prompts is not None:
         entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
@@ -144,7 +145,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         entries = [entry for entry in entries if entry.index in own]
         bad |= {index: error for index, error in unread.items() if index in own}
     noise = None if run.latents is None else _read_latents(run.latents)
-    media, claims = MediaSets(timings), _claims(artifact, run, entries)
+    media, claims = MediaSets(timings), _claims(folder, run, entries)
     output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
     if "://" in output:
         from wanfleet.outbox import VideoStore
@@ -153,8 +154,8 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         output = store.pattern
     run = structs.replace(run, output=output)
     name = None if run.latents is None else run.latents.name
-    influences = origin_of(artifact) | influences_of(noise, name)
-    maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims, store)
+    influences = artifact.influences | influences_of(noise, name)
+    maker = JobMaker(artifact, run, many, noise, influences, media, claims, store)
     with contextlib.nullcontext() if store is None else store.naming(bad):
         if many:
             _check_names(maker, entries)
@@ -162,7 +163,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         check_encoder(video for job in jobs for video in job.videos)
         jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
     return Worklist(
-        manifest,
+        artifact,
         [job for job in jobs if not job.finished],
         [job for job in jobs if job.finished],
         dict(sorted(bad.items())),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.select import SelectedTarget
@@ -29,6 +29,7 @@ class OpenedArtifact:
     """An artifact, one of its targets, and an open device.
 
     Attributes:
+        artifact: the artifact.
         selected: the chosen target, the same for every profile.
         device: where programs run.
         recorder: passes loading times on to the timings of running generations.
@@ -37,8 +38,7 @@ class OpenedArtifact:
             been found right on this chip: see ``wanrun.trust``.
     """
 
-    folder: Path
-    manifest: Manifest
+    artifact: Artifact
     selected: SelectedTarget
     device: OpenDevice
     policy: LoadPolicy
@@ -47,6 +47,11 @@ class OpenedArtifact:
     report: Callable[[str], None]
     check_trust: Callable[[Profile], None] = trust_all
     waits: Waits = field(default_factory=Waits)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The artifact's manifest."""
+        return self.artifact.manifest
 
     @property
     def target(self) -> Target:

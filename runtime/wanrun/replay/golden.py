@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.named import GOLDEN
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables.tolerance import (
@@ -25,7 +26,7 @@ from wanrun.executables.tolerance import (
     most_levels,
     relative_error,
 )
-from wanrun.files import read_bounded, sha256_of
+from wanrun.files import sha256_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
@@ -42,9 +43,6 @@ STEPS = 2
 GUIDANCE_SCALE = 5.0
 """Of a profile with guidance, where the artifact's own scale turns it off."""
 SAMPLES = 256
-
-MAX_GOLDEN_BYTES = 2**20
-"""Of a recorded result, which has some kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +79,16 @@ class Golden:
         }
 
 
-def read_golden(path: Path) -> Golden:
-    """Reads a recorded result, whose digest was checked. Raises ArtifactError if it is something else."""
+def read_golden(artifact: Artifact, profile: str) -> Golden:
+    """Reads the recorded result of a profile. Raises ArtifactError if it is damaged or something else."""
+    record = artifact.manifest.golden[profile]
     try:
-        return msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES), type=Golden)
-    except (OSError, ValueError, RecursionError) as error:
+        return msgspec.json.decode(artifact.listed(GOLDEN, record), type=Golden)
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(
-            f"{path} is no recorded result", found=str(error), remedy="run wanbuild verify --record"
+            f"{artifact.folder / record.file} is no recorded result",
+            found=str(error),
+            remedy="run wanbuild verify --record",
         ) from None
 
 

@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.programs import Profile, Role
 from wanrun.artifact.select import named_profile
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, VerificationError, WanError
 from wanrun.executables.tolerance import ALIKE, TOLERANCES, VELOCITY_TOLERANCES, W8A8_FACTOR, relative_error
 from wanrun.executables.tuning import drawn_like, first_difference
-from wanrun.files import check_digest, digest_found
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.replay.golden import (
-    MAX_GOLDEN_BYTES,
     NEGATIVE_PROMPT,
     PROMPT,
     Golden,
@@ -44,7 +42,7 @@ COMPARED: tuple[Role, ...] = ("once", "window", "prepare", "context", "decode")
 """The roles of the programs that are compared with the same ones, compiled here."""
 
 
-def tried(artifact: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
+def tried(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
     """Loads and runs the executables of a profile, and compares what they make with what is recorded.
 
     Args:
@@ -56,12 +54,12 @@ def tried(artifact: Path, target: str, profile: str, tell: Tell, **how: Any) -> 
         executable is wrong, such as damaged weights.
     """
     try:
-        manifest = read_manifest(artifact)
-        wanted = named_profile(manifest, artifact, profile)
+        artifact = open_artifact(folder)
+        manifest, wanted = artifact.manifest, named_profile(artifact, profile)
         witness = witness_of(manifest, manifest.targets[target], wanted)
         if witness is None:
             raise ArtifactError(f"profile {profile} has no recorded result in golden/, nor has a proxy")
-        golden = _golden(artifact, manifest, witness.name)
+        golden = read_golden(artifact, witness.name)
         w8a8 = manifest.program_sets[manifest.targets[target].program_set].kernels.w8a8
         pipeline = load(  # opens the device and checks all files; nothing is loaded yet
             artifact,
@@ -108,14 +106,6 @@ def tried(artifact: Path, target: str, profile: str, tell: Tell, **how: Any) -> 
         except Exception as error:  # a compiler that fails says nothing of the executables
             return refused(_one_line(error), isinstance(error, VerificationError))
     return Verdict(outcome="passed", reason=agreement, **device)
-
-
-def _golden(artifact: Path, manifest: Manifest, profile: str) -> Golden:
-    """Reads the recorded result."""
-    path, sha256 = artifact / manifest.golden[profile].file, manifest.golden[profile].sha256
-    found, remedy = digest_found(path, MAX_GOLDEN_BYTES), "copy the artifact again"
-    check_digest(found, sha256, f"{path} is damaged", remedy)
-    return read_golden(path)
 
 
 def _replay(pipeline: Pipeline, golden: Golden, forms: Sequence[str], factor: float) -> str:

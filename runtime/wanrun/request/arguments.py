@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.errors import UsageError, quoted, wrong_type
-from wanrun.files import artifact_folder
+from wanrun.files import artifact_folder, origin_of
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
@@ -74,12 +75,19 @@ def path_of(value: object, name: str) -> Path:
     raise UsageError(f"{name} is no path", found=quoted(text))
 
 
-def folder_of(artifact: object) -> Path:
-    """Returns the artifact's folder, without links in its path; errors are those of ``path_of``, and of an
-    address those of ``artifact_folder``."""
-    addressed = isinstance(artifact, str) and "://" in artifact
-    place = artifact_folder(str(artifact)) if addressed else path_of(artifact, "artifact")
-    return Path(os.path.realpath(place))  # resolve() raises on a loop of links
+def artifact_of(given: object) -> Artifact:
+    """Returns the artifact in a folder, without links in its path; one that is open as it is.
+
+    Raises:
+        ArtifactError: as ``open_artifact``.
+        UsageError: if the argument is no path, or nothing can have this name.
+    """
+    if isinstance(given, Artifact):
+        return given
+    addressed = isinstance(given, str) and "://" in given
+    place = artifact_folder(str(given)) if addressed else path_of(given, "artifact")
+    folder = Path(os.path.realpath(place))  # resolve() raises on a loop of links
+    return open_artifact(folder, origin_of(folder).get("artifact", ""))
 
 
 def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.media import SEVERAL
 from wanrun.artifact.programs import Profile
@@ -24,9 +24,7 @@ def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
     return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
 
 
-def choose_profile(
-    manifest: Manifest, artifact: Path, shape: Mapping[str, object], loaded: Profile | None = None
-) -> Profile:
+def choose_profile(artifact: Artifact, shape: Mapping[str, object], loaded: Profile | None = None) -> Profile:
     """Returns the built profile of a shape; nothing is rounded.
 
     What the shape leaves out is the loaded profile's. Without a loaded profile it is the first built one's
@@ -43,15 +41,15 @@ def choose_profile(
     """
     given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
     if "profile" in given:
-        profile = named_profile(manifest, artifact, given["profile"])
+        profile = named_profile(artifact, given["profile"])
         _check_same(profile, given)
         return profile
     if loaded is not None:
         given = {**shape_of(loaded), **given}
-    choose = partial(select_profile, manifest, artifact, **given)
+    choose = partial(select_profile, artifact, **given)
     if "guidance" in given:
         return choose()
-    guidance = has_guidance(manifest)
+    guidance = has_guidance(artifact.manifest)
     try:
         return choose(guidance=guidance)
     except ArtifactError:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Unpack
 
 from msgspec import structs
 
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.schedule import schedule
 from wanrun.media.types import Inputs, Media, check_media
-from wanrun.request.arguments import check_media_options, check_objects, folder_of
+from wanrun.request.arguments import artifact_of, check_media_options, check_objects
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
@@ -28,12 +28,11 @@ from wanrun.request.written import parse_size
 
 
 def resolve(
-    artifact: str | os.PathLike[str],
+    artifact: str | os.PathLike[str] | Artifact,
     prompt: str,
     negative_prompt: str | None = None,
     *,
     media: Media | None = None,
-    manifest: Manifest | None = None,
     **options: Unpack[Options],
 ) -> Generation:
     """Checks a request, and returns what it would make and cost, without running anything.
@@ -42,11 +41,10 @@ def resolve(
     the model is checked, not that they can be used. ``Pipeline.run`` makes the video of the generation.
 
     Args:
-        artifact: the artifact's folder.
+        artifact: the artifact's folder; or the artifact, whose manifest is not read again then.
         prompt: description of the video.
         negative_prompt: description of what the video must not show; None for the manifest's default.
         media: the images and videos that the model takes, as files or in memory.
-        manifest: the artifact's manifest, if ``read_manifest`` has read it already.
         options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
     Raises:
@@ -55,9 +53,8 @@ def resolve(
             are missing or not taken.
     """
     check_objects(media)
-    folder = folder_of(artifact)
     request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
-    return resolve_request(request, manifest or read_manifest(folder), folder, media)
+    return resolve_request(request, artifact_of(artifact), media)
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
@@ -75,8 +72,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
 
 def resolve_request(
     request: Request,
-    manifest: Manifest,
-    artifact: Path,
+    artifact: Artifact,
     media: Media | None = None,
     inputs: Inputs | None = None,
     loaded: Profile | None = None,
@@ -97,6 +93,7 @@ def resolve_request(
             missing, not taken, or given in two ways.
     """
     check_seed(request.seed)
+    manifest = artifact.manifest
     request, fitted = scheduled(request, manifest)
     given, task = given_media(request, media, inputs), manifest.model.task
     check_effects(manifest, has_guidance(manifest, request.guidance_scale), request)
@@ -105,7 +102,7 @@ def resolve_request(
     count = _num_references(manifest, given, inputs)
     if count is None and loaded is None:
         count = 0
-    profile = choose_profile(manifest, artifact, _shape(manifest, request, count), loaded)
+    profile = choose_profile(artifact, _shape(manifest, request, count), loaded)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap

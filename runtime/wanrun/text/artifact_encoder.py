@@ -90,7 +90,7 @@ def embedding_stores(opened: OpenedArtifact, encoder: ArtifactTextEncoder) -> li
     """Returns the embedding stores that the artifact's policy allows, in look-up order."""
     which, stores = opened.policy.embeddings, list[EmbeddingStore]()
     if which != "none":
-        stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
+        stores.append(ArtifactEmbeddings(opened.artifact))
     if which == "all":
         stores.append(EmbeddingCache(opened.manifest, encoder.made_by(), warn=opened.warn))
     return stores

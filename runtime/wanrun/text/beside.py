@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, compared_targets
@@ -16,7 +15,7 @@ from wanrun.opened.artifact import OpenedArtifact, trust_all
 from wanrun.opened.device import OpenDevice
 
 
-def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> SelectedTarget:
+def cpu_target(artifact: Artifact, profile: Profile) -> SelectedTarget:
     """Returns the artifact's CPU target that fits this host and has a profile.
 
     Raises:
@@ -24,7 +23,7 @@ def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> Selected
     """
     found = [
         one
-        for one in compared_targets(manifest, artifact, profile)
+        for one in compared_targets(artifact, profile)
         if one.target.environment["platform"] == "cpu"
         and num_devices(one.mesh) == 1
         and profile.name in one.target.executables
@@ -34,7 +33,7 @@ def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> Selected
         raise ArtifactError(
             f"no CPU target has the text encoder of profile {profile.name}",
             expected=f"one for {field('text_encoder_device')} cpu",
-            found=", ".join(sorted(manifest.targets)),
+            found=", ".join(sorted(artifact.manifest.targets)),
             remedy="run wanbuild compile --target cpu for this profile, or leave the option out",
         )
     best = min(found, key=lambda one: (len(one.mismatches), -level_rank(one.target.environment)))

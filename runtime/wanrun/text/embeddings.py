@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 import numpy as np
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.named import EMBEDDING
 from wanrun.errors import ArtifactError
-from wanrun.files import NPY_DAMAGE, canonical_json, read_listed, sha256_of
+from wanrun.files import NPY_DAMAGE, canonical_json, sha256_of
 from wanrun.weights.buffers import DTYPES
 
 TEXT_ENCODER = "text_encoder"
@@ -114,9 +115,9 @@ class EmbeddingFormat:
 class ArtifactEmbeddings:
     """The embeddings that an artifact lists."""
 
-    def __init__(self, artifact: Path, manifest: Manifest) -> None:
-        self._artifact, self._listed = artifact, manifest.embeddings
-        self._format = EmbeddingFormat(manifest)
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact, self._listed = artifact, artifact.manifest.embeddings
+        self._format = EmbeddingFormat(artifact.manifest)
 
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
         """Returns the prompt's embedding (length, D) in dtype; None if it is not listed.
@@ -130,18 +131,16 @@ class ArtifactEmbeddings:
     def read(self, key: str) -> np.ndarray:
         """Reads a listed embedding (length, D). Raises ArtifactError if it is missing or damaged."""
         record = self._listed[key]
-        path, dtype = self._artifact / record.file, record.dtype
-        what = f"the prompt embedding {path} is damaged"
-        remedy = "copy the artifact again, or run wanbuild embed"
-        data = read_listed(path, self._format.limit, record.sha256, what, remedy)
+        data = self._artifact.listed(EMBEDDING, record)
         try:
-            if key != self._format.key(record.prompt, dtype):
+            if key != self._format.key(record.prompt, record.dtype):
                 raise ValueError("its key is of another prompt or text encoder")
-            rows = self._format.decode(data, dtype)
+            rows = self._format.decode(data, record.dtype)
             if len(rows) != record.length:
                 raise ValueError(f"it has {len(rows)} rows, not {record.length}")
         except ValueError as error:
-            raise ArtifactError(f"{what}: {error}", remedy=remedy) from None
+            what = f"{EMBEDDING.what} {self._artifact.folder / record.file} is damaged: {error}"
+            raise ArtifactError(what, remedy=EMBEDDING.remedy) from None
         return rows
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:

@@ -87,7 +87,7 @@ class TextStages:
     def __init__(self, opened: OpenedArtifact, beside: WeightStore | None = None) -> None:
         self._beside = beside
         self._opened, self._lock = opened, threading.Lock()
-        self._tokenizer = ArtifactTokenizer(opened.folder, opened.manifest)
+        self._tokenizer = ArtifactTokenizer(opened.artifact)
         self._stages: dict[tuple[str, ...], TextStage] = {}
 
     def of(self, programs: Programs, dtype: str) -> TextStage:

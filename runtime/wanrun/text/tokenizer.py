@@ -18,23 +18,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest, Tokenizer
-from wanrun.files import read_bounded, read_listed, sha256_of
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import Tokenizer
+from wanrun.artifact.named import TOKENIZER
+from wanrun.files import read_bounded, sha256_of
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 
 LARGE_BYTES = 2**20
 """A tokenizer.json from this size on is loaded in a separate process; a smaller one takes milliseconds."""
 
-MAX_BYTES = 2**28
-"""The largest tokenizer.json, in bytes; UMT5's has 16 MB."""
-
 
 class ArtifactTokenizer:
     """Tokenizes prompts; thread-safe."""
 
-    def __init__(self, artifact: Path, manifest: Manifest) -> None:
-        self._record, self._path = manifest.tokenizer, artifact / manifest.tokenizer.file
-        self.max_length: int = manifest.tokenizer.max_length
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact, self._record = artifact, artifact.manifest.tokenizer
+        self._path = artifact.folder / self._record.file
+        self.max_length: int = self._record.max_length
         self._lock = threading.Lock()
         self._tokenizer: PromptTokenizer | None = None
         self._beside: tuple[list[str], Future[TokenizedPrompts | None]] | None = None
@@ -78,8 +78,7 @@ class ArtifactTokenizer:
 
     def _read(self) -> bytes:
         """Returns the file's content after checking its digest."""
-        what, remedy = f"the tokenizer {self._path} is damaged", "copy the artifact again or rebuild it"
-        return read_listed(self._path, MAX_BYTES, self._record.sha256, what, remedy)
+        return self._artifact.listed(TOKENIZER, self._record)
 
 
 def _beside(path: Path, record: Tokenizer, texts: list[str]) -> TokenizedPrompts | None:
@@ -97,7 +96,7 @@ def _beside(path: Path, record: Tokenizer, texts: list[str]) -> TokenizedPrompts
 def main() -> None:
     """Tokenizes a request from stdin: path, the manifest's record of the tokenizer, and texts, as JSON."""
     path, record, texts = json.load(sys.stdin)
-    data = read_bounded(Path(path), MAX_BYTES)
+    data = read_bounded(Path(path), TOKENIZER.most)
     if sha256_of(data) != record["sha256"]:
         sys.exit("changed meanwhile")
     tokens = PromptTokenizer(Path(path), record["max_length"], record["pad_id"], data)(texts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
@@ -37,8 +37,7 @@ class Trust:
         root: the root of the files in which the system describes its devices.
     """
 
-    artifact: Path
-    manifest: Manifest
+    artifact: Artifact
     selected: SelectedTarget
     weights: str | None = None
     trial: bool = False
@@ -53,7 +52,7 @@ class Trust:
 
     def facts(self, profile: Profile) -> dict[str, Any]:
         """Returns the facts for which a verdict about a profile holds."""
-        return {**trial_facts(self.manifest, self.selected, profile, self.root), **self.how}
+        return {**trial_facts(self.artifact.manifest, self.selected, profile, self.root), **self.how}
 
     def establish(self, profile: Profile, report: Callable[[str], None]) -> None:
         """Tries a profile's executables, unless a verdict is kept; reports the trial's beginning and end.
@@ -69,7 +68,7 @@ class Trust:
         facts, name = self.facts(profile), self.selected.name
         verdict = read_verdict(facts)
         if verdict is None:
-            witness = witness_of(self.manifest, self.selected.target, profile)
+            witness = witness_of(self.artifact.manifest, self.selected.target, profile)
             if witness is None:
                 raise self._error(
                     f"of profile {profile.name} cannot be checked",

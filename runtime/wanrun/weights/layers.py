@@ -115,7 +115,7 @@ class LayerStream:
         """Reads these rows of a stack, or what is in none; returns host arrays with the layer axis."""
         part, policy = self._parts[layer[0]], self._opened.policy
         restore = self._restores[layer] = Restore(
-            self._opened.folder,
+            self._opened.artifact.folder,
             self._name,
             part,
             self._readers,

@@ -73,7 +73,9 @@ class WeightStore:
         self._weights: dict[str, Future[Any]] = {}
         self._streams: dict[str, LayerStream] = {}
         self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
-        self._readers = ThreadPoolExecutor(default_threads(opened.folder), thread_name_prefix="restore")
+        self._readers = ThreadPoolExecutor(
+            default_threads(opened.artifact.folder), thread_name_prefix="restore"
+        )
         # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
         # With two threads per component none even waits for a thread.
         threads = max(1, 2 * len(self.components))
@@ -124,7 +126,7 @@ class WeightStore:
             _free_dropped()  # before allocating as much again
             way = self.way(name)
             restore = Restore(
-                self.opened.folder,
+                self.opened.artifact.folder,
                 name,
                 self.components[name],
                 self._readers,

@@ -20,6 +20,7 @@ from helpers.manifests import with_model
 from wanbuild.calibrate import search
 from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate
 from wanbuild.calibrate.runs import Runs
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
@@ -65,7 +66,7 @@ def test_schedules_are_chosen_once_and_run_with_what_is_built(
     assert lines[-1] == f"{request.artifact / 'schedules.png'} shows quality over evaluations"
     assert Image.open(BytesIO((request.artifact / "schedules.png").read_bytes())).size[0] > 500
     manifest = read_manifest(request.artifact)
-    check_intact(request.artifact, manifest, lines.append)
+    check_intact(Artifact(manifest, request.artifact), lines.append)
     four = manifest.schedules["4-steps"]
     assert (len(four.timesteps), four.evaluations) == (4, 8)
     assert (four.solver, four.guidance_scale) == ("unipc", manifest.model.defaults.guidance_scale)

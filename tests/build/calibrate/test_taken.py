@@ -11,6 +11,7 @@ from msgspec import structs
 from helpers.manifests import with_model
 from wanbuild.calibrate.taken import take
 from wanbuild.cli import wanbuild
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.schedules import Schedule
 from wanrun.errors import UsageError
@@ -42,7 +43,7 @@ def test_they_are_taken_without_their_figures(
     manifest = read_manifest(artifact_copy)
     assert manifest.schedules == {"3-steps": structs.replace(FEW, measured={})}
     assert "not calibrated here" in manifest.schedules["3-steps"].describe()
-    check_intact(artifact_copy, manifest, print)
+    check_intact(Artifact(manifest, artifact_copy), print)
 
 
 def test_those_of_another_model_are_refused(

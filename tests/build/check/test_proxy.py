@@ -16,6 +16,7 @@ from helpers.elsewhere import PROXY, TARGET
 from wanbuild.check import proxy
 from wanbuild.check.proxy import record_proxies
 from wanbuild.cli import wanbuild
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.executables.tolerance import relative_error
@@ -47,8 +48,7 @@ def test_a_proxy_is_recorded_once(
     assert lines[1:] == [f"{PROXY}: recorded"] and lines[0].startswith(f"{PROXY}: its video is made on this")
     assert {path for path in unrecorded.rglob("*") if "golden" not in path.parts} <= before
     expected, found = (
-        read_golden(artifact / read_manifest(artifact).golden[PROXY].file)
-        for artifact in (proxied_artifact, unrecorded)
+        read_golden(open_artifact(artifact), PROXY) for artifact in (proxied_artifact, unrecorded)
     )
     assert relative_error(np.array(expected.velocity), np.array(found.velocity)) < 1e-5
     assert relative_error(np.array(expected.samples), np.array(found.samples)) < 1e-5

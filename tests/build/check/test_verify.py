@@ -19,6 +19,7 @@ from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
 from wanbuild.targets import target
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, Recorded, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
@@ -37,9 +38,9 @@ def stop(*_: object) -> None:
 def check(artifact: Path) -> None:
     """What verify does before it runs anything, but for plain Orbax."""
     manifest = read_manifest(artifact)
-    check_spelling(artifact, manifest)
-    check_unlisted(artifact, manifest, silent)
-    check_files(artifact, manifest, silent)
+    check_spelling(Artifact(manifest, artifact))
+    check_unlisted(Artifact(manifest, artifact), silent)
+    check_files(Artifact(manifest, artifact), silent)
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +220,9 @@ def test_a_build_that_is_reached_by_a_link(whole: Path, tmp_path: Path) -> None:
     link.symlink_to(whole)
     path.touch()
     with build_lock(whole):
-        check_unlisted(link, read_manifest(link), silent)
+        check_unlisted(open_artifact(link), silent)
     with pytest.raises(ArtifactError, match="new does not belong"):
-        check_unlisted(link, read_manifest(link), silent)
+        check_unlisted(open_artifact(link), silent)
     path.unlink()
 
 
@@ -230,9 +231,9 @@ def test_a_manifest_that_a_build_replaces_meanwhile(whole: Path) -> None:
     before = (whole / MANIFEST).read_bytes()
     manifest.changed(times={**manifest.times, "embed": "2026-11-22T00:00:00Z"}).write(whole)
     with pytest.raises(ArtifactError, match="was changed while it was verified; verify it again"):
-        check_spelling(whole, manifest)
+        check_spelling(Artifact(manifest, whole))
     (whole / MANIFEST).write_bytes(before)
-    check_spelling(whole, manifest)
+    check_spelling(Artifact(manifest, whole))
 
 
 def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
@@ -241,12 +242,12 @@ def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
     path, lock = whole / "programs" / "new", whole.with_name(f".{whole.name}.lock")
     path.touch()
     with build_lock(whole):
-        check_unlisted(whole, read_manifest(whole), lines.append)
+        check_unlisted(open_artifact(whole), lines.append)
     assert lines == ["a build is at work: files that are not listed yet are not looked at"]
     lock.touch()
     try:
         with pytest.raises(ArtifactError, match="does not belong"):
-            check_unlisted(whole, read_manifest(whole), lines.append)
+            check_unlisted(open_artifact(whole), lines.append)
     finally:
         path.unlink()
         lock.unlink()

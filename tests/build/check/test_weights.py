@@ -21,6 +21,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun import intact
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.terminal.console import run
@@ -66,7 +67,7 @@ def test_a_whole_artifact(converted: Path) -> None:
     manifest = read_manifest(converted)
     lines: list[str] = []
     weights.check_weights(converted, manifest, lines.append)
-    weights.check_with_orbax(converted, manifest, lines.append)
+    weights.check_with_orbax(Artifact(manifest, converted), lines.append)
     assert [(line.split()[0], line.rpartition(", ")[2]) for line in lines] == [
         (name, outcome)
         for outcome in ("intact", "the same through plain Orbax")
@@ -83,7 +84,7 @@ def test_through_links(converted: Path, tmp_path: Path) -> None:
         (artifact / "weights" / folder.name).symlink_to(folder)
     manifest = read_manifest(artifact)
     weights.check_weights(artifact, manifest, silent)
-    weights.check_with_orbax(artifact, manifest, silent)
+    weights.check_with_orbax(Artifact(manifest, artifact), silent)
 
 
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
@@ -104,7 +105,7 @@ def test_orbax_has_a_batch_at_a_time(converted: Path, limit: int, monkeypatch: p
     manifest = read_manifest(converted)
     component = manifest.components["transformer"]
     manifest = manifest.changed(components={"transformer": component})
-    weights.check_with_orbax(converted, manifest, silent)
+    weights.check_with_orbax(Artifact(manifest, converted), silent)
     parameters = component.parameters.values()
     largest = max(parameter.layout.nbytes for parameter in parameters)
     assert sum(seen) == len(parameters) and sum(sizes) == component.nbytes
@@ -244,7 +245,7 @@ def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch
     damage, message = ORBAX_DAMAGES[kind]
     damage(damaged / "weights")
     with pytest.raises(ArtifactError) as caught:
-        weights.check_with_orbax(damaged, manifest, silent)
+        weights.check_with_orbax(Artifact(manifest, damaged), silent)
     line = str(caught.value)
     assert line.startswith("plain Orbax ") and message in line and "copy the artifact again" in line
     with pytest.raises(ArtifactError):

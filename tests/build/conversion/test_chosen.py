@@ -23,6 +23,7 @@ from wanbuild.models.params import LAYERS
 from wanbuild.plan.published import published_manifest
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.parameters import flat
 from wanrun.errors import SourceError, UsageError
@@ -141,7 +142,7 @@ def test_an_artifact_holds_rounded_rows(form: str, tmp_path: Path, monkeypatch: 
     assert len(listed) == 10 and listed == sorted(listed, reverse=True)
     assert listed[0] == pytest.approx(100 * worst, abs=0.006)
     check_weights(tmp_path / "a", manifest, print)
-    check_with_orbax(tmp_path / "a", manifest, print)
+    check_with_orbax(Artifact(manifest, tmp_path / "a"), print)
 
 
 def test_experts_that_differ_share_the_layers_that_both_have() -> None:

@@ -32,6 +32,7 @@ from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.progress import Progress
 from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.terminal.console import run
 
@@ -76,7 +77,7 @@ def names(folder: Path) -> set[str]:
 
 def assert_whole(artifact: Path) -> Manifest:
     manifest = read_manifest(artifact)
-    check_files(artifact, manifest, lambda line: None)
+    check_files(Artifact(manifest, artifact), lambda line: None)
     return manifest
 
 

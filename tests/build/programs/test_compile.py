@@ -23,6 +23,7 @@ from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.export import export_program
 from wanbuild.targets.target import resolve_target
 from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError, VerificationError
 from wanrun.replay.golden import read_golden
@@ -181,7 +182,8 @@ def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.passed for one in findings.comparisons] == [True, True]
     assert [frames.shape for _, frames in findings.videos] == [(9, 64, 96, 3)]
 
-    golden = read_golden(file)
+    assert file.is_file()
+    golden = read_golden(open_artifact(artifact_copy), PROFILE)
     other = dataclasses.replace(golden, latents_sha256="0" * 64)
     with pytest.raises(VerificationError, match="latents_sha256 differs"):
         verify.compare(golden, other)

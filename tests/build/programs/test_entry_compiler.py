@@ -11,11 +11,13 @@ import jax.numpy as jnp
 from jax import export
 
 from helpers.chips import needs_cuda
+from helpers.manifests import plain_manifest
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export import CUSTOM_CALLS
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.targets.target import resolve_target
+from wanrun.artifact.artifact import Artifact
 from wanrun.timing.spans import Spans
 
 
@@ -38,7 +40,9 @@ def test_attention_of_cudnn_is_left_to_the_gpu(tmp_path: Path) -> None:
 
     with pinned("cpu"), LimitedProcesses() as processes:
         target = resolve_target("h200", {})
-        compiler = EntryCompiler(tmp_path, target, "executables", {}, processes, print, Spans())
+        compiler = EntryCompiler(
+            Artifact(plain_manifest(), tmp_path), target, "executables", {}, processes, print, Spans()
+        )
         left = compiler.compile("attention", exported(attention), ())
         whole = compiler.compile("plain", exported(plain), ())
     assert left.executable is None and left.statistics["compile_seconds"] > 0

@@ -15,6 +15,7 @@ from wanbuild.programs import export
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.targets.target import TargetSpec
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, Recorded
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Kernels, Profile, Program
@@ -55,7 +56,7 @@ def target_spec(name: str, image_multiple: int = 1) -> TargetSpec:
 def build(manifest: Manifest, spec: TargetSpec, shapes: Sequence[Shape], **options: Any) -> Manifest:
     """What ``wanbuild compile`` makes of a manifest, with an executable for every program."""
     wanted = [profile_of(manifest, shape, BuildOptions(**options)) for shape in shapes]
-    changed, key = with_programs(Path("artifact"), manifest, spec, wanted)
+    changed, key = with_programs(Artifact(manifest, Path("artifact")), spec, wanted)
     built = manifest.targets.get(spec.name)
     names = {*(built.executables if built else ()), *(profile.name for profile in wanted)}
     target = plain_target(

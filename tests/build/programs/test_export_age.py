@@ -11,9 +11,10 @@ import pytest
 from helpers.manifests import built_with, plain_manifest, plain_program, program_set
 from wanbuild.programs import export_age
 from wanbuild.programs.export_age import age_warning, readable_until
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile, ProgramSet
 
-ARTIFACT = Path("my artifact")
+ARTIFACT = Artifact(plain_manifest(), Path("my artifact"))
 
 
 def exported(*days: str) -> ProgramSet:

@@ -19,6 +19,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export_age import today
 from wanbuild.programs.refresh import refresh_artifact
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun
 from wanrun.errors import ArtifactError
@@ -55,7 +56,7 @@ def refreshed(artifact: Path) -> tuple[Manifest, list[str]]:
     lines: list[str] = []
     manifest = refresh_artifact(artifact, lines.append)
     assert manifest == read_manifest(artifact)
-    check_files(artifact, manifest, lambda line: None)
+    check_files(Artifact(manifest, artifact), lambda line: None)
     return manifest, lines
 
 

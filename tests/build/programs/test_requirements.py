@@ -14,6 +14,7 @@ from wanbuild.check.verify import check_files
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.requirements import with_requirements, write_requirements
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError
@@ -102,8 +103,8 @@ def test_verify_notices_damage_and_compile_repairs_it(artifact_copy: Path) -> No
     path.write_bytes(whole + b"evil\n")
     stray.write_bytes(b"of a target that is gone")
     with pytest.raises(ArtifactError, match=r"requirements\.txt is damaged"):
-        check_files(artifact_copy, read_manifest(artifact_copy), lambda line: None)
+        check_files(open_artifact(artifact_copy), lambda line: None)
     options = BuildOptions(dtype="float32")
     compile_artifact(CompileRequest(artifact_copy, ["cpu"], [(96, 64)], [9], [True], options=options), print)
     assert path.read_bytes() == whole and not stray.exists()
-    check_files(artifact_copy, read_manifest(artifact_copy), lambda line: None)
+    check_files(open_artifact(artifact_copy), lambda line: None)

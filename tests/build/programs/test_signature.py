@@ -18,11 +18,12 @@ from helpers.manifests import plain_program, programs_of
 from wanbuild.programs.export import export_program
 from wanbuild.programs.signature import aval_text, check_signature
 from wanbuild.programs.spec import program
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Program, aval
 from wanrun.errors import ArtifactError
 from wanrun.executables.lowering import lower
-from wanrun.executables.store import LoadedProgram, read_program
+from wanrun.executables.store import LoadedProgram
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def manifest(toy_artifact: Path) -> Manifest:
 
 
 def exported(artifact: Path, name: str, record: Program) -> export.Exported:
-    return export.deserialize(bytearray(read_program(artifact, name, record)))
+    return export.deserialize(bytearray(open_artifact(artifact).program(record)))
 
 
 def test_records_that_are_true(toy_artifact: Path, manifest: Manifest) -> None:

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from helpers.damage import flip, own
 from helpers.elsewhere import TARGET, build_elsewhere
 from wanbuild.cli import wanbuild
-from wanbuild.listed import listed_files
 from wanbuild.share import oci
 from wanbuild.share.oci import OciRequest, write_layout
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import artifact_folder
@@ -80,7 +80,7 @@ def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> Non
         for below, data in ({"": path.read_bytes()} if path.is_file() else files(path)).items()
     }
     assert files(tmp_path / "unpacked") == expected
-    check_intact(tmp_path / "unpacked", read_manifest(tmp_path / "unpacked"), lines.append)
+    check_intact(open_artifact(tmp_path / "unpacked"), lines.append)
     assert image["annotations"]["wan-artifact.content-digest"] == manifest.content_digest
     assert image["annotations"]["org.opencontainers.image.licenses"] == "Apache-2.0"
     for one in (artifact, artifact_folder(artifact.as_uri())):  # and of an address
@@ -109,10 +109,13 @@ def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> 
     digests = [{layer["digest"] for layer in image["layers"]} for image in (both, one)]
     assert len(digests[0] - digests[1]) == 2  # the other target, and the manifest's
     unpacked(layout, one, tmp_path / "unpacked")
-    manifest = read_manifest(tmp_path / "unpacked")
+    opened = open_artifact(tmp_path / "unpacked")
+    manifest = opened.manifest
     assert list(manifest.targets) == [TARGET] and one["annotations"]["wan-artifact.targets"] == TARGET
-    assert listed_files(manifest) <= files(tmp_path / "unpacked").keys()
-    check_intact(tmp_path / "unpacked", manifest, lambda line: None)
+    assert {one.name for one in opened.named() if one.parameter is None} <= files(
+        tmp_path / "unpacked"
+    ).keys()
+    check_intact(opened, lambda line: None)
 
 
 def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from helpers.damage import flip
 from wanbuild.cli import wanbuild
 from wanbuild.share.sbom import bill_of_materials
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 
@@ -54,4 +55,4 @@ def test_damaged_requirements_are_an_error(artifact: Path) -> None:
     manifest = read_manifest(artifact)
     flip(artifact / manifest.targets["cpu"].requirements.file, 3)
     with pytest.raises(ArtifactError, match="is damaged"):
-        bill_of_materials(artifact, manifest)
+        bill_of_materials(Artifact(manifest, artifact))

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.manifests import ENVIRONMENT
 from wanrun.artifact import select
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
@@ -72,7 +73,7 @@ ALL = manifest_of(SMALL, LARGE, LONG, WITHOUT, TWO, REFERENCES)
     ],
 )
 def test_the_profile_that_was_asked_for(asked: Mapping[str, Any], chosen: Profile) -> None:
-    assert select_profile(ALL, HERE, **asked) is chosen
+    assert select_profile(Artifact(ALL, HERE), **asked) is chosen
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_the_profile_that_was_asked_for(asked: Mapping[str, Any], chosen: Profil
 )
 def test_what_is_not_built_is_refused(asked: Mapping[str, Any], wanted: str, options: str) -> None:
     with pytest.raises(ArtifactError) as caught:
-        select_profile(manifest_of(SMALL, LARGE, TWO), HERE, **asked)
+        select_profile(Artifact(manifest_of(SMALL, LARGE, TWO), HERE), **asked)
     assert str(caught.value) == (
         f"no profile is built for {wanted}; expected one of {LARGE.name}, {SMALL.name}, {TWO.name}; "
         f"choose one of these, or add one with wanbuild compile {options} --artifact artifact"
@@ -109,16 +110,16 @@ def test_references_are_named_where_there_are_any() -> None:
     with pytest.raises(
         ArtifactError, match=r"3 reference image\(s\); .* wanbuild compile --reference-images 3"
     ):
-        select_profile(manifest_of(SMALL), HERE, num_references=3)
+        select_profile(Artifact(manifest_of(SMALL), HERE), num_references=3)
     with pytest.raises(
         ArtifactError, match=r"guidance off, 0 reference image\(s\);.*wanbuild compile --no-guidance "
     ):
-        select_profile(manifest_of(REFERENCES), HERE, guidance=False)
+        select_profile(Artifact(manifest_of(REFERENCES), HERE), guidance=False)
 
 
 def test_nothing_is_built() -> None:
     with pytest.raises(ArtifactError, match="artifact has no profiles; run wanbuild compile"):
-        select_profile(manifest_of(), HERE)
+        select_profile(Artifact(manifest_of(), HERE))
 
 
 # -- the target
@@ -167,21 +168,23 @@ def test_devices_of_a_cpu_are_the_same_cores(machine: Any, platform: str, prefer
     for name, mesh in (("eight", {"data": 2, "context": 4}), ("four", {"context": 4}), ("one", {})):
         manifest.program_sets[name].mesh = mesh
         manifest.targets[name].environment["platform"] = platform
-    found = select_target(manifest, HERE, PROFILE)
+    found = select_target(Artifact(manifest, HERE), PROFILE)
     assert found.name == preferred and found.mesh == manifest.program_sets[preferred].mesh
-    assert select_target(manifest, HERE, PROFILE, "four").mesh == {"context": 4}
+    assert select_target(Artifact(manifest, HERE), PROFILE, "four").mesh == {"context": 4}
 
 
 def test_rounded_activations_are_asked_for_by_name(machine: Any) -> None:
     """Or they are all that fits."""
-    assert select_target(machine(**{"a-w8a8": [], "b": []}), HERE, PROFILE).name == "b"
-    assert select_target(machine(**{"a-w8a8": [], "b": []}), HERE, PROFILE, "a-w8a8").name == "a-w8a8"
-    assert select_target(machine(**{"a-w8a8": [], "b": ["CPU"]}), HERE, PROFILE).name == "a-w8a8"
+    assert select_target(Artifact(machine(**{"a-w8a8": [], "b": []}), HERE), PROFILE).name == "b"
+    assert (
+        select_target(Artifact(machine(**{"a-w8a8": [], "b": []}), HERE), PROFILE, "a-w8a8").name == "a-w8a8"
+    )
+    assert select_target(Artifact(machine(**{"a-w8a8": [], "b": ["CPU"]}), HERE), PROFILE).name == "a-w8a8"
     several = machine(**{"a-w8a8": [], "b": []})
     for name, mesh in (("a-w8a8", {"context": 2}), ("b", {})):
         several.program_sets[name].mesh = mesh
         several.targets[name].environment["platform"] = "tpu"
-    assert select_target(several, HERE, PROFILE).name == "b"
+    assert select_target(Artifact(several, HERE), PROFILE).name == "b"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_the_highest_level_that_fits(machine: Any, lacks: Sequence[str], chosen:
     manifest = machine(**{name: ["CPU features"] if name in lacks else [] for name in names})
     for name in names[1:]:
         manifest.targets[name].environment["cpu_level"] = name
-    found = select_target(manifest, HERE, PROFILE)
+    found = select_target(Artifact(manifest, HERE), PROFILE)
     assert found.name == chosen
     assert [other.partition(" ")[0] for other in found.others] == list(lacks)
 
@@ -215,14 +218,14 @@ def test_a_host_below_all_levels_is_told_what_it_lacks(machine: Any, monkeypatch
     with pytest.raises(
         ArtifactError, match=r"CPU features: expected abm avx avx2 .*nor do others fit: cpu-v4"
     ) as caught:
-        select_target(manifest, HERE, PROFILE)
+        select_target(Artifact(manifest, HERE), PROFILE)
     assert "avx512" not in str(caught.value).partition("nor do others")[0]
 
 
 def test_the_target_that_fits(machine: Any) -> None:
     manifest = machine(a=["CPU"], b=[], c=["CPU", "RAM"])
     for name in (None, "local", "b"):
-        found = select_target(manifest, HERE, PROFILE, name)
+        found = select_target(Artifact(manifest, HERE), PROFILE, name)
         assert (found.name, found.mismatches) == ("b", ())
         assert found.target is manifest.targets["b"]
 
@@ -230,46 +233,46 @@ def test_the_target_that_fits(machine: Any) -> None:
 def test_the_nearest_is_told_and_may_be_used(machine: Any) -> None:
     manifest = machine(a=["CPU", "RAM"], b=["CPU"])
     with pytest.raises(ArtifactError, match=r"target b was not built for this machine: CPU: expected a"):
-        select_target(manifest, HERE, PROFILE)
-    found = select_target(manifest, HERE, PROFILE, allow_compile=True)
+        select_target(Artifact(manifest, HERE), PROFILE)
+    found = select_target(Artifact(manifest, HERE), PROFILE, allow_compile=True)
     assert (found.name, [fact.what for fact in found.mismatches]) == ("b", ["CPU"])
     with pytest.raises(ArtifactError, match=r"target a was not built .*CPU: .*; RAM: "):
-        select_target(manifest, HERE, PROFILE, "a")
+        select_target(Artifact(manifest, HERE), PROFILE, "a")
 
 
 def test_a_target_that_is_not_built(machine: Any) -> None:
     with pytest.raises(ArtifactError, match=r"target v5e is not built; expected one of a, b; .*--target v5e"):
-        select_target(machine(a=[], b=[]), HERE, PROFILE, "v5e")
+        select_target(Artifact(machine(a=[], b=[]), HERE), PROFILE, "v5e")
 
 
 def test_a_target_that_has_the_executables_is_preferred(machine: Any) -> None:
     manifest = machine(a=[], b=[])
     manifest.targets["a"].executables = {}
-    assert select_target(manifest, HERE, PROFILE).name == "b"
+    assert select_target(Artifact(manifest, HERE), PROFILE).name == "b"
     with pytest.raises(ArtifactError, match=r"profile .* is not compiled for target a; run wanbuild compile"):
-        select_target(manifest, HERE, PROFILE, "a")
-    assert select_target(manifest, HERE, PROFILE, "a", allow_compile=True).name == "a"
+        select_target(Artifact(manifest, HERE), PROFILE, "a")
+    assert select_target(Artifact(manifest, HERE), PROFILE, "a", allow_compile=True).name == "a"
 
 
 def test_a_target_without_the_profile_s_programs_is_none(machine: Any) -> None:
     manifest = machine(a=[], b=["CPU"])
     manifest.targets["a"].programs = False
-    assert select_target(manifest, HERE, PROFILE, allow_compile=True).name == "b"
+    assert select_target(Artifact(manifest, HERE), PROFILE, allow_compile=True).name == "b"
     manifest.targets["b"].programs = False
     with pytest.raises(ArtifactError, match="has no executables for any target; run wanbuild compile"):
-        select_target(manifest, HERE, PROFILE)
+        select_target(Artifact(manifest, HERE), PROFILE)
 
 
 def test_others_are_told_with_a_reason_each(machine: Any) -> None:
     manifest = machine(cpu=[], v5e=["platform"], v6e=["device kind", "package libtpu"])
-    found = select_target(manifest, HERE, PROFILE)
+    found = select_target(Artifact(manifest, HERE), PROFILE)
     assert (found.name, found.others) == (
         "cpu",
         ("v5e (platform a, found b)", "v6e (device kind a, found b)"),
     )
-    assert select_target(manifest, HERE, PROFILE, "cpu").others == ()
+    assert select_target(Artifact(manifest, HERE), PROFILE, "cpu").others == ()
     with pytest.raises(ArtifactError) as caught:
-        select_target(manifest, HERE, PROFILE, "v5e")
+        select_target(Artifact(manifest, HERE), PROFILE, "v5e")
     assert (
         str(caught.value)
         == "target v5e was not built for this machine: platform: expected a, found b (mend it)"
@@ -279,7 +282,7 @@ def test_others_are_told_with_a_reason_each(machine: Any) -> None:
 def test_a_chip_that_is_not_there_is_farther_than_packages(machine: Any) -> None:
     manifest = machine(cpu=["package jax", "package jaxlib"], v5e=["platform"])
     with pytest.raises(ArtifactError) as caught:
-        select_target(manifest, HERE, PROFILE)
+        select_target(Artifact(manifest, HERE), PROFILE)
     assert str(caught.value) == (
         "target cpu was not built for this machine: package jax: expected a, found b (mend it); "
         "package jaxlib: expected a, found b (mend it); nor do others fit: v5e (platform a, found b)"
@@ -290,7 +293,7 @@ def test_what_was_compiled_on_the_chip_is_preferred(machine: Any) -> None:
     manifest = machine(h200=[], here=[], nearby=[])
     for name in ("h200", "nearby"):
         manifest.targets[name].environment["topology"] = "1x1x1"
-    assert select_target(manifest, HERE, PROFILE).name == "here"
+    assert select_target(Artifact(manifest, HERE), PROFILE).name == "here"
 
 
 def test_a_reason_is_the_system_s(tmp_path: Path) -> None:

@@ -11,53 +11,53 @@ import pytest
 
 from helpers.damage import PROFILE, executable, flip, own, program
 from helpers.manifests import programs_of
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.executables.entries import overlay_folder, read_entry, read_program
+from wanrun.executables.entries import overlay_folder
 
 
 def test_a_good_artifact_is_taken(toy_artifact: Path) -> None:
-    manifest = read_manifest(toy_artifact)
-    target = manifest.targets["cpu"]
-    for name, entry in target.executables[PROFILE].items():
-        read_entry(toy_artifact, target, name, entry)
-    programs = programs_of(manifest, PROFILE)
-    for name, item in programs.items():
-        exported = jax.export.deserialize(bytearray(read_program(toy_artifact, name, item)))
+    artifact = open_artifact(toy_artifact)
+    target = artifact.manifest.targets["cpu"]
+    for entry in target.executables[PROFILE].values():
+        artifact.executable(target, entry)
+    for item in programs_of(artifact.manifest, PROFILE).values():
+        exported = jax.export.deserialize(bytearray(artifact.program(item)))
         assert exported.platforms == ("cpu",)
 
 
 @pytest.mark.parametrize("name", ["prepare", "decode_video"])
 def test_a_damaged_program_is_refused(artifact: Path, name: str) -> None:
     own(artifact, "programs")
-    file, item = program(artifact, name), programs_of(read_manifest(artifact), PROFILE)[name]
+    opened = open_artifact(artifact)
+    file, item = program(artifact, name), programs_of(opened.manifest, PROFILE)[name]
     flip(file, 100)
     with pytest.raises(
-        ArtifactError, match=rf"program {name} is damaged: {file}; expected sha256 .*; found .*wanbuild"
+        ArtifactError, match=rf"the program {file} is damaged; expected sha256 .*; found .*wanbuild"
     ):
-        read_program(artifact, name, item)
+        opened.program(item)
     file.unlink()
     with pytest.raises(
-        ArtifactError, match=f"program {name} is damaged: {file}; .*found No such file .*; copy the"
+        ArtifactError, match=f"the program {file} is damaged; .*found No such file .*; copy the"
     ):
-        read_program(artifact, name, item)
+        opened.program(item)
 
 
 def test_a_damaged_executable_is_refused(artifact: Path) -> None:
-    target = read_manifest(artifact).targets["cpu"]
+    opened = open_artifact(artifact)
+    target = opened.manifest.targets["cpu"]
     own(artifact, target.folder.partition("/")[0])
     file, entry = executable(artifact, "prepare"), target.executables[PROFILE]["prepare"]
     flip(file, 100)
-    with pytest.raises(
-        ArtifactError, match=rf"the executable of prepare is damaged: {file}; expected sha256"
-    ):
-        read_entry(artifact, target, "prepare", entry)
+    with pytest.raises(ArtifactError, match=rf"the executable {file} is damaged; expected sha256"):
+        opened.executable(target, entry)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match=r"prepare is damaged: .*; expected sha256"):
-        read_entry(artifact, target, "prepare", entry)
+    with pytest.raises(ArtifactError, match=r"is damaged; expected sha256"):
+        opened.executable(target, entry)
     file.unlink()
-    with pytest.raises(ArtifactError, match=r"is damaged: .*; found No such file"):
-        read_entry(artifact, target, "prepare", entry)
+    with pytest.raises(ArtifactError, match=r"is damaged; .*; found No such file"):
+        opened.executable(target, entry)
 
 
 def test_the_overlay_is_of_an_artifact_a_target_and_a_kind_of_host(

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, PROGRAMS, executable, flip, own
-from helpers.manifests import plain_program, program_set, programs_of
+from helpers.manifests import plain_manifest, plain_program, program_set, programs_of
 from helpers.opened import Opened
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.executables.entries import overlay_folder
@@ -108,7 +109,11 @@ def test_a_profile_without_executables_is_refused(opened: Opened) -> None:
         for key, old_set in old.program_sets.items()
     }
     manifest = old.changed(profiles={**old.profiles, other.name: other}, program_sets=sets)
-    executables = Executables(dataclasses.replace(opened.opened, manifest=manifest))
+    executables = Executables(
+        dataclasses.replace(
+            opened.opened, artifact=dataclasses.replace(opened.opened.artifact, manifest=manifest)
+        )
+    )
     with pytest.raises(ArtifactError, match=rf"profile {other.name} has no executable of .*--allow-compile"):
         executables.check(other)
     executables.close()
@@ -145,7 +150,9 @@ def test_an_unreadable_program_names_the_versions_and_the_command() -> None:
     day = "2026-05-31"
     programs = program_set({day: {"prepare": plain_program()}})
     programs = msgspec.structs.replace(programs, exported={day: datetime.date.fromisoformat(day)})
-    error = unreadable(Path("my artifact"), programs, "prepare", "0.11.1", "it is too old")
+    error = unreadable(
+        Artifact(plain_manifest(), Path("my artifact")), programs, "prepare", "0.11.1", "it is too old"
+    )
     assert error.exit_code == 3
     assert str(error) == (
         "program prepare of my artifact, which jax 0 exported on 2026-05-31, cannot be read; "

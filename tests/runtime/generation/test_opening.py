@@ -13,6 +13,7 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.manifests import with_profiles
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cluster.process_group import ProcessGroup
 from wanrun.errors import ArtifactError, UsageError
@@ -30,7 +31,7 @@ def opening(
 ) -> Opening:
     group = cast(ProcessGroup, group)
     given = LoadKeywords(warn=lines.append, report=lines.append, group=group, later=later)
-    return Opening(artifact, LoadPolicy(**policy), Timings(), given)
+    return Opening(open_artifact(artifact), LoadPolicy(**policy), Timings(), given)
 
 
 @pytest.fixture
@@ -41,22 +42,23 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_profile_is_wanted_by_its_name(toy_artifact: Path) -> None:
-    manifest = read_manifest(toy_artifact)
-    assert wanted_profile(manifest, toy_artifact, LoadPolicy(profile=PROFILE)).name == PROFILE
+    artifact = open_artifact(toy_artifact)
+    assert wanted_profile(artifact, LoadPolicy(profile=PROFILE)).name == PROFILE
     with pytest.raises(ArtifactError, match=f"no profile is named 'x'; expected one of {PROFILE}"):
-        wanted_profile(manifest, toy_artifact, LoadPolicy(profile="x"))
+        wanted_profile(artifact, LoadPolicy(profile="x"))
     with pytest.raises(UsageError, match="profile is given beside num_videos; leave one of them out"):
-        wanted_profile(manifest, toy_artifact, LoadPolicy(profile=PROFILE, num_videos=2))
+        wanted_profile(artifact, LoadPolicy(profile=PROFILE, num_videos=2))
 
 
 def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> None:
-    manifest = read_manifest(toy_artifact)
-    (profile,) = manifest.profiles.values()
-    plain = with_profiles(manifest, [msgspec.structs.replace(profile, guidance=False)])
-    assert not wanted_profile(plain, toy_artifact, LoadPolicy()).guidance
-    assert wanted_profile(manifest, toy_artifact, LoadPolicy()).guidance
+    artifact = open_artifact(toy_artifact)
+    (profile,) = artifact.manifest.profiles.values()
+    without = with_profiles(artifact.manifest, [msgspec.structs.replace(profile, guidance=False)])
+    plain = Artifact(without, toy_artifact)
+    assert not wanted_profile(plain, LoadPolicy()).guidance
+    assert wanted_profile(artifact, LoadPolicy()).guidance
     with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg; .* --guidance "):
-        wanted_profile(plain, toy_artifact, LoadPolicy(guidance=True))
+        wanted_profile(plain, LoadPolicy(guidance=True))
 
 
 @pytest.mark.usefixtures("passing")
@@ -99,7 +101,7 @@ def test_several_processes_try_nothing(elsewhere: Path) -> None:
 
 
 def test_the_wanted_profile(elsewhere: Path) -> None:
-    manifest = read_manifest(elsewhere)
-    assert wanted_profile(manifest, elsewhere, LoadPolicy()).name == PROFILE
+    artifact = open_artifact(elsewhere)
+    assert wanted_profile(artifact, LoadPolicy()).name == PROFILE
     with pytest.raises(ArtifactError, match="no profile is built for 32x32"):
-        wanted_profile(manifest, elsewhere, LoadPolicy(size=(32, 32)))
+        wanted_profile(artifact, LoadPolicy(size=(32, 32)))

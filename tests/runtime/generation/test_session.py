@@ -170,10 +170,10 @@ def test_another_profile_is_checked_when_it_is_asked_for(two_experts_artifact: P
     pipeline: Pipeline
     with wanrun.load(artifact, prompts=[PROMPT, ""]) as pipeline:
         flip(step, 1000)
-        with pytest.raises(ArtifactError, match="the executable of denoise_step is damaged"):
+        with pytest.raises(ArtifactError, match=r"the executable .*denoise_step.* is damaged"):
             pipeline.generate(PROMPT, "", guidance_scale=1, **STEPS)
         step.unlink()
-        with pytest.raises(ArtifactError, match=r"denoise_step is damaged: .*found No such file"):
+        with pytest.raises(ArtifactError, match=r"denoise_step.* is damaged; .*found No such file"):
             pipeline.generate(PROMPT, "", guidance_scale=1, **STEPS)
         assert np.isfinite(pipeline.generate(PROMPT, "", num_steps=1).latents).all()
 

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.run_options import run_options
 from wanrun import __version__
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.artifact import open_artifact
 from wanrun.claims import Claims
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.jobs.job import Job, JobMaker
@@ -33,10 +33,9 @@ def maker(artifact: Path, tmp_path: Path) -> Callable[..., JobMaker]:
     def make(
         many: bool = True, noise: np.ndarray | None = None, facts: Mapping[str, Any] | None = None, **run: Any
     ) -> JobMaker:
-        manifest = read_manifest(artifact)
         how = run_options(**{"output": tmp_path / "o.npy", **run})
         media, claims = MediaSets(Timings()), Claims(artifact)
-        return JobMaker(artifact, manifest, how, many, noise, facts or {}, media, claims)
+        return JobMaker(open_artifact(artifact), how, many, noise, facts or {}, media, claims)
 
     return make
 
@@ -52,7 +51,7 @@ def job_of(maker: JobMaker, **options: Any) -> Job:
 
 def test_the_artifact_s_defaults_fill_in(maker: Callable[..., JobMaker]) -> None:
     generation = maker().job(entry(seed=3)).generation
-    defaults = maker().manifest.model.defaults
+    defaults = maker().artifact.manifest.model.defaults
     assert generation.options["num_steps"] == 2 and generation.options["seed"] == 3
     for name in ("guidance_scale", "flow_shift", "solver"):
         assert generation.options[name] == getattr(defaults, name)
@@ -128,7 +127,7 @@ def test_the_metadata(maker: Callable[..., JobMaker]) -> None:
     assert job.generation.fps == job.metadata["fps"] == 8.0
     expected = {**job.generation.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
     assert job.metadata.items() >= expected.items()
-    assert job.metadata["content_digest"] == maker().manifest.content_digest
+    assert job.metadata["content_digest"] == maker().artifact.manifest.content_digest
     # Given latents are the noise: the seed has no influence.
     with_latents = job_of(maker(facts={"latents": "z.npy", "latents_sha256": "0"}), seed=5)
     assert with_latents.metadata["seed"] is None and with_latents.generation.fps == 16.0

@@ -76,8 +76,8 @@ def test_process_0_says_what_is_left(listed: Worklist) -> None:
     assert [job.entry.index for job in work.jobs] == [3, 1]
     assert [job.entry.index for job in work.finished] == [2]
     assert group.artifact == {
-        "content digest": listed.manifest.content_digest,
-        "manifest digest": listed.manifest.manifest_digest,
+        "content digest": listed.artifact.manifest.content_digest,
+        "manifest digest": listed.artifact.manifest.manifest_digest,
     }
     assert group.request["number of prompts"] == 3
     assert group.request["prompt of prompt 2"] == "a cat"

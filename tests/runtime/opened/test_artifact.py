@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from helpers.damage import PROFILE, PROGRAMS
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import SelectedTarget
 from wanrun.machine.environment import device_environment, host_environment
@@ -30,7 +31,7 @@ def opened(toy_artifact: Path) -> Callable[[bool], OpenedArtifact]:
         selected = SelectedTarget("cpu", manifest.targets["cpu"], ())
         device = OpenDevice(jax.devices("cpu")[0], foreign, cast(Any, None))
         return OpenedArtifact(
-            toy_artifact, manifest, selected, device, LoadPolicy(), Recorder(), print, print
+            Artifact(manifest, toy_artifact), selected, device, LoadPolicy(), Recorder(), print, print
         )
 
     return make

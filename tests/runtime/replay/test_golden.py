@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -10,11 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.manifests import plain_manifest
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import Recorded
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.replay.golden import Golden, compare, read_golden, relative_error
 
 HERE = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2}, 1e-4, (0, 128, 255))
 ELSEWHERE = dataclasses.replace(HERE, machine={"cores": 4}, latents_sha256="2" * 64, frames_sha256="3" * 64)
+
+
+def recorded(folder: Path, content: bytes) -> Artifact:
+    """An artifact with a recorded result of a profile."""
+    (folder / "golden.json").write_bytes(content)
+    record = Recorded(file="golden.json", sha256=hashlib.sha256(content).hexdigest())
+    return Artifact(plain_manifest(golden={"a": record}), folder)
 
 
 @pytest.mark.parametrize(
@@ -24,17 +35,17 @@ ELSEWHERE = dataclasses.replace(HERE, machine={"cores": 4}, latents_sha256="2" *
 )
 def test_a_recorded_result_that_is_none(tmp_path: Path, content: bytes) -> None:
     """As an artifact may have it whose maker signs it."""
-    (tmp_path / "golden.json").write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"is no recorded result; found .*; run wanbuild verify"):
-        read_golden(tmp_path / "golden.json")
+    artifact = recorded(tmp_path, content)
+    with pytest.raises(ArtifactError, match=r"is no recorded result; found .*; run wanbuild|is damaged"):
+        read_golden(artifact, "a")
     (tmp_path / "golden.json").unlink()
     with pytest.raises(ArtifactError, match="No such file"):
-        read_golden(tmp_path / "golden.json")
+        read_golden(artifact, "a")
 
 
 def test_a_recorded_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "golden.json").write_text(json.dumps(HERE.as_json()))
-    assert read_golden(tmp_path / "golden.json") == HERE
+    artifact = recorded(tmp_path, json.dumps(HERE.as_json()).encode())
+    assert read_golden(artifact, "a") == HERE
 
 
 def test_on_the_same_machine_digests_are_compared() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 import wanrun
 from helpers.damage import linked
+from helpers.manifests import plain_manifest
 from helpers.media_files import make_task
 from helpers.pictures import picture
 from wanrun.errors import UsageError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.arguments import array_of, folder_of, policy_of, texts_of
+from wanrun.request.arguments import array_of, artifact_of, policy_of, texts_of
 
 PROMPT = "a fox in the snow"
 
@@ -46,8 +47,11 @@ def test_a_folder_that_cannot_be(artifact: str) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
+    plain_manifest().write(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
-    assert folder_of(tmp_path / "link") == folder_of(str(tmp_path / "link")) == tmp_path.resolve()
+    artifact = artifact_of(tmp_path / "link")
+    assert artifact == artifact_of(str(tmp_path / "link")) and artifact.folder == tmp_path.resolve()
+    assert artifact_of(artifact) is artifact
 
 
 @pytest.mark.parametrize(

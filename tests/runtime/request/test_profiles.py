@@ -10,6 +10,7 @@ from msgspec import structs
 
 from helpers.manifests import plain_manifest, with_model
 from helpers.options import PROFILE
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
@@ -27,7 +28,7 @@ def manifest(*profiles: Profile, scale: float = 4.0) -> Manifest:
 
 
 def chosen(where: Manifest, loaded: Profile | None = None, **shape: Any) -> Profile:
-    return choose_profile(where, Path("artifact"), shape, loaded)
+    return choose_profile(Artifact(where, Path("artifact")), shape, loaded)
 
 
 def test_without_a_loaded_one_it_is_the_first_that_fits() -> None:

@@ -18,6 +18,7 @@ from helpers.fake_pipeline import make_two_experts
 from helpers.manifests import with_model
 from helpers.media_files import task_of
 from helpers.pictures import picture
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError, WanError
@@ -54,7 +55,7 @@ def chosen(
 
 def of(manifest: Manifest, loaded: Profile | None = None, *given: Any, **options: Any) -> Generation:
     request = request_of({"prompt": "a fox", **options})
-    return resolve_request(request, manifest, Path("artifact"), *(given or (None, None)), loaded)
+    return resolve_request(request, Artifact(manifest, Path("artifact")), *(given or (None, None)), loaded)
 
 
 def test_what_is_not_said_is_as_loaded(manifest: Manifest) -> None:
@@ -186,7 +187,7 @@ def test_the_form_of_the_loop(manifest: Manifest) -> None:
     step = structs.replace(built, options=structs.replace(built.options, loop="step"))
     for profile, loop, expected in ((built, "scan", "scan"), (built, None, "step"), (step, "scan", "step")):
         some = manifest.changed(profiles={SMALL: profile})
-        found = resolve_request(request, some, Path("artifact"), loop=loop)
+        found = resolve_request(request, Artifact(some, Path("artifact")), loop=loop)
         assert found.options["loop"] == expected
 
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from helpers.fake_pipeline import make_two_experts
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.schedules import Schedule
 from wanrun.errors import UsageError
@@ -36,7 +37,7 @@ def manifest(toy_artifact: Path) -> Manifest:
 
 
 def of(manifest: Manifest, **options: Any) -> Generation:
-    return resolve_request(request_of({"prompt": "a fox", **options}), manifest, Path("artifact"))
+    return resolve_request(request_of({"prompt": "a fox", **options}), Artifact(manifest, Path("artifact")))
 
 
 def refusal(manifest: Manifest, **options: Any) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.opened.policy import LoadPolicy
 from wanrun.text.artifact_encoder import ArtifactTextEncoder, embedding_stores, text_programs
@@ -99,6 +100,8 @@ def test_where_embeddings_may_be_taken_from(
     encoder: ArtifactTextEncoder, toy_artifact: Path, which: str, kinds: list[type]
 ) -> None:
     manifest, policy = read_manifest(toy_artifact), LoadPolicy(embeddings=which)
-    opened = SimpleNamespace(folder=toy_artifact, manifest=manifest, policy=policy, warn=print)
+    opened = SimpleNamespace(
+        artifact=Artifact(manifest, toy_artifact), manifest=manifest, policy=policy, warn=print
+    )
     stores = embedding_stores(cast(Any, opened), encoder)
     assert [type(store) for store in stores] == kinds

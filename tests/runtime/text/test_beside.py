@@ -11,6 +11,7 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, build_elsewhere, put_executable, put_golden
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
@@ -91,7 +92,7 @@ def test_the_nearest_cpu_target_is_taken(both: Path) -> None:
         target, environment={**target.environment, "cpu_features": ["warp_drive"]}
     )
     manifest = manifest.changed(targets={**manifest.targets, "a": other})
-    assert cpu_target(manifest, both, profile).name == "cpu"
+    assert cpu_target(Artifact(manifest, both), profile).name == "cpu"
 
 
 def test_the_option_has_one_value() -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from helpers.embeddings import PROMPT, random_rows, same
 from helpers.manifests import plain_model
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.named import EMBEDDING
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.text.embedding_cache import EmbeddingCache
@@ -197,14 +199,14 @@ def listed(manifest: Manifest, tmp_path: Path) -> tuple[Path, Manifest, np.ndarr
 def test_the_artifacts_embeddings(listed: tuple[Path, Manifest, np.ndarray]) -> None:
     artifact, manifest, rows = listed
     assert manifest.content_digest == manifest.changed(embeddings={}).content_digest
-    store = ArtifactEmbeddings(artifact, manifest)
+    store = ArtifactEmbeddings(Artifact(manifest, artifact))
     assert same(store.find(PROMPT, "bfloat16"), rows)
     assert store.find(PROMPT, "float32") is None
     assert store.find(PROMPT + ".", "bfloat16") is None
     store.put("another", rows)
     assert store.find("another", "bfloat16") is None
     other = with_text_encoder(manifest, sha256="0" * 64)
-    assert ArtifactEmbeddings(artifact, other).find(PROMPT, "bfloat16") is None
+    assert ArtifactEmbeddings(Artifact(other, artifact)).find(PROMPT, "bfloat16") is None
 
 
 def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.ndarray]) -> None:
@@ -212,7 +214,7 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
     ((key, record),) = manifest.embeddings.items()
     path = artifact / record.file
     data = path.read_bytes()
-    store = ArtifactEmbeddings(artifact, manifest)
+    store = ArtifactEmbeddings(Artifact(manifest, artifact))
 
     def refused(*parts: str) -> None:
         with pytest.raises(ArtifactError) as caught:
@@ -230,7 +232,7 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
         refused(f"expected sha256 {record.sha256}", f"found {sha256_of(bytes(damaged))}")
     path.write_bytes(data[:-1])
     refused("expected sha256")
-    path.write_bytes(data + bytes(10_000_000))
+    os.truncate(path, EMBEDDING.most + 1)
     refused("it is larger than")
     path.unlink()
     refused("found No such file or directory")
@@ -251,11 +253,11 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
     ):
         path.write_bytes(content)
         changed = {key: msgspec.structs.replace(record, sha256=sha256_of(content))}
-        store = ArtifactEmbeddings(artifact, manifest.changed(embeddings=changed))
+        store = ArtifactEmbeddings(Artifact(manifest.changed(embeddings=changed), artifact))
         refused()
 
     # A record under the key of another prompt.
     path.write_bytes(data)
     changed = {key: msgspec.structs.replace(record, prompt="another prompt")}
-    store = ArtifactEmbeddings(artifact, manifest.changed(embeddings=changed))
+    store = ArtifactEmbeddings(Artifact(manifest.changed(embeddings=changed), artifact))
     refused("its key is of another prompt or text encoder")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import flip, own
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import ArtifactError
 from wanrun.text import tokenizer as module
 from wanrun.text.prompt import PromptTokenizer
@@ -36,7 +36,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 
 def make(artifact: Path) -> ArtifactTokenizer:
-    return ArtifactTokenizer(artifact, read_manifest(artifact))
+    return ArtifactTokenizer(open_artifact(artifact))
 
 
 def same(tokenizer: ArtifactTokenizer, artifact: Path, texts: list[str]) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import PROXY, TARGET, put_golden
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
@@ -31,13 +32,13 @@ class Tried:
         self.profile = self.manifest.profiles[PROFILE]
         self.tried: list[list[str]] = []
         self.lines: list[str] = []
-        selected = select_target(self.manifest, artifact, self.profile)
+        selected = select_target(Artifact(self.manifest, artifact), self.profile)
 
         def attempt(arguments: list[str]) -> Verdict:
             self.tried.append(arguments)
             return verdict
 
-        self.trust = Trust(artifact, self.manifest, selected, attempt=attempt, **options)
+        self.trust = Trust(Artifact(self.manifest, artifact), selected, attempt=attempt, **options)
 
     def establish(self) -> None:
         self.trust.establish(self.profile, self.lines.append)

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, put_executable, put_golden
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
 from wanrun.errors import UsageError
@@ -69,7 +70,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 def facts_of(artifact: Path, root: Path = Path("/")) -> dict[str, Any]:
     manifest = read_manifest(artifact)
     profile = manifest.profiles[PROFILE]
-    return trial_facts(manifest, select_target(manifest, artifact, profile, TARGET), profile, root)
+    return trial_facts(manifest, select_target(Artifact(manifest, artifact), profile, TARGET), profile, root)
 
 
 def test_facts_are_of_all_that_a_trial_depends_on(elsewhere: Path, golden: dict[str, Any]) -> None:

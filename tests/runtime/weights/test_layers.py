@@ -37,8 +37,9 @@ def streaming(shared: Path, open_here: Callable[..., Opened]) -> Iterator[Callab
             opened = open_here(artifact).opened
             key = opened.selected.target.program_set
             programs = msgspec.structs.replace(opened.program_set, layers={"blocks": tuple(range(LAYERS))})
-            manifest = opened.manifest.changed(program_sets={**opened.manifest.program_sets, key: programs})
-            opened = dataclasses.replace(opened, manifest=manifest, **changes)
+            sets = {**opened.manifest.program_sets, key: programs}
+            artifact_changed = opened.artifact.changed(program_sets=sets)
+            opened = dataclasses.replace(opened, artifact=artifact_changed, **changes)
             made.append(LayerStream(opened, "transformer", readers, jax.device_put, kept))
             return made[-1]
 

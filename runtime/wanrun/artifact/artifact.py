@@ -1,0 +1,215 @@
+"""An artifact: the folder that it is in, and the manifest that says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from wanrun.artifact.layout import CRC_BYTES, array_folder
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.named import (
+    EMBEDDING,
+    EXECUTABLE,
+    GOLDEN,
+    PROGRAM,
+    REQUIREMENTS,
+    TOKENIZER,
+    WEIGHTS,
+    Kind,
+    Named,
+)
+from wanrun.artifact.parameters import Component
+from wanrun.artifact.programs import Program
+from wanrun.artifact.record import ListedFile, Record
+from wanrun.artifact.targets import Executable, Target
+from wanrun.errors import ArtifactError, UsageError
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact.
+
+    Attributes:
+        manifest: its manifest.
+        folder: where its files are.
+        origin: the address that they come from; empty for those that were made or copied here.
+    """
+
+    manifest: Manifest
+    folder: Path
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def influences(self) -> dict[str, str]:
+        """What the metadata of a video says of where the artifact comes from; nothing of one from here."""
+        return {"artifact": self.origin} if self.origin else {}
+
+    def named(self) -> Iterator[Named]:
+        """Yields every file that the manifest lists, once for what it belongs to; no other place knows them.
+
+        Orbax's metadata beside the weights is not listed: it follows from the manifest.
+        """
+        for name, component in self.manifest.components.items():
+            yield from named_weights(name, component)
+        yield _listed(TOKENIZER, self.manifest.tokenizer)
+        for key, own in self.manifest.program_sets.items():
+            programs = (each for of_profile in own.programs.values() for each in of_profile.values())
+            yield from dict.fromkeys(_listed(PROGRAM, program, key) for program in programs)
+        for name, target in self.manifest.targets.items():
+            entries = (each for of_profile in target.executables.values() for each in of_profile.values())
+            yield from dict.fromkeys(named_executable(name, target, entry) for entry in entries)
+            yield _listed(REQUIREMENTS, target.requirements, name)
+        yield from (_listed(EMBEDDING, record, key) for key, record in self.manifest.embeddings.items())
+        yield from (_listed(GOLDEN, record, name) for name, record in self.manifest.golden.items())
+
+    def only(
+        self, *, profiles: Collection[str] | None = None, targets: Collection[str] | None = None
+    ) -> Artifact:
+        """Returns the artifact with some targets and profiles alone, and what belongs to those.
+
+        Args:
+            profiles: names of profiles; None for all that the targets have.
+            targets: names of targets; None for all.
+
+        Raises:
+            UsageError: for a target that the artifact does not have.
+        """
+        manifest = self.manifest
+        if profiles is None and targets is None:
+            return self
+        if unknown := sorted({*(targets or ())} - manifest.targets.keys()):
+            raise UsageError(
+                f"{self} has no target {unknown[0]}",
+                expected="one of " + ", ".join(manifest.targets),
+                remedy="choose one of these, or run wanbuild compile",
+            )
+        kept = {name: one for name, one in manifest.targets.items() if targets is None or name in targets}
+        sets = manifest.program_sets.keys() if targets is None else {one.program_set for one in kept.values()}
+        if profiles is None:
+            profiles = {profile for target in kept.values() for profile in target.executables}
+
+        def of_profiles(each: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: one for name, one in each.items() if name in profiles}
+
+        def shorter(record: Record, *fields: str) -> Any:
+            return structs.replace(record, **{name: of_profiles(getattr(record, name)) for name in fields})
+
+        narrowed = manifest.changed(
+            targets={name: shorter(one, "executables", "statistics") for name, one in kept.items()},
+            program_sets={
+                key: shorter(one, "programs", "exported")
+                for key, one in manifest.program_sets.items()
+                if key in sets
+            },
+            profiles=of_profiles(manifest.profiles),
+            golden=of_profiles(manifest.golden),
+        )
+        return replace(self, manifest=narrowed)
+
+    def changed(self, **fields: Any) -> Artifact:
+        """Returns the artifact with other fields of the manifest; nothing is written."""
+        return replace(self, manifest=self.manifest.changed(**fields))
+
+    def write(self) -> None:
+        """Commits the artifact: replaces its manifest atomically and durably."""
+        self.manifest.write(self.folder)
+
+    def path(self, named: Named) -> Path:
+        """Returns where a file is."""
+        return self.folder / named.name
+
+    def program(self, program: Program) -> bytes:
+        """Returns a serialized program. Raises ArtifactError if it is missing or another one."""
+        return self._read(_listed(PROGRAM, program))
+
+    def executable(self, target: Target, entry: Executable) -> bytes:
+        """Returns an executable's entry. Raises ArtifactError if it is missing or another one."""
+        return self._read(named_executable("", target, entry))
+
+    def listed(self, kind: Kind, record: ListedFile) -> bytes:
+        """Returns a file of the records. Raises ArtifactError if it is missing or another one."""
+        return self._read(_listed(kind, record))
+
+    def _read(self, named: Named) -> bytes:
+        return named.read(self.path(named))
+
+    def check(self, group: Sequence[Named], *, missing: bool = False) -> None:
+        """Compares files with the manifest, and a parameter of which all files are there.
+
+        Args:
+            group: files of one group, as of ``groups``.
+            missing: whether some may be missing.
+
+        Raises:
+            ArtifactError: naming the first that is missing, cannot be read, or is another one.
+        """
+        there = [one for one in group if not missing or self.path(one).exists()]
+        rows = [one.check(self.path(one)) for one in there]
+        if there and (parameter := there[0].parameter) is not None and len(rows) == parameter.layout.chunks:
+            there[0].check_rows(rows, self.folder / there[0].group)
+
+    def whole(self, names: Iterable[Named], threads: int = 1) -> bool:
+        """Whether files are there, and are those of the manifest."""
+        try:
+            self.check_all(names, threads)
+        except ArtifactError:
+            return False
+        return True
+
+    def check_all(self, names: Iterable[Named], threads: int, *, missing: bool = False) -> None:
+        """Compares files with the manifest, several at a time. Raises ArtifactError as ``check``."""
+        with ThreadPoolExecutor(threads, thread_name_prefix="check") as pool:
+            waiting = [pool.submit(self.check, group, missing=missing) for group in groups(names)]
+            try:
+                for one in waiting:
+                    one.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def open_artifact(folder: Path, origin: str = "") -> Artifact:
+    """Reads and checks the manifest in a folder.
+
+    Args:
+        folder: the artifact's folder.
+        origin: the address that it comes from; empty for none.
+
+    Raises:
+        ArtifactError: as ``read_manifest``.
+    """
+    return Artifact(read_manifest(folder), folder, origin)
+
+
+def groups(names: Iterable[Named]) -> list[list[Named]]:
+    """Returns files by what is compared together: the files of a parameter in order, each other one alone."""
+    found: dict[str, list[Named]] = {}
+    for one in names:
+        found.setdefault(one.group, []).append(one)
+    return [sorted(group, key=lambda one: one.index) for group in found.values()]
+
+
+def named_weights(name: str, component: Component) -> Iterator[Named]:
+    """Yields the files of a component's weights."""
+    for path, parameter in sorted(component.parameters.items()):
+        folder, layout = f"{component.folder}/{array_folder(path)}", parameter.layout
+        for index in range(layout.chunks):
+            file, nbytes = f"{folder}/{layout.chunk_file(index)}", layout.chunk_bytes + CRC_BYTES
+            yield Named(WEIGHTS, file, name, "", nbytes, parameter, index, folder)
+
+
+def _listed(kind: Kind, record: ListedFile | Program, of: str = "") -> Named:
+    return Named(kind, record.file, of, record.sha256)
+
+
+def named_executable(of: str, target: Target, entry: Executable) -> Named:
+    """Returns the file of an executable of a target, whose name is ``of``."""
+    return Named(EXECUTABLE, f"{target.folder}/{entry.file}", of, entry.sha256, entry.nbytes)
