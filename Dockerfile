@@ -26,6 +26,7 @@ WORKDIR /src
 COPY pyproject.toml README.md constraints.txt ./
 COPY build/wanbuild build/wanbuild
 COPY runtime/wanrun runtime/wanrun
+COPY runtime/wancli runtime/wancli
 COPY runtime/wanserve runtime/wanserve
 COPY runtime/wanhub runtime/wanhub
 COPY runtime/wanfleet runtime/wanfleet

@@ -88,7 +88,7 @@ def command(arguments: dict[str, Any]) -> NoReturn:
                 [event, facts.get("fun_name", ""), duration_secs]
             )
         )
-    from wanrun.__main__ import main as run
+    from wancli.__main__ import main as run
     from wanrun.timing.timings import Timings
 
     def finish(timings: Timings) -> NoReturn:

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
         "runtime/wanrun": ((), ("tensorstore",)),
+        "runtime/wancli": ((), ("serve",)),
         "runtime/wanfleet": ((), ("ray",)),
         "runtime/wanhub": ((), ("hub", "sign")),
         "runtime/wanreport": ((), ()),
@@ -31,7 +32,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType
 """By package, the extras that it is installed with, and those that a function may ask for besides."""
 
 
-OURS = ("wanrun", "wanfleet", "wanhub", "wanreport", "wanserve", "wanbuild")
+OURS = ("wanrun", "wancli", "wanfleet", "wanhub", "wanreport", "wanserve", "wanbuild")
 
 
 def project() -> dict[str, Any]:
@@ -87,8 +88,8 @@ def foreign(folder: str, everywhere: bool) -> dict[str, str]:
 @pytest.mark.parametrize("folder", EXTRAS)
 def test_imports_are_declared(folder: str) -> None:
     always, asked = EXTRAS[folder]
-    few = {"wanfleet": set[str](), "wanhub": {"msgspec"}, "wanserve": {"click"}}
-    few |= {"wanreport": {"numpy", "pillow"}}
+    few = {"wanfleet": set[str](), "wanhub": {"msgspec"}, "wanserve": {"msgspec"}}
+    few |= {"wancli": {"click", "msgspec"}, "wanreport": {"numpy", "pillow"}}
     sure = few.get(folder.rpartition("/")[2], {"click", "numpy"})
     for everywhere, extras in ((False, always), (True, (*always, *asked))):
         found = foreign(folder, everywhere)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wanrun.command import Checked
+from wancli.command import Checked
 from wanrun.errors import UsageError
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86", "gguf")

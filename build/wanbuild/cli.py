@@ -17,8 +17,8 @@ from wanbuild.share.command import COMMANDS
 from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
+from wancli.command import CONTEXT_SETTINGS, SIZE, Input, Output, takes_artifact
 from wanrun import __version__
-from wanrun.command import CONTEXT_SETTINGS, SIZE, Input, Output, takes_artifact
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
 from wanrun.terminal.lines import print_error, print_result, report, warn

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wanbuild.listed import REBUILT, REQUIREMENTS
+from wanhub.origin import is_copy
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
 from wanrun.artifact.named import EXECUTABLE
 from wanrun.errors import ArtifactError, SourceError, UsageError, WanError, lacks_space
-from wanrun.files import PARTIAL_COPY, fsync_directory
+from wanrun.files import fsync_directory
 from wanrun.terminal.temporary import remove_abandoned, remove_tree
 from wanrun.terminal.undo import begun, undone_at_exit
 from wanrun.units import in_bytes
@@ -121,7 +122,7 @@ def changing(artifact: Path) -> Iterator[None]:
         ArtifactError: if it is a partial copy.
         UsageError: as ``build_lock``.
     """
-    if (artifact / PARTIAL_COPY).is_file():
+    if is_copy(artifact):
         raise ArtifactError(
             f"{artifact} is a partial copy",
             expected="a whole artifact",

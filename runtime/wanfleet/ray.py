@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import wanhub
 import wanrun
 from wanfleet.outbox import Outbox
 from wanrun.errors import ArtifactError, UsageError, WanError, quoted
@@ -54,13 +55,13 @@ class VideoMaker:
         loading: keywords of ``wanrun.load``.
 
     Raises:
-        ArtifactError, UsageError: as ``wanrun.load`` and ``Outbox``; for an unknown suffix.
+        ArtifactError, UsageError: as ``wanhub.load`` and ``Outbox``; for an unknown suffix.
     """
 
     def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
         _check_suffix(suffix)
         self._outbox, self._suffix = Outbox(output), suffix
-        self._pipeline = wanrun.load(artifact, **loading)
+        self._pipeline = wanhub.load(artifact, **loading)
         names = {row.name: {row.name, *row.also} for row in wanrun.options()}
         self._known, self._seeds = set[str]().union(*names.values()), names["seed"]
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
-from wanhub.copy import MARKER, Origin, mark, named_files, read_copied
+from wanhub.copy import check_places, read_copied
+from wanhub.origin import MARKER, Origin, mark
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
 from wanhub.reading import ForbiddenError, Report
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
@@ -120,7 +121,7 @@ def _made(
     manifest = artifact.manifest
     if pinned is not None:
         _compare(manifest, pinned, asked.text, f"run wanbuild pull {asked.text} to move the pin")
-    named_files(artifact)  # refuses one whose files would come among weights that copies share
+    check_places(artifact)  # refuses one whose files would come among weights that copies share
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
         signature = store.small(SIGNATURE, MAX_SIGNATURE_BYTES)

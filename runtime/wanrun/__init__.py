@@ -21,17 +21,17 @@ __all__ = [
     "Step",
     "Timings",
     "__version__",
-    "artifact_folder",
-    "check_signed",
     "groups",
     "join",
     "load",
+    "needed",
     "open_artifact",
     "open_regular",
     "options",
     "read_bounded",
     "resolve",
     "schema",
+    "user_copies",
 ]
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from wanrun.artifact.manifest import Manifest
     from wanrun.artifact.named import Named
     from wanrun.cluster.join import join
-    from wanrun.files import artifact_folder, open_regular, read_bounded
+    from wanrun.files import open_regular, read_bounded, user_copies
     from wanrun.generation.load import load
+    from wanrun.generation.needs import needed
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.generation.step import Step
-    from wanrun.intact import check_signed
     from wanrun.media.types import Media
     from wanrun.media.video_paths import SUFFIXES
     from wanrun.opened.cancel import CancelToken
@@ -70,17 +70,17 @@ def __getattr__(name: str) -> Any:
         "Result": "wanrun.generation.result",
         "Step": "wanrun.generation.step",
         "Timings": "wanrun.timing.timings",
-        "artifact_folder": "wanrun.files",
-        "check_signed": "wanrun.intact",
         "groups": "wanrun.artifact.artifact",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
+        "needed": "wanrun.generation.needs",
         "open_artifact": "wanrun.artifact.artifact",
         "open_regular": "wanrun.files",
         "options": "wanrun.request.rows",
         "read_bounded": "wanrun.files",
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",
+        "user_copies": "wanrun.files",
     }
     if name in modules:
         import importlib

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from wanrun.errors import UsageError
-from wanrun.files import PARTIAL_COPY, open_regular, origin_of, read_bounded, user_copies
+from wanrun.files import open_regular, read_bounded, user_copies
 
 MAX_MARKED_BYTES = 2**26
 """So much of a file that is there is searched for a mark."""
@@ -62,11 +62,12 @@ class Claims:
 
     Args:
         artifact: the folder of the command's artifact; in no other one may an output lie either.
+        origin: the address that it comes from; empty for none.
     """
 
-    def __init__(self, artifact: Path | None = None) -> None:
+    def __init__(self, artifact: Path | None = None, origin: str = "") -> None:
         self._artifact = None if artifact is None else Path(os.path.realpath(artifact))
-        self._address = "" if artifact is None else origin_of(artifact).get("artifact", "")
+        self._address = origin
         self._written: dict[str, str] = {}
         self._read: dict[str, str] = {}
         self._trees: dict[str, str] = {}
@@ -176,11 +177,9 @@ class Claims:
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether a folder is an artifact or a partial copy of one, whole or damaged."""
+    """Whether a folder is an artifact, whole or damaged."""
     from wanrun.artifact.manifest import FORMAT, MANIFEST, MAX_BYTES
 
-    if os.path.isfile(folder / PARTIAL_COPY):  # noqa: PTH113 - False for a folder that may not be read
-        return True
     manifest = folder / MANIFEST
     try:
         # Other programs have files of this name.

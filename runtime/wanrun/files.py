@@ -13,8 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from wanrun.errors import ArtifactError, UsageError
-from wanrun.terminal.lines import print_error
+from wanrun.errors import ArtifactError
 from wanrun.terminal.temporary import temporary_path
 
 NPY_DAMAGE = (
@@ -72,12 +71,7 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
 
     # The file is the only owner of its descriptor. A signal may raise at any point, and a second close of the
     # descriptor would then raise instead.
-    try:
-        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - returned
-    except FileNotFoundError:
-        if not _fetched(path):
-            raise
-        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
+    file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - returned
     try:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -88,46 +82,6 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
         file.close()
         raise
     return file
-
-
-PARTIAL_COPY = ".partial-copy.json"
-"""What marks a folder of an artifact that is elsewhere: ``wanhub`` fetches its files when they are opened."""
-
-MAX_MARKER_BYTES = 2**16
-
-
-def _fetched(path: Path) -> bool:
-    """Fetches a missing file of a partial copy; returns whether it is there now."""
-    for folder in path.parents:
-        if (folder / PARTIAL_COPY).is_file():
-            from wanhub.copy import fetch
-
-            return fetch(folder, path.relative_to(folder).as_posix(), print_error)
-    return False
-
-
-def origin_of(folder: Path) -> dict[str, str]:
-    """Returns for metadata where a partial copy comes from: ``hf://OWNER/NAME@COMMIT``; nothing of others."""
-    try:
-        return {"artifact": json.loads(read_bounded(folder / PARTIAL_COPY, MAX_MARKER_BYTES))["address"]}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return {}
-
-
-def artifact_folder(place: str) -> Path:
-    """Returns the folder of an artifact: a path, or of an address that of a partial copy.
-
-    Raises:
-        ArtifactError, UsageError: as ``wanhub.opening.open_copy``; and without the package for an address.
-    """
-    if "://" not in place:
-        return Path(place)
-    try:
-        from wanhub.opening import open_copy
-    except ModuleNotFoundError as error:
-        remedy = "pip install '.[hub]' in the checkout"
-        raise UsageError(f"{place} needs {error.name}", remedy=remedy) from None
-    return open_copy(place, user_copies(), print_error)
 
 
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from wanrun import Artifact
 
 NO_ROOM: Final = "the disk of the server has no room for the video; ask for it again later"
 
 
 class Begin(Struct, tag=True):
-    """To a worker, once: the artifacts by model, the first of which it loads now, and how they are loaded."""
+    """To a worker, once: what it has, and how it is loaded.
 
-    artifacts: dict[str, str]
+    Attributes:
+        artifacts: the folder of each artifact by model, and the address that it comes from, or "". The first
+            is loaded now.
+        loading: keywords of ``wanrun.load``.
+    """
+
+    artifacts: dict[str, tuple[str, str]]
     loading: dict[str, Any]
 
 
@@ -105,9 +113,10 @@ def line(message: ToWorker | OfWorker) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-def begin_line(artifacts: Mapping[str, Path], loading: Mapping[str, Any]) -> bytes:
+def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) -> bytes:
     """Returns the first line for a worker: the folder of each model, and keywords of ``wanrun.load``."""
-    return line(Begin({name: str(folder) for name, folder in artifacts.items()}, dict(loading)))
+    places = {name: (str(one.folder), one.origin) for name, one in artifacts.items()}
+    return line(Begin(places, dict(loading)))
 
 
 def of_worker(data: bytes) -> OfWorker:

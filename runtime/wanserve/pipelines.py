@@ -31,7 +31,7 @@ class Pipelines:
     """Opened artifacts by model, the least used one first.
 
     Args:
-        artifacts: the folder of each model.
+        artifacts: the folder of each model, and the address that it comes from.
         loading: keywords of ``wanrun.load``.
         load: opens an artifact.
         free: returns the bytes that are free where weights go; None if that is not known.
@@ -39,7 +39,7 @@ class Pipelines:
 
     def __init__(
         self,
-        artifacts: Mapping[str, str],
+        artifacts: Mapping[str, tuple[str, str]],
         loading: Mapping[str, Any],
         load: Callable[..., Pipeline] = wanrun.load,
         free: Callable[[], int | None] | None = None,
@@ -69,7 +69,7 @@ class Pipelines:
     def _loaded(self, model: str, timings: Timings | None, cancel: CancelToken | None) -> Pipeline:
         while True:
             try:
-                return self._load(self._artifacts[model], **self._loading, timings=timings, cancel=cancel)
+                return self._load(self._opened(model), **self._loading, timings=timings, cancel=cancel)
             except CancelledError:
                 raise
             except Exception as error:
@@ -82,12 +82,16 @@ class Pipelines:
         if not self._open:
             return
         try:
-            components = wanrun.open_artifact(Path(self._artifacts[model])).manifest.components.values()
+            components = self._opened(model).manifest.components.values()
         except WanError:
             return  # loading will tell
         needed = MARGIN * sum(component.nbytes for component in components)
         while self._open and (free := self._free()) is not None and free < needed:
             self._release()
+
+    def _opened(self, model: str) -> wanrun.Artifact:
+        folder, origin = self._artifacts[model]
+        return wanrun.open_artifact(Path(folder), origin)
 
     def _release(self) -> None:
         """Closes the least used model."""

@@ -83,7 +83,7 @@ class Service:
         _give_back_memory()
         self._settings, self.keys = settings, keys
         self.catalog = Catalog(
-            {name: wanrun.open_artifact(folder) for name, folder in settings.artifacts.items()},
+            settings.artifacts,
             "stream" if settings.loading.get("memory") == "stream" else None,
         )
         self.socket = bound(settings)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from wanrun import Artifact
 
 WITHOUT_VIDEO_SECONDS: Final = 7 * 86400.0
 """How long ended jobs without a video are kept unless told otherwise: nobody makes room by removing them."""
@@ -16,7 +19,7 @@ class Settings:
     """What is served, where, and within which limits.
 
     Attributes:
-        artifacts: the folder of each artifact by the name of its model; the first is loaded at the start.
+        artifacts: each artifact by the name of its model; the first is loaded at the start.
         data: the folder of the jobs and their videos.
         loading: keywords of ``wanrun.load`` for every artifact.
         workers: processes with a device; None for one for each device, or one for a mesh.
@@ -36,7 +39,7 @@ class Settings:
         keep_bytes: bytes of videos that are kept, the newest first; None for no bound.
     """
 
-    artifacts: Mapping[str, Path]
+    artifacts: Mapping[str, Artifact]
     data: Path
     loading: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None

@@ -94,7 +94,7 @@ def test_what_the_judge_says_after_a_signal(ended: Ended, expected: list[str]) -
     ("frame", "after", "judged"),
     [
         ("<frozen site>", 0.1, []),
-        ("/x/runtime/wanrun/cli.py", 0.1, ["exit code 1, which is not one of [0, 3]"]),
+        ("/x/runtime/wancli/run.py", 0.1, ["exit code 1, which is not one of [0, 3]"]),
         ("<frozen site>", 0.9, ["exit code 1, which is not one of [0, 3]"]),
     ],
 )

@@ -22,8 +22,8 @@ from helpers.fake_pipeline import Fake, run_here
 from helpers.manifests import programs_of
 from helpers.said import complaints
 from wanbuild.targets.topology import COMPILERS
+from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
-from wanrun.cli import wanrun
 from wanrun.errors import UsageError
 from wanrun.executables.entries import overlay_folder
 from wanrun.executables.kept import keep, kept_file

@@ -21,7 +21,7 @@ import pytest
 
 from helpers import UNPRIVILEGED
 from helpers.fake_pipeline import make_two_experts
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.terminal.console import run
 
 LATENTS = (1, 16, 3, 8, 12)
@@ -29,7 +29,7 @@ LATENTS = (1, 16, 3, 8, 12)
 # Runs each list of arguments with wanrun, here, and tells what came out of it and whether jax was imported.
 RUN_ALL = """
 import contextlib, io, json, sys, time
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.terminal.console import run
 for arguments in json.load(sys.stdin):
     started = time.perf_counter()

@@ -49,7 +49,7 @@ def listen(event, seconds, **details):
     events.setdefault(event.rpartition("/")[2], []).append(details.get("fun_name"))
 monitoring.register_event_duration_secs_listener(listen)
 
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.terminal.console import run
 code = run(wanrun, arguments)
 submodules = sorted(sys.modules)

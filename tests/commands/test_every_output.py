@@ -18,13 +18,13 @@ from helpers.damage import one_error
 from wanbuild.check import command as checking
 from wanbuild.check.reference import Check
 from wanbuild.cli import wanbuild
+from wancli.command import Checked, Input, Output
+from wancli.run import wanrun
+from wancli.serve import serve
 from wanrun.claims import REPORT, TIMINGS
-from wanrun.cli import wanrun
-from wanrun.command import Checked, Input, Output
 from wanrun.jobs.outputs import write_timings
 from wanrun.terminal.console import run
 from wanrun.timing.timings import Timings
-from wanserve.cli import serve
 
 COMMANDS = {"wanrun": wanrun, "wanrun serve": serve, **wanbuild.commands}
 
@@ -181,7 +181,9 @@ def test_an_artifact_is_not_made_inside_another(refused: Callable[..., str], tmp
 
 
 def test_an_address_is_an_artifact_too(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "art" / ".partial-copy.json").write_text('{"address": "s3://bucket/art@3"}')
+    (tmp_path / "art" / ".partial-copy.json").write_text(
+        json.dumps({"address": "s3://bucket/art@3", "url": "s3://bucket/art@3"})
+    )
     line = refused("wanrun", "-o", "s3://bucket/art/{index}.mp4")
     assert "--output s3://bucket/art/{index}.mp4 lies inside the artifact s3://bucket/art;" in line
     assert "lies inside" in refused("wanrun", "-o", f"file://{tmp_path}/art/{{index}}.mp4")

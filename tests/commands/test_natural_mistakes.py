@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from wanbuild.cli import wanbuild
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.terminal.console import run
 
 COMMANDS: Mapping[str, click.Command] = {"wanrun": wanrun, "wanbuild": wanbuild}

@@ -17,10 +17,10 @@ import yaml
 from starlette.routing import Match
 
 from helpers.deploy import DEPLOY, dockerfile, unknown
+from wancli.serve import KEYS
 from wanfleet.outbox import StoreError
 from wanhub.address import UnreachableError
 from wanrun.errors import ArtifactError, ClusterError, NoSpaceError, UsageError, WanError
-from wanserve.cli import KEYS
 from wanserve.guard import OPEN
 from wanserve.routes import Routes
 

@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.run_options import run_options
+from wancli.run import wanrun
 from wanfleet import outbox
 from wanfleet.outbox import Outbox, StoreError, VideoStore
-from wanrun.cli import wanrun
+from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import UsageError
 from wanrun.jobs.existing import check_same
 from wanrun.jobs.worklist import make_worklist
@@ -95,9 +96,9 @@ def test_errors_name_the_url(artifact: Path, tmp_path: Path, here: Path) -> None
     prompts.write_text('{"prompt": "a", "output": "b.xyz"}\n{"prompt": "a", "num_steps": 0}\n')
     one = run_options(prompt="a", output="memory://b/a.xyz")
     with pytest.raises(UsageError, match=r"^memory://b/a\.xyz has no known video format"):
-        make_worklist(artifact, one, {}, Timings())
+        make_worklist(lambda: open_artifact(artifact), one, {}, Timings())
     many = run_options(prompts=prompts, output="memory://b/{index}.npy")
-    first = make_worklist(artifact, many, {}, Timings()).failures[1]
+    first = make_worklist(lambda: open_artifact(artifact), many, {}, Timings()).failures[1]
     assert f"{prompts}:1: memory://b/b.xyz has no known" in str(first) and str(here) not in str(first)
 
 

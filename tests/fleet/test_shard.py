@@ -14,6 +14,7 @@ import pytest
 
 from helpers.run_options import run_options
 from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard, told_number
+from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import UsageError
 from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
@@ -55,7 +56,7 @@ def shared(
         output=prompts.with_name("{index}.npy"),
         shard=None if whole else given.format(number),
     )
-    return make_worklist(artifact, run, {"num_steps": 1}, Timings())
+    return make_worklist(lambda: open_artifact(artifact), run, {"num_steps": 1}, Timings())
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -144,7 +145,7 @@ def test_what_is_no_share(given: str, environment: Mapping[str, str], message: s
 def test_a_share_needs_a_file(artifact: Path, tmp_path: Path) -> None:
     run = run_options(prompt="a", shard="0/2", output=tmp_path / "a.npy")
     with pytest.raises(UsageError, match="--shard is for a file of prompts; pass --prompts"):
-        make_worklist(artifact, run, {}, Timings())
+        make_worklist(lambda: open_artifact(artifact), run, {}, Timings())
 
 
 def test_processes_share_a_file_and_a_killed_one_is_repeated(toy_artifact: Path, tmp_path: Path) -> None:

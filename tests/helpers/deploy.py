@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from wanrun.cli import wanrun
-from wanserve.cli import serve
+from wancli.run import wanrun
+from wancli.serve import serve
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "docs" / "deploy"

@@ -13,8 +13,8 @@ import pytest
 
 from helpers.manifests import with_model, with_profiles
 from helpers.said import complaints
+from wancli.run import wanrun
 from wanrun.artifact.manifest import Component, read_manifest
-from wanrun.cli import wanrun
 from wanrun.generation.result import Result
 from wanrun.media.types import Inputs
 from wanrun.request.generation import Generation

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 BEGIN, END = "<!-- options: tests/helpers/readme.py writes this table -->\n", "<!-- end of options -->\n"

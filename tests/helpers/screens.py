@@ -23,8 +23,8 @@ import click
 from click.testing import CliRunner
 
 from wanbuild.cli import wanbuild
-from wanrun.cli import wanrun
-from wanserve.cli import serve
+from wancli.run import wanrun
+from wancli.serve import serve
 
 REPOSITORY = Path(__file__).parents[2]
 SCREENS = REPOSITORY / "docs" / "screens"

@@ -15,22 +15,22 @@ import pytest
 from click.testing import CliRunner
 from crc32c import crc32c
 
+import wanhub
 import wanrun
 from helpers.damage import flip, linked
 from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
 from wanbuild.cli import wanbuild
+from wancli.run import wanrun as command
 from wanhub import reading
-from wanhub.complete import complete
-from wanhub.copy import PartialCopy, fetch
+from wanhub.copy import Copy
 from wanhub.opening import open_copy, open_newest
 from wanhub.pins import VARIABLE, Pin, read_pins
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.cli import wanrun as command
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import artifact_folder, open_regular, origin_of, user_cache
+from wanrun.files import user_cache
 from wanrun.media.write_video import read_metadata
 
 ADDRESS = "hf://me/wan"
@@ -62,6 +62,13 @@ def _names(manifest: Manifest) -> list[str]:
     return [one.name for one in Artifact(manifest, Path()).named()]
 
 
+def fetch(copy: Copy, name: str) -> bool:
+    """Fetches a file, with all others of its parameter; returns whether it is there."""
+    wanted = next(one for one in copy.artifact.named() if one.name == name)
+    copy.fetch(one for one in copy.artifact.named() if one.group == wanted.group)
+    return (copy.artifact.folder / name).is_file()
+
+
 def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     published: UploadHub, tmp_path: Path
 ) -> None:
@@ -75,7 +82,7 @@ def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     assert published.listings == 1
     tokens = {request.at_content: request.token for request in published.requests}
     assert tokens == {False: "Bearer secret", True: None}  # a token stays with the hub
-    folder = artifact_folder(ADDRESS)
+    folder = wanhub.find(ADDRESS)
     manifest = read_manifest(folder)
     names = {name for name in published.names if name not in ("manifest.json", "model.sig")}
     assert not any(name.startswith(("golden", "requirements")) or "-elsewhere-" in name for name in names)
@@ -86,7 +93,7 @@ def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     metadata = read_metadata(tmp_path / "a.npy")
     assert (
         metadata["artifact"] == f"{ADDRESS}@{commit}"
-        and origin_of(folder)["artifact"] == metadata["artifact"]
+        and wanhub.open_artifact(ADDRESS).origin == metadata["artifact"]
     )
 
     published.silent = True
@@ -139,15 +146,15 @@ def test_the_pin_stays_until_a_pull_moves_it(
     pinned = read_pins(cache / "lock.json")[ADDRESS]
     assert pinned == Pin(published.head("me/wan"), changed.manifest_digest) and pinned.revision != commit
     # Equal components are on disk once.
-    copies = [PartialCopy(folder) for folder in (first, newest)]
+    copies = [Copy(folder) for folder in (first, newest)]
     name = weight(copies[0].artifact.manifest)
-    assert copies[0].fetch(name) and (newest / name).is_file()
+    assert fetch(copies[0], name) and (newest / name).is_file()
 
 
 def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -> None:
     folder = open_copy(ADDRESS, cache, quiet)
-    copy = PartialCopy(folder)
-    entry = next(name for name in copy.named if name.startswith("executables/cpu"))
+    copy = Copy(folder)
+    entry = next(name for name in _names(copy.artifact.manifest) if name.startswith("executables/cpu"))
     for name, offset in (
         (weight(copy.artifact.manifest), 3),
         (entry, 100),
@@ -155,14 +162,14 @@ def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -
     ):
         published.repositories["me/wan"].faults[name] = [("damage", offset)]
         with pytest.raises(ArtifactError, match=r"is damaged; expected (sha256|crc32c)"):
-            copy.fetch(name)
+            fetch(copy, name)
         assert not (folder / name).exists()
-        assert copy.fetch(name) and (folder / name).read_bytes() == published.files("me/wan")[name]
+        assert fetch(copy, name) and (folder / name).read_bytes() == published.files("me/wan")[name]
 
 
 def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> None:
     """The file's own crc32c fits; the parameter's sha256 does not."""
-    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(open_copy(ADDRESS, cache, quiet))
     name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     rows = files[name][:-4]
@@ -171,8 +178,8 @@ def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> N
     files[name] = turned + crc32c(turned).to_bytes(4, "little")
     published.repositories["me/wan"].commits[published.head("me/wan")] = files
     with pytest.raises(ArtifactError, match="is damaged; expected sha256"):
-        copy.fetch(name)
-    assert not (copy.folder / name).exists()
+        fetch(copy, name)
+    assert not (copy.artifact.folder / name).exists()
 
 
 @pytest.mark.parametrize("fault", ["cut", "reset", "status"])
@@ -181,30 +188,31 @@ def test_a_cut_connection_resumes(
 ) -> None:
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
     monkeypatch.setattr(reading, "RETRY_SECONDS", (0.01, 0.01))
-    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(open_copy(ADDRESS, cache, quiet))
     name = weight(copy.artifact.manifest)
     published.forget()
     published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)]
-    assert copy.fetch(name)
-    assert (copy.folder / name).read_bytes() == published.files("me/wan")[name]
+    assert fetch(copy, name)
+    assert (copy.artifact.folder / name).read_bytes() == published.files("me/wan")[name]
     size = len(published.files("me/wan")[name])
     assert len(published.requests) == -(-size // 1000) + 1  # one range came twice
     published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)] * 3
-    (copy.folder / name).unlink()
+    (copy.artifact.folder / name).unlink()
     with pytest.raises(ArtifactError, match=r"(does not answer|may not be read); found .*; check ") as raised:
-        copy.fetch(name)
+        fetch(copy, name)
     assert raised.value.exit_code == 1  # it may answer later
 
 
 def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, two_targets: Path) -> None:
-    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(open_copy(ADDRESS, cache, quiet))
     name = copy.artifact.manifest.tokenizer.file
     published.repositories["me/wan"].faults[name] = [("slow", 2000)]
     code = (
         "from pathlib import Path\nfrom wanhub import copy\ncopy.RANGE_BYTES = 2000\n"
-        f"copy.fetch(Path({str(copy.folder)!r}), {name!r})"
+        f"one = copy.Copy(Path({str(copy.artifact.folder)!r}))\n"
+        f"one.fetch(named for named in one.artifact.named() if named.name == {name!r})"
     )
-    part = (copy.folder / name).with_name(f".{Path(name).name}.part")
+    part = (copy.artifact.folder / name).with_name(f".{Path(name).name}.part")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HF_ENDPOINT": published.url}
     child = subprocess.Popen([sys.executable, "-c", code], env={**environment, "HF_HUB_OFFLINE": "0"})
     deadline = time.monotonic() + 20
@@ -213,25 +221,25 @@ def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, tw
     child.send_signal(signal.SIGKILL)
     child.wait()
     came = part.stat().st_size
-    if not (copy.folder / name).exists():
+    if not (copy.artifact.folder / name).exists():
         published.forget()
-        assert came >= 4000 and copy.fetch(name)
+        assert came >= 4000 and fetch(copy, name)
         assert published.ranges(name)[0] == f"bytes={came}-{came + 2**23 - 1}"
-    assert (copy.folder / name).read_bytes() == (two_targets / name).read_bytes()
+    assert (copy.artifact.folder / name).read_bytes() == (two_targets / name).read_bytes()
 
 
 def test_threads_and_processes_fetch_a_file_once(published: UploadHub, cache: Path) -> None:
-    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(open_copy(ADDRESS, cache, quiet))
     name = weight(copy.artifact.manifest)
     published.forget()
-    copies = [copy, PartialCopy(copy.folder)] * 4
-    threads = [threading.Thread(target=one.fetch, args=(name,)) for one in copies]
+    copies = [copy, Copy(copy.artifact.folder)] * 4
+    threads = [threading.Thread(target=fetch, args=(one, name)) for one in copies]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(published.requests) == 1
-    assert [path.name for path in (copy.folder / name).parent.iterdir()] == [Path(name).name]
+    assert [path.name for path in (copy.artifact.folder / name).parent.iterdir()] == [Path(name).name]
 
 
 def test_what_the_hub_refuses(published: UploadHub, cache: Path) -> None:
@@ -243,14 +251,13 @@ def test_what_the_hub_refuses(published: UploadHub, cache: Path) -> None:
     published.repositories["me/empty"].commit({"README.md": b"nothing"})
     with pytest.raises(ArtifactError, match=r"is no artifact; found no manifest\.json"):
         open_copy("hf://me/empty", cache, quiet)
-    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(open_copy(ADDRESS, cache, quiet))
     name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     del files[name]
     published.repositories["me/wan"].commits[published.head("me/wan")] = files
     with pytest.raises(ArtifactError, match=r"is not at hf://me/wan@.*; expected all files of its manifest"):
-        copy.fetch(name)
-    assert not copy.fetch("README.md") and not fetch(copy.folder, "weights")
+        fetch(copy, name)
 
 
 def test_an_address_that_changes_is_not_what_was_pinned(
@@ -260,8 +267,10 @@ def test_an_address_that_changes_is_not_what_was_pinned(
     artifact = linked(two_targets, tmp_path / "moving")
     address = f"file://{artifact}"
     folder = open_copy(address, cache, quiet)
-    with open_regular(folder / read_manifest(folder).tokenizer.file) as file:
-        assert file.read() == (two_targets / "tokenizer/tokenizer.json").read_bytes()
+    assert fetch(Copy(folder), "tokenizer/tokenizer.json")
+    assert (folder / "tokenizer/tokenizer.json").read_bytes() == (
+        two_targets / "tokenizer/tokenizer.json"
+    ).read_bytes()
     manifest = read_manifest(artifact)
     manifest.changed(tool={**manifest.tool, "version": "9"}).write(artifact)
     assert open_copy(address, cache, quiet) == folder
@@ -304,27 +313,29 @@ def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Pa
     """The artifact is signed later, and moves."""
     artifact = linked(two_targets, tmp_path / "one")
     folder = open_copy(f"file://{artifact}", cache, quiet)
-    assert fetch(folder, "tokenizer/tokenizer.json") and not (folder / SIGNATURE).exists()
+    assert fetch(Copy(folder), "tokenizer/tokenizer.json") and not (folder / SIGNATURE).exists()
     (artifact / SIGNATURE).write_bytes(b"signed")
     assert newest_copy(f"file://{artifact}", cache) == folder
     assert (folder / SIGNATURE).read_bytes() == b"signed"
     moved = artifact.rename(tmp_path / "two")
     (moved / SIGNATURE).unlink()
     assert open_copy(f"file://{moved}", cache, quiet) == folder and not (folder / SIGNATURE).exists()
-    assert origin_of(folder) == {"artifact": f"file://{moved}"}
-    assert fetch(folder, weight(read_manifest(folder)))
+    assert wanhub.open_artifact(folder).origin == f"file://{moved}"
+    assert fetch(Copy(folder), weight(read_manifest(folder)))
     assert open_copy(f"file://{artifact}", cache, quiet) == folder  # pinned: nothing is asked for
-    assert origin_of(folder) == {"artifact": f"file://{artifact}"}
+    assert wanhub.open_artifact(folder).origin == f"file://{artifact}"
 
 
-def test_complete_mends_what_is_damaged(published: UploadHub, cache: Path) -> None:
-    copy = PartialCopy(open_copy(ADDRESS, cache, quiet))
-    came: list[int] = []
-    complete(copy, copy.named, came.append)
-    assert sum(came) == sum((copy.folder / name).stat().st_size for name in copy.named)
-    flip(copy.folder / weight(copy.artifact.manifest), 5)
+def test_what_is_damaged_is_fetched_again(published: UploadHub, cache: Path) -> None:
+    copy, came = Copy(open_copy(ADDRESS, cache, quiet)), list[int]()
+    names = list(copy.artifact.named())
+    copy.fetch(names, came.append)
+    assert sum(came) == sum({one.name: copy.artifact.path(one).stat().st_size for one in names}.values())
+    assert copy.missing(names) == []
+    flip(copy.artifact.folder / weight(copy.artifact.manifest), 5)
+    copy.discard_damaged(names)
     published.forget()
-    complete(copy, copy.named, came.append)
+    copy.fetch(copy.missing(names), came.append)
     assert [request.name for request in published.requests] == [weight(copy.artifact.manifest)]
 
 
@@ -335,11 +346,13 @@ def test_a_copy_is_not_changed_by_a_build(published: UploadHub, cache: Path) -> 
 
 
 def test_python_takes_an_address(published: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with wanrun.load(ADDRESS, prompts=["a cat"]) as pipeline:
+    with pytest.raises(UsageError, match=r"is an address; expected .*folder; wanhub\.load"):
+        wanrun.load(ADDRESS)
+    with wanhub.load(ADDRESS, prompts=["a cat"]) as pipeline:
         result = pipeline.generate("a cat", steps=1)
     assert result.options["artifact"].startswith(f"{ADDRESS}@")
-    assert artifact_folder("a/b") == Path("a/b")
+    assert wanhub.find("a/b") == Path("a/b")
     monkeypatch.setitem(sys.modules, "wanhub.opening", None)
     with pytest.raises(UsageError, match=r"needs wanhub\.opening; pip install"):
-        artifact_folder(ADDRESS)
+        wanhub.find(ADDRESS)
     assert user_cache().is_dir()

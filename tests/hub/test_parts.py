@@ -13,15 +13,16 @@ from click.testing import CliRunner
 from crc32c import crc32c
 from msgspec.structs import replace
 
-import wanrun.command
-import wanrun.files
-import wanserve.cli
+import wancli.command
+import wancli.serve
 from helpers.damage import flip, linked, own
 from helpers.manifests import plain_manifest
 from wanbuild.cli import wanbuild
+from wancli.run import wanrun as wanrun_command
 from wanhub import copy
 from wanhub.address import parse_address
 from wanhub.atomic import write_atomic
+from wanhub.origin import MARKER, Origin, mark
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
 from wanhub.signature import KEY_PASSWORD, MAX_MANIFEST_BYTES, SIGNATURE, check_signature, is_signed, signer
 from wanhub.store import resolved
@@ -30,7 +31,6 @@ from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import MAX_BYTES, read_manifest
 from wanrun.artifact.named import Named
 from wanrun.artifact.parameters import Component, Parameter
-from wanrun.cli import wanrun as wanrun_command
 from wanrun.errors import ArtifactError, UsageError
 from wanserve.settings import Settings
 
@@ -108,7 +108,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_listed_files_are_those_of_the_folder(two_targets: Path) -> None:
-    listed = copy.named_files(open_artifact(two_targets))
+    listed = {one.name: one for one in open_artifact(two_targets).named()}
     there = {path.relative_to(two_targets).as_posix() for path in two_targets.rglob("*") if path.is_file()}
     metadata = {name for name in there if name.endswith(("zarr.json", "_METADATA", "_CHECKPOINT_METADATA"))}
     assert listed.keys() == there - metadata - {"manifest.json"}
@@ -125,12 +125,12 @@ def test_nothing_else_lies_among_weights(two_targets: Path) -> None:
     for changed in (
         {"golden": {name: replace(golden[name], file=f"{vae.folder}/x/c/0")}},
         {"golden": {name: replace(golden[name], file=vae.folder)}},
-        {"golden": {name: replace(golden[name], file=copy.MARKER)}},
+        {"golden": {name: replace(golden[name], file=MARKER)}},
         {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer/a")}},
         {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer")}},
     ):
         with pytest.raises(ArtifactError, match="cannot be a file of the artifact"):
-            copy.named_files(artifact.changed(**changed))
+            copy.check_places(artifact.changed(**changed))
 
 
 def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,8 @@ def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(
         Named, "check", lambda one, path, *rest: (read.append(path), own_check(one, path, *rest))[1]
     )
-    part = copy.PartialCopy.__new__(copy.PartialCopy)
-    part.folder, part.address = tmp_path, parse_address("file:///a")
+    part = copy.Copy.__new__(copy.Copy)
+    part.artifact, part._origin = artifact, Origin("file:///a", "file:///a")
     (group,) = groups(reversed(listed))
     part.discard_damaged(group)
     artifact.check(group)
@@ -169,10 +169,8 @@ def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pyt
     assert not any((tmp_path / name).exists() for name in names)
 
 
-def test_both_packages_mark_a_copy_alike() -> None:
-    assert VARIABLE == wanrun.command.LOCK
-    assert copy.MARKER == wanrun.files.PARTIAL_COPY
-    assert copy.MAX_MARKER_BYTES == wanrun.files.MAX_MARKER_BYTES
+def test_both_packages_agree() -> None:
+    assert VARIABLE == wancli.command.LOCK
     assert MAX_MANIFEST_BYTES == MAX_BYTES  # of wanrun, which exports none of these
 
 
@@ -214,7 +212,7 @@ def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, 
 
 def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
     """Of weights, a program, an executable, a recorded result, the tokenizer, manifest and signature."""
-    names = copy.named_files(open_artifact(signed))
+    names = [one.name for one in open_artifact(signed).named()]
     kinds = (
         "weights/transformer",
         "weights/vae",
@@ -234,14 +232,14 @@ def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
                 require_signature(signed, keys / "a.pub")
             flip(signed / name, offset)
     # A folder that says that it is a partial copy is not believed.
-    (signed / copy.MARKER).write_text('{"address": "x"}')
+    mark(signed, Origin("file:///x", "file:///x"))
     require_signature(signed, keys / "a.pub")
     for name in changed:
         flip(signed / name, 9)
         with pytest.raises(ArtifactError, match="is damaged"):
             require_signature(signed, keys / "a.pub")
         flip(signed / name, 9)
-    (signed / copy.MARKER).unlink()
+    (signed / MARKER).unlink()
     (signed / changed[0]).rename(signed / "gone")
     with pytest.raises(ArtifactError, match="the file cannot be read"):
         require_signature(signed, keys / "a.pub")
@@ -263,11 +261,11 @@ def test_the_server_requires_a_signature_before_it_starts(
     signed: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = list[Settings]()
-    monkeypatch.setattr(wanserve.cli, "_started", started.append)
-    monkeypatch.setattr(wanserve.cli, "_serve", lambda *_: 0)
+    monkeypatch.setattr(wancli.serve, "_started", started.append)
+    monkeypatch.setattr(wancli.serve, "_serve", lambda *_: 0)
     for key in "ba":
         options = [str(signed), "--require-signature", str(keys / f"{key}.pub")]
-        result = CliRunner().invoke(wanserve.cli.serve, options)
+        result = CliRunner().invoke(wancli.serve.serve, options)
         assert (key == "b") == isinstance(result.exception, ArtifactError), result.output
     (settings,) = started
     assert settings.loading["verify"] == "sha256"

@@ -24,11 +24,11 @@ from wanbuild.cli import wanbuild
 from wanbuild.share.card import BEGIN, END
 from wanbuild.share.pull import PullRequest, pull
 from wanbuild.share.push import PushRequest, push
-from wanhub.copy import MARKER
+from wancli.run import wanrun
+from wanhub.origin import MARKER
 from wanhub.pins import lock_file, read_pins
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import read_manifest
-from wanrun.cli import wanrun
 from wanrun.errors import SourceError, UsageError, WanError
 from wanrun.files import user_cache
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import wanrun
+import wanhub
 from helpers.hub_uploads import UploadHub
+from wancli.serve import named
 from wanrun.errors import UsageError
-from wanserve.cli import named
 
 
 def test_addresses_have_names(published: UploadHub, two_targets: Path) -> None:
-    folder = wanrun.artifact_folder("hf://me/wan")
+    folder = wanhub.find("hf://me/wan")
     assert named(("hf://me/wan",)) == {"wan": folder}
     assert named(("other=hf://me/wan@main", str(two_targets))) == {"other": folder, "two": two_targets}
     file = f"file://{two_targets}?key=a"

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from wanbuild.cli import wanbuild
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.terminal.console import run
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
 from helpers.manifests import with_profiles, without_profiles
+from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
-from wanrun.cli import wanrun
 from wanrun.errors import WanError
 from wanrun.request.rows import rows
 

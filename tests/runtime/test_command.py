@@ -11,10 +11,10 @@ import click
 import pytest
 
 from wanbuild.cli import wanbuild
-from wanrun.cli import wanrun
-from wanrun.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
+from wancli.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
+from wancli.run import wanrun
+from wancli.serve import serve
 from wanrun.terminal.console import run
-from wanserve.cli import serve
 
 COMMANDS = [wanrun, *wanbuild.commands.values()]
 

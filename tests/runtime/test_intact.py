@@ -17,7 +17,7 @@ from wanrun.intact import check_intact
 COMMAND = """
 import sys
 sys.modules |= {"wanbuild": None, "orbax": None, "flax": None, "torch": None}
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.terminal.console import run
 code = run(wanrun, [sys.argv[1], "--check"])
 sys.exit(code or 9 * ("jax" in sys.modules))

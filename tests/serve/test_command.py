@@ -21,8 +21,8 @@ import pytest
 
 from helpers.damage import linked
 from serve_client import Server, served
+from wancli.serve import MOST_PIXELS, MOST_WORKERS, serve
 from wanrun.errors import UsageError
-from wanserve.cli import MOST_PIXELS, MOST_WORKERS, serve
 
 PROMPT = "a red fox"
 LONG = 8000

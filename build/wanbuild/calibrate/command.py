@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wanbuild.building import DEBUG, Building
-from wanrun.command import Input, Number, Written, takes_artifact
+from wancli.command import Input, Number, Written, takes_artifact
 from wanrun.errors import UsageError, shortened
 from wanrun.terminal.lines import report
 

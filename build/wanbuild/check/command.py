@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from wanbuild.building import DEBUG, Building
+from wancli.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.claims import REPORT, Place
-from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import UsageError
 from wanrun.terminal.lines import print_result, report, warn
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import wanhub
 from wanbuild.check.embed import open_profile
 from wanbuild.check.findings import Findings, Videos
 from wanbuild.check.given_configs import with_given_configs
@@ -27,7 +28,6 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
 from wanbuild.variants.variant import Variant
-from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
@@ -362,7 +362,8 @@ def compare_with_reference(
             profile's kind.
         VerificationError: naming the checks that failed.
     """
-    artifact = open_artifact(folder)
+    artifact = wanhub.open_artifact(folder)
+    wanhub.fetch(artifact, artifact.named(), report)
     manifest = artifact.manifest
     profile = min(manifest.profiles.values(), key=lambda p: p.index, default=None)
     if profile is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import wanhub
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.findings import Findings
 from wanbuild.check.preview import fitted
@@ -204,7 +205,8 @@ def replay(folder: Path, report: Report, findings: Findings | None = None) -> di
         VerificationError: if a profile's result differs from the record.
     """
     start_jax()  # imported before the manifest is read, which a build may replace
-    artifact = open_artifact(folder)
+    artifact = wanhub.open_artifact(folder)
+    wanhub.fetch(artifact, artifact.named(), report)
     check_all(artifact, report)
     outcomes: dict[str, str] = {}
     for profile in runnable_profiles(artifact, report):

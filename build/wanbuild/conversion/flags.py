@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wanrun.command import Input, takes_artifact
+from wancli.command import Input, takes_artifact
 
 _STORED = click.Choice(["bfloat16", "float32"])
 _PATH = Input()

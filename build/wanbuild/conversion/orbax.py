@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from wanhub.origin import is_copy
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
 from wanrun.errors import unwritable
-from wanrun.files import PARTIAL_COPY, replace_file
+from wanrun.files import replace_file
 
 SMALL_BYTES = 4 * 2**20
 """A stacked parameter up to this size is one chunk file; a file per layer would be mostly overhead."""
@@ -96,7 +97,7 @@ def add_metadata(artifact: Artifact) -> None:
     Raises:
         UsageError: if it cannot be written.
     """
-    if not (artifact.folder / PARTIAL_COPY).is_file():
+    if not is_copy(artifact.folder):
         return
     try:
         for component in artifact.manifest.components.values():

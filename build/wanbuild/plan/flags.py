@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wanbuild.targets.mesh import parse_mesh
-from wanrun.command import SIZE
+from wancli.command import SIZE
 
 _STORED = click.Choice(["bfloat16", "float32"])
 

@@ -22,7 +22,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import PROGRAM
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches, usable_cores
+from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches
 
 Report = Callable[[str], None]
 
@@ -132,4 +132,4 @@ def _has_programs(artifact: Artifact, name: str) -> bool:
     target = artifact.manifest.targets[name]
     own = artifact.only(targets=[name], profiles=target.executables.keys())
     programs = [one for one in own.named() if one.kind is PROGRAM]
-    return bool(programs) and own.whole(programs, usable_cores())
+    return bool(programs) and own.whole(programs)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
+import wanhub
 from wanbuild.building import DEBUG, Building
+from wancli.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanhub.signature import KEY_PASSWORD, SIGNATURE, signer
 from wanrun.claims import ARTIFACT, Place
-from wanrun.command import Checked, Input, Output, takes_artifact, takes_overwrite
 from wanrun.errors import unwritable
 from wanrun.terminal.lines import print_result, report
 
@@ -108,11 +109,11 @@ def pull_command(address: str, output: Path | None, targets: tuple[str, ...], wh
 @DEBUG
 def sign_command(artifact: Path, key: Path) -> None:
     """Checks every file of an artifact, and signs its manifest, which has all their digests."""
-    from wanrun.artifact.artifact import open_artifact
     from wanrun.intact import check_intact
 
     sign = signer(key, os.environ.get(KEY_PASSWORD) or None)  # before the artifact, which takes longer
-    opened = open_artifact(artifact)
+    opened = wanhub.open_artifact(artifact)
+    wanhub.fetch(opened, opened.named(), report)
     check_intact(opened, report)
     sign(artifact)
     report(f"wrote {artifact / SIGNATURE}, for manifest {opened.manifest.manifest_digest}")
@@ -127,10 +128,12 @@ def sign_command(artifact: Path, key: Path) -> None:
 def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:
     """Writes an artifact's bill of materials: CycloneDX 1.6, JSON."""
     from wanbuild.share.sbom import bill_of_materials
-    from wanrun.artifact.artifact import open_artifact
+    from wanrun.artifact.named import REQUIREMENTS
     from wanrun.files import replace_file
 
-    text = bill_of_materials(open_artifact(artifact), licence)
+    opened = wanhub.open_artifact(artifact)
+    wanhub.fetch(opened, (one for one in opened.named() if one.kind is REQUIREMENTS), report)
+    text = bill_of_materials(opened, licence)
     if output is None:
         print_result(*text.splitlines())
         return

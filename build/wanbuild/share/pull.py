@@ -9,9 +9,9 @@ from pathlib import Path
 
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
-from wanhub.complete import complete
-from wanhub.copy import MARKER, PartialCopy
+from wanhub.copy import Copy
 from wanhub.opening import open_newest
+from wanhub.origin import MARKER
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
@@ -61,10 +61,11 @@ def pull(request: PullRequest, report: Report) -> Path:
     chosen = artifact.only(targets=names)
     if request.folder is not None:
         artifact = replace(artifact, folder=_begun(request.folder, artifact.folder))
-    copy = PartialCopy(artifact.folder, report)
-    files = {one.name: one for one in chosen.named()}
-    with Progress(sum(one.nbytes or 0 for one in files.values()), "fetch") as progress:
-        complete(copy, files.keys(), progress.advance)
+    copy, files = Copy(artifact.folder, report), list(chosen.named())
+    copy.discard_damaged(files)
+    missing = copy.missing(files)
+    with Progress(sum(one.nbytes or 0 for one in missing), "fetch") as progress:
+        copy.fetch(missing, progress.advance)
     opened.pin(report)
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
     report(f"{came}; targets: {', '.join(chosen.manifest.targets)}")

@@ -28,6 +28,7 @@ from wanrun.artifact.programs import Program
 from wanrun.artifact.record import ListedFile, Record
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.machine.environment import usable_cores
 
 
 @dataclass(frozen=True)
@@ -156,17 +157,17 @@ class Artifact:
         if there and (parameter := there[0].parameter) is not None and len(rows) == parameter.layout.chunks:
             there[0].check_rows(rows, self.folder / there[0].group)
 
-    def whole(self, names: Iterable[Named], threads: int = 1) -> bool:
+    def whole(self, names: Iterable[Named]) -> bool:
         """Whether files are there, and are those of the manifest."""
         try:
-            self.check_all(names, threads)
+            self.check_all(names)
         except ArtifactError:
             return False
         return True
 
-    def check_all(self, names: Iterable[Named], threads: int, *, missing: bool = False) -> None:
+    def check_all(self, names: Iterable[Named], *, missing: bool = False) -> None:
         """Compares files with the manifest, several at a time. Raises ArtifactError as ``check``."""
-        with ThreadPoolExecutor(threads, thread_name_prefix="check") as pool:
+        with ThreadPoolExecutor(usable_cores(), thread_name_prefix="check") as pool:
             waiting = [pool.submit(self.check, group, missing=missing) for group in groups(names)]
             try:
                 for one in waiting:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.cluster.join import join
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
 from wanrun.cluster.streams import keep_stdout
@@ -28,7 +28,7 @@ LOADING = ("memory", "transfer")
 
 @contextlib.contextmanager
 def worklist_of_several(
-    artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings
+    opened: Callable[[], Artifact], run: RunOptions, given: Mapping[str, Any], timings: Timings
 ) -> Iterator[tuple[Worklist, RunOptions, ProcessGroup]]:
     """Makes the worklist in each process, and enters their group when all have agreed on it.
 
@@ -41,7 +41,7 @@ def worklist_of_several(
         ClusterError: if not all processes come.
     """
     try:
-        work = make_worklist(artifact, run, given, timings)
+        work = make_worklist(opened, run, given, timings)
     except WanError as error:
         with contextlib.suppress(WanError), _group(run, TELL_SECONDS):
             raise error

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.artifact import Artifact
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import ArtifactError, UsageError, WanError, field
-from wanrun.files import NPY_DAMAGE, open_regular, origin_of
+from wanrun.files import NPY_DAMAGE, open_regular
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.outputs import check_encoder, check_folder
@@ -125,10 +125,16 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
     return read_request([("prompt", run.prompt or ""), *given.items()], Line)
 
 
-def make_worklist(folder: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Worklist:
+def make_worklist(
+    opened: Callable[[], Artifact], run: RunOptions, given: Mapping[str, Any], timings: Timings
+) -> Worklist:
     """Makes all checks that need neither jax nor a weight, and returns the jobs.
 
-    ``given`` are the command line's options of a generation, by name.
+    Args:
+        opened: opens the artifact, once the request is known to be one.
+        run: the options of the run.
+        given: the command line's options of a generation, by name.
+        timings: where the reading of media is recorded.
 
     Raises:
         UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
@@ -137,7 +143,7 @@ def make_worklist(folder: Path, run: RunOptions, given: Mapping[str, Any], timin
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
     shared = _read(run, given)  # before the artifact is looked at
-    artifact = open_artifact(folder, origin_of(folder).get("artifact", ""))
+    artifact = opened()
     entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
     if run.prompts is not None:
         entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
@@ -145,7 +151,7 @@ def make_worklist(folder: Path, run: RunOptions, given: Mapping[str, Any], timin
         entries = [entry for entry in entries if entry.index in own]
         bad |= {index: error for index, error in unread.items() if index in own}
     noise = None if run.latents is None else _read_latents(run.latents)
-    media, claims = MediaSets(timings), _claims(folder, run, entries)
+    media, claims = MediaSets(timings), _claims(artifact, run, entries)
     output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
     if "://" in output:
         from wanfleet.outbox import VideoStore
@@ -199,9 +205,9 @@ def _default_output(run: RunOptions, num_videos: int) -> Path:
     return next(name for name in names if not any(video.exists() for video in video_paths(name, num_videos)))
 
 
-def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims:
+def _claims(artifact: Artifact, run: RunOptions, entries: Sequence[Entry]) -> Claims:
     """Notes the files that the run reads, and the files that it writes beside those of its jobs."""
-    claims = Claims(artifact)
+    claims = Claims(artifact.folder, artifact.origin)
     for entry in entries:
         for name, path in entry.media_files:
             claims.read(path, f"{entry.where} ({name})" if entry.where else field(name))

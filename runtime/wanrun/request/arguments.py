@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from wanrun.artifact.artifact import Artifact, open_artifact
-from wanrun.errors import UsageError, quoted, wrong_type
-from wanrun.files import artifact_folder, origin_of
+from wanrun.errors import UsageError, quoted, shortened, wrong_type
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
@@ -84,10 +83,14 @@ def artifact_of(given: object) -> Artifact:
     """
     if isinstance(given, Artifact):
         return given
-    addressed = isinstance(given, str) and "://" in given
-    place = artifact_folder(str(given)) if addressed else path_of(given, "artifact")
-    folder = Path(os.path.realpath(place))  # resolve() raises on a loop of links
-    return open_artifact(folder, origin_of(folder).get("artifact", ""))
+    if isinstance(given, str) and "://" in given:
+        raise UsageError(
+            f"{shortened(given)} is an address",
+            expected="an artifact's folder",
+            remedy="wanhub.load(address) fetches it, and loads it",
+        )
+    # resolve() raises on a loop of links
+    return open_artifact(Path(os.path.realpath(path_of(given, "artifact"))))
 
 
 def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:

@@ -28,6 +28,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "encode_media": "encoding images and videos",
         "encode_video": "writing the video",
         "executables": "loading {}",
+        "fetch": "fetching the artifact",
         "import": "importing {}",
         "join": "waiting for the other processes",
         "prepare": "preparing the steps",

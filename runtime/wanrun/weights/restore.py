@@ -23,7 +23,7 @@ from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter, Tree, nest
 from wanrun.errors import ArtifactError
-from wanrun.files import check_digest, open_regular, origin_of, sha256_of
+from wanrun.files import check_digest, open_regular, sha256_of
 from wanrun.machine.environment import usable_cores
 from wanrun.timing.clock import now
 from wanrun.weights.buffers import Memory
@@ -37,10 +37,10 @@ BLOCK_BYTES = 512 * 2**10
 REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
 
 
-def default_threads(artifact: Path) -> int:
+def default_threads() -> int:
     """Returns the number of reading threads: one per core, at least 4, since reads wait for the storage more
-    than they compute; at least 16 that wait for the network."""
-    return max(16 if origin_of(artifact) else 4, usable_cores())
+    than they compute."""
+    return max(4, usable_cores())
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,6 @@ class Restore:
         parameters = sorted(component.parameters.items())
         self._direct, self.started_at = direct, now()
         self._root = artifact / component.folder
-        # Of a chunk without a wanted row nothing is read: a partial copy fetches it, and compares them all.
-        completes = verify == "sha256" and not direct and weights is None and bool(origin_of(artifact))
         if weights is not None:
             from wanrun.opened.location import weights_folder
 
@@ -210,11 +208,7 @@ class Restore:
         self._futures: dict[str, list[Future[list[bytes]]]] = {
             path: [
                 pool.submit(self._read, path, parameter, index)
-                for index in (
-                    range(parameter.layout.chunks)
-                    if completes
-                    else dict.fromkeys(row // parameter.layout.rows_per_chunk for row in self._rows[path])
-                )
+                for index in dict.fromkeys(row // parameter.layout.rows_per_chunk for row in self._rows[path])
             ]
             for path, parameter in parameters
         }

@@ -73,9 +73,7 @@ class WeightStore:
         self._weights: dict[str, Future[Any]] = {}
         self._streams: dict[str, LayerStream] = {}
         self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
-        self._readers = ThreadPoolExecutor(
-            default_threads(opened.artifact.folder), thread_name_prefix="restore"
-        )
+        self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
         # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
         # With two threads per component none even waits for a thread.
         threads = max(1, 2 * len(self.components))

@@ -19,9 +19,9 @@ from wanbuild.cli import wanbuild
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export_age import today
 from wanbuild.programs.refresh import refresh_artifact
+from wancli.run import wanrun
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.cli import wanrun
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.terminal.console import run

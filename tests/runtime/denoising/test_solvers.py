@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 from wanrun.denoising.state import with_noise

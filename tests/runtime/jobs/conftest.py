@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.run_options import run_options
+from wanrun.artifact.artifact import open_artifact
 from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
 
@@ -19,6 +20,8 @@ def worklist_of(artifact: Path, tmp_path: Path) -> Callable[..., Worklist]:
 
     def make(given: dict[str, Any] | None = None, **run: Any) -> Worklist:
         how = run_options(**{"output": tmp_path / "o.npy", **run})
-        return make_worklist(artifact, how, {"num_steps": 2, **(given or {})}, Timings())
+        return make_worklist(
+            lambda: open_artifact(artifact), how, {"num_steps": 2, **(given or {})}, Timings()
+        )
 
     return make

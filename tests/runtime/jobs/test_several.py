@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from helpers.run_options import run_options
+from wanrun.artifact.artifact import open_artifact
 from wanrun.cluster.process_group import ProcessGroup
 from wanrun.errors import ArtifactError, ClusterError, UsageError
 from wanrun.jobs import several
@@ -21,7 +22,9 @@ from wanrun.timing.timings import Timings
 
 
 def enter(tmp_path: Path, **run: Any) -> None:
-    with worklist_of_several(tmp_path / "none", run_options(prompt="a fox", **run), {}, Timings()):
+    with worklist_of_several(
+        lambda: open_artifact(tmp_path / "none"), run_options(prompt="a fox", **run), {}, Timings()
+    ):
         raise AssertionError("there is no artifact")
 
 
@@ -97,7 +100,10 @@ def test_waiting_for_the_others_is_said(
     monkeypatch.setattr(several, "_group", nobody_comes)
     who: dict[str, Any] = {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": 0}
     options = run_options(prompt="a fox", output=tmp_path / "a.npy", **who)
-    with pytest.raises(ClusterError), worklist_of_several(artifact, options, {}, Timings()):
+    with (
+        pytest.raises(ClusterError),
+        worklist_of_several(lambda: open_artifact(artifact), options, {}, Timings()),
+    ):
         pass
     assert "waiting: waiting for the other processes, 0 s" in capsys.readouterr().err
 
@@ -113,7 +119,7 @@ def test_process_0_alone_writes_files_beside_videos(
     who: dict[str, Any] = {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": int(not leads)}
     files = {"timing_json": tmp_path / "t.json", "report": tmp_path / "r.html"}
     options = run_options(prompt="a fox", output=tmp_path / "a.npy", **who, **files)
-    with worklist_of_several(artifact, options, {}, Timings()) as (_, how, _):
+    with worklist_of_several(lambda: open_artifact(artifact), options, {}, Timings()) as (_, how, _):
         assert {name: getattr(how, name) for name in files} == (files if leads else dict.fromkeys(files))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.damage import flag
-from wanrun.cli import wanrun
+from wancli.run import wanrun
 from wanrun.denoising.solvers import SOLVERS
 from wanrun.request.rows import rows, schema
 

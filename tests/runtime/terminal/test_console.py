@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from wanrun.command import SIZE
+from wancli.command import SIZE
 from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
 from wanrun.terminal.console import run
 

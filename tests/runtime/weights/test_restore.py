@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from crc32c import crc32c
 
 from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -26,7 +25,6 @@ from wanbuild.conversion.writer import ComponentWriter
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.models.params import LAYERS
 from wanbuild.source.safetensors import TensorEntry
-from wanhub.opening import open_copy
 from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.parameters import flat as flat_leaves
@@ -491,25 +489,6 @@ def test_rows_alone_are_read(
             continue
         with pytest.raises(ArtifactError, match=message):
             reading.result()
-
-
-def test_of_a_partial_copy_all_rows_are_compared(
-    converted: tuple[Path, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By sha256: a file that is not read here is another one, whose own crc32c fits."""
-    monkeypatch.setattr(layout_module, "SMALL_BYTES", 0)
-    folder = tmp_path / "rows"
-    component = write_component(folder, {"up": random_bits((5, 40, 24), BF16, 1)}, frozenset({"up"}))
-    converted[1].changed(components={**converted[1].components, "model": component}).write(folder)
-    file = folder / component.folder / "up" / component.parameters["up"].layout.chunk_file(3)
-    other = bytes(len(file.read_bytes()) - 4)
-    file.write_bytes(other + crc32c(other).to_bytes(4, "little"))
-    copy = open_copy(folder.as_uri(), tmp_path / "cache", lambda line: None)
-    with ThreadPoolExecutor(3) as pool:
-        Restore(copy, "model", component, pool, "fast", rows={"up": (1, 2)}).result()
-        assert len(list((copy / component.folder).rglob("c/*/0/0"))) == 2
-        with pytest.raises(ArtifactError, match="is damaged; expected sha256"):
-            Restore(copy, "model", component, pool, "sha256", rows={"up": (1, 2)}).result()
 
 
 def test_the_order_of_leaves() -> None:

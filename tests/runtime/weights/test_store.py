@@ -108,7 +108,7 @@ def test_nothing_waits_for_ever(
     shared: Path, load: Load, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     """As many requests at once as there are, in every order, with transfers that wait for later reads."""
-    monkeypatch.setattr(weights_module, "default_threads", lambda artifact: threads)
+    monkeypatch.setattr(weights_module, "default_threads", lambda: threads)
     names = list(read_manifest(shared).components)
     store = load(shared, keep_on_host={"vae"})
     random = np.random.default_rng(11)
@@ -214,7 +214,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
         return real(chunk, verify, direct)
 
     monkeypatch.setattr(restore_module, "_read_chunk", read)
-    monkeypatch.setattr(weights_module, "default_threads", lambda artifact: 2)
+    monkeypatch.setattr(weights_module, "default_threads", lambda: 2)
     yield held
     held.opened.set()
 

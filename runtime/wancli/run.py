@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from wanrun import __version__
-from wanrun.command import (
+import wanhub
+from wancli.command import (
     CONTEXT_SETTINGS,
     ENVIRONMENT,
     NUMBERS,
@@ -25,6 +25,7 @@ from wanrun.command import (
     options_of,
     takes_artifact,
 )
+from wanrun import __version__
 from wanrun.errors import UsageError
 from wanrun.jobs.run import RunOptions
 from wanrun.request.request import PROMPTS
@@ -35,6 +36,7 @@ from wanrun.terminal.status import Status
 from wanrun.terminal.undo import undone_at_exit
 
 if TYPE_CHECKING:
+    from wanrun.artifact.artifact import Artifact
     from wanrun.cluster.process_group import ProcessGroup
     from wanrun.jobs.batch import Batch
     from wanrun.jobs.worklist import Worklist
@@ -116,47 +118,41 @@ def wanrun(
 
     wanrun serve ARTIFACT... answers over HTTP, and has a page (wanrun serve --help).
     """
+    opened = functools.partial(wanhub.open_artifact, artifact, print_error)
     if public_key is not None:
-        from wanrun.intact import check_signed
-
-        check_signed(artifact, public_key)
+        wanhub.check_signed(opened(), public_key)
         options["verify"] = "sha256"  # also of what is read now
     if explain:
-        _explain(artifact, print_result if list_only else print_error)
+        _explain(opened(), print_result if list_only else print_error)
     if not (list_only or check_only):
-        return _generate(artifact, options)
+        return _generate(opened, options)
     if list_only:
-        _print_list(artifact)
+        _print_list(opened())
     if check_only:
-        _check(artifact)
+        _check(opened())
     return 0
 
 
-def _check(artifact: Path) -> None:
-    from wanrun.artifact.artifact import open_artifact
+def _check(artifact: Artifact) -> None:
     from wanrun.intact import check_intact
 
-    opened = open_artifact(artifact)
-    check_intact(opened, print_result)
-    print_result(f"{artifact} is whole: {opened.manifest.content_digest}")
+    wanhub.fetch(artifact, artifact.named(), print_error)
+    check_intact(artifact, print_result)
+    print_result(f"{artifact} is whole: {artifact.manifest.content_digest}")
 
 
-def _explain(artifact: Path, printed: Callable[[str], None]) -> None:
-    from wanrun.artifact.artifact import open_artifact
+def _explain(artifact: Artifact, printed: Callable[[str], None]) -> None:
     from wanrun.artifact.select import compared_targets, select_target
 
-    opened = open_artifact(artifact)
-    for profile in sorted(opened.manifest.profiles.values(), key=lambda profile: profile.index):
-        taken = select_target(opened, profile, allow_compile=True).name
-        for one in compared_targets(opened, profile):
+    for profile in sorted(artifact.manifest.profiles.values(), key=lambda profile: profile.index):
+        taken = select_target(artifact, profile, allow_compile=True).name
+        for one in compared_targets(artifact, profile):
             fits = "taken" if one.name == taken else f"fits, and {taken} is preferred"
             printed(f"{profile.name}  {one.name}: {'; '.join(map(str, one.mismatches)) or fits}")
 
 
-def _print_list(artifact: Path) -> None:
-    from wanrun.artifact.manifest import read_manifest
-
-    manifest = read_manifest(artifact)
+def _print_list(artifact: Artifact) -> None:
+    manifest = artifact.manifest
     print_result(f"{manifest.model.variant}  {manifest.content_digest}")
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         targets = [name for name, target in manifest.targets.items() if profile.name in target.executables]
@@ -167,7 +163,7 @@ def _print_list(artifact: Path) -> None:
         print_result("no profiles: run wanbuild compile")
 
 
-def _generate(artifact: Path, options: dict[str, Any]) -> int:
+def _generate(opened: Callable[[], Artifact], options: dict[str, Any]) -> int:
     """Makes the requested videos and returns the exit code."""
     from wanrun.jobs.worklist import make_worklist
     from wanrun.timing.timings import Timings
@@ -181,10 +177,10 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     if how.of_several:
         from wanrun.jobs.several import worklist_of_several
 
-        with worklist_of_several(artifact, how, given, timings) as (work, how, group):
+        with worklist_of_several(opened, how, given, timings) as (work, how, group):
             return _make(how, work, timings, group)
     with Status(lambda: timings.running):
-        work = make_worklist(artifact, how, given, timings)
+        work = make_worklist(opened, how, given, timings)
     return _make(how, work, timings)
 
 
@@ -240,6 +236,7 @@ def _run(
         memory="stream" if form == "stream" else how.loading.memory,
         first_expert=generation.ranges[0].transformer,
     )
+    _fetch(work, structs.asdict(loading), timings)
     with load(
         work.artifact,
         **structs.asdict(loading),
@@ -255,3 +252,15 @@ def _run(
         if how.warmup:
             pipeline.warmup(timings)
         batch.run(pipeline)
+
+
+def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None:
+    """Fetches what the jobs read, of an artifact that is elsewhere."""
+    if not work.artifact.origin:
+        return
+    from wanrun.generation.needs import needed
+
+    generations = [job.generation for job in work.jobs]
+    profiles = list({one.profile.name: one.profile for one in generations}.values())
+    names = needed(work.artifact, profiles=profiles, prompts=work.first_prompts(), **loading)
+    wanhub.fetch(work.artifact, names, print_error, lambda progress: timings.phase("fetch", None, progress))

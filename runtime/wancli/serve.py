@@ -11,10 +11,14 @@ from typing import Any, NoReturn
 
 import click
 
+import wanhub
 import wanrun
-from wanrun.command import Command, Input, Number, Output, options_of
+from wancli.command import Command, Input, Number, Output, folder_found, options_of
 from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
+from wanrun.terminal.lines import print_error
+from wanrun.terminal.status import Status
+from wanrun.timing.spans import Spans
 from wanserve.process import WorkerProcess
 from wanserve.settings import Settings
 
@@ -49,7 +53,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     for word in words:
         url = re.fullmatch(r"(?:([^=:/]*)(=))?(\w+://.*)", word)
         name, equals, folder = word.rpartition("=") if url is None else url.groups("")
-        path = wanrun.artifact_folder(folder)
+        path = folder_found(folder)
         if equals and not name:
             raise UsageError(f"{word} has no name", expected="NAME=DIR")
         whole = os.path.realpath(path) if url is None else re.split("[@?]", folder)[0]
@@ -149,13 +153,15 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
     """Serves artifacts: OpenAI's video API, and a page at its root."""
-    folders = named(artifacts)
+    opened = {name: wanhub.open_artifact(folder) for name, folder in named(artifacts).items()}
     if given["require_signature"] is not None:
-        for folder in folders.values():
-            wanrun.check_signed(folder, given["require_signature"])
+        for artifact in opened.values():
+            wanhub.check_signed(artifact, given["require_signature"])
         given["verify"] = "sha256"  # also of what is read now
-    loading = {name: given[name] for name in ("target", "memory", "verify", "allow_compile")}
-    settings = _settings(folders, {name: value for name, value in loading.items() if value}, given)
+    loading = {name: given[name] for name in ("target", "memory", "verify", "allow_compile") if given[name]}
+    settings = _settings(opened, loading, given)
+    for artifact in opened.values():
+        _fetch(artifact, loading)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
     keys = os.environ.pop(KEYS, None)  # workers need not know them
@@ -167,7 +173,9 @@ def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
             first.kill()
 
 
-def _settings(folders: dict[str, Path], loading: dict[str, Any], given: dict[str, Any]) -> Settings:
+def _settings(
+    artifacts: dict[str, wanrun.Artifact], loading: dict[str, Any], given: dict[str, Any]
+) -> Settings:
     certificate = given["tls_certificate"], given["tls_key"]
     if (certificate[0] is None) != (certificate[1] is None):
         raise UsageError("--tls-certificate and --tls-key go together")
@@ -176,7 +184,7 @@ def _settings(folders: dict[str, Path], loading: dict[str, Any], given: dict[str
             raise UsageError(f"--cors {origin} is no site", expected="such as https://example.com")
     days, gigabytes = given["keep_days"], given["keep_gb"]
     return Settings(
-        artifacts=folders,
+        artifacts=artifacts,
         data=given["data"].absolute(),
         loading=loading,
         workers=given["workers"],
@@ -194,6 +202,14 @@ def _settings(folders: dict[str, Path], loading: dict[str, Any], given: dict[str
         keep_seconds=None if days is None else days * 86400,
         keep_bytes=None if gigabytes is None else int(gigabytes * 1e9),
     )
+
+
+def _fetch(artifact: wanrun.Artifact, loading: dict[str, Any]) -> None:
+    """Fetches what workers read of an artifact that is elsewhere: all profiles of its target."""
+    if artifact.origin:
+        spans, names = Spans(), wanrun.needed(artifact, **loading)
+        with Status(lambda: spans.running):
+            wanhub.fetch(artifact, names, print_error, lambda progress: spans.phase("fetch", None, progress))
 
 
 def _started(settings: Settings) -> WorkerProcess | None:

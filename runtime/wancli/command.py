@@ -15,11 +15,11 @@ from click.core import ParameterSource
 
 from wanrun.claims import FOLDER, Claims, Place
 from wanrun.errors import UsageError
-from wanrun.files import artifact_folder
 from wanrun.request.request import RANDOM
 from wanrun.request.rows import rows
 from wanrun.request.written import parse_numbers, parse_size
 from wanrun.terminal.aliases import OUTPUT
+from wanrun.terminal.lines import print_error
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
 """The environment variable that names the artifact of wanrun."""
@@ -127,10 +127,16 @@ def check_outputs(context: click.Context) -> None:
     """Checks what a command's options name, by their types.
 
     Raises:
+        ArtifactError: for a copy whose marker is damaged.
         UsageError: as ``Claims.write_to``.
     """
+    from wanhub.origin import read_origin
+
     artifact = context.params.get("folder") or context.params.get("artifact")
-    claims = Claims(artifact if isinstance(artifact, Path) else None)
+    claims = Claims()
+    if isinstance(artifact, Path):
+        origin = read_origin(artifact)
+        claims = Claims(artifact, "" if origin is None else origin.address)
     if lock := os.environ.get(LOCK):
         claims.read(Path(lock), LOCK)
     overwrite = bool(context.params.get("overwrite") or context.meta.get(OVERWRITE))
@@ -214,6 +220,13 @@ NUMBERS = Written("X,X,...", parse_numbers)
 SEED = Written(f"N|{RANDOM}", _parse_seed)
 
 
+def folder_found(place: str) -> Path:
+    """Returns the folder of an artifact, of an address that of its copy: see ``wanhub.find``."""
+    import wanhub
+
+    return wanhub.find(place, print_error)
+
+
 def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns the decorator that gives a command its artifact: as an argument, or as ``--artifact``.
 
@@ -226,7 +239,7 @@ def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]]
             return function(*args, artifact=_chosen(folder, artifact, variable), **options)
 
         also = f", here, as the argument or in {variable}" if variable else ", here or as the argument"
-        path = Written("PATH", artifact_folder)
+        path = Written("PATH", folder_found)
         option = options_of("Artifact")(
             "--artifact", type=path, envvar=variable, help=f"The artifact's folder or address{also}."
         )

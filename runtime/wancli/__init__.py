@@ -1,0 +1,1 @@
+"""The command ``wanrun``, and what its options have in common with those of ``wanbuild``."""

@@ -1,0 +1,125 @@
+"""Artifacts at addresses: opened by their manifest, then fetched, and loaded as any other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import wanrun
+from wanhub.origin import read_origin
+from wanrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from wanhub.reading import Report
+    from wanrun import Pipeline
+
+Fetching = Callable[[Callable[[], tuple[int, int]]], AbstractContextManager[object]]
+"""Shows the fetching of files while the block runs: gets what tells the bytes that came, and all."""
+
+
+def silent(line: str) -> None:
+    """Reports nothing."""
+
+
+def find(place: str | os.PathLike[str], report: Report = silent) -> Path:
+    """Returns the folder of an artifact: that of a path, or of an address the copy in the user's cache.
+
+    Of a copy the manifest is there; ``fetch`` brings the other files.
+
+    Args:
+        place: a path; ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder.
+        report: gets a line for a revision that was not pinned before, and one about a wait.
+
+    Raises:
+        ArtifactError, UsageError: as ``wanhub.opening.open_copy``, and for a missing package, of an address.
+    """
+    text = os.fspath(place)
+    if "://" not in text:
+        return Path(text)
+    try:
+        from wanhub.opening import open_copy
+
+        return open_copy(text, wanrun.user_copies(), report)
+    except ModuleNotFoundError as error:
+        remedy = "pip install '.[hub]' in the checkout"
+        raise UsageError(f"{text} needs {error.name}", remedy=remedy) from None
+
+
+def open_artifact(place: str | os.PathLike[str], report: Report = silent) -> wanrun.Artifact:
+    """Opens an artifact by its manifest, wherever it is; arguments as of ``find``.
+
+    Raises:
+        ArtifactError: if there is none, or it is damaged.
+        UsageError: as ``find``.
+    """
+    folder = find(place, report)
+    origin = read_origin(folder)
+    return wanrun.open_artifact(folder, "" if origin is None else origin.address)
+
+
+def fetch(
+    artifact: wanrun.Artifact,
+    names: Iterable[wanrun.Named],
+    report: Report = silent,
+    showing: Fetching | None = None,
+) -> None:
+    """Fetches files of an artifact that are not there; of one that is no copy nothing.
+
+    Args:
+        artifact: the artifact, as of ``open_artifact``.
+        names: its files, such as those of ``wanrun.needed``.
+        report: gets a line about a wait, from any thread.
+        showing: shows how many bytes have come, if any are to come.
+
+    Raises:
+        ArtifactError, UsageError: as ``wanhub.copy.Copy.fetch``.
+    """
+    if not artifact.origin:
+        return
+    from wanhub.copy import Copy
+
+    copy = Copy(artifact.folder, report)
+    if not (missing := copy.missing(names)):
+        return
+    came, total = list[int](), sum(one.nbytes or 0 for one in missing)  # of some it is not known
+    with nullcontext() if showing is None else showing(lambda: (sum(came), max(total, sum(came)))):
+        copy.fetch(missing, came.append)
+
+
+def load(place: str | os.PathLike[str], **loading: Any) -> Pipeline:
+    """Loads an artifact wherever it is, after fetching what all its profiles need on this machine's target.
+
+    Args:
+        place: as of ``find``.
+        loading: keywords of ``wanrun.load``.
+
+    Raises:
+        ArtifactError, UsageError: as ``open_artifact``, ``fetch`` and ``wanrun.load``.
+    """
+    report = loading.get("report", silent)
+    artifact = open_artifact(place, report)
+    if artifact.origin:
+        fetch(artifact, wanrun.needed(artifact, **loading), report)
+    return wanrun.load(artifact, **loading)
+
+
+def check_signed(artifact: wanrun.Artifact, public_key: Path) -> None:
+    """Checks that an artifact was signed with a key, and that its files are those that were (extra ``sign``).
+
+    Of a copy those that are there; others are compared as they come. Load it with ``verify="sha256"`` then.
+
+    Args:
+        artifact: the artifact.
+        public_key: an elliptic curve key, PEM.
+
+    Raises:
+        ArtifactError: if it is not signed, by another key, or if a file is missing or another one.
+        UsageError: if the key is none, or the extra is not installed.
+    """
+    from wanhub.signature import check_signature
+
+    check_signature(artifact.folder, public_key)
+    artifact.check_all(artifact.named(), missing=bool(artifact.origin))

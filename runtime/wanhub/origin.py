@@ -1,0 +1,71 @@
+"""Where the files of a copy come from: a small file in its folder, which makes the folder a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import wanrun
+from wanhub.address import Address, parse_address
+from wanhub.atomic import write_atomic
+from wanrun.errors import ArtifactError
+
+MARKER: Final = ".partial-copy.json"
+
+MAX_MARKER_BYTES: Final = 2**16
+
+
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a copy's files come from.
+
+    Attributes:
+        address: as it is told; of a repository at a commit.
+        url: the URL with its query.
+    """
+
+    address: str
+    url: str
+
+    @property
+    def place(self) -> Address:
+        """What the store reads."""
+        place = parse_address(self.address)
+        return place if place.repository else parse_address(self.url)
+
+
+def mark(folder: Path, origin: Origin) -> None:
+    """Makes a folder a copy, or tells one another origin. Raises OSError if it cannot be written.
+
+    What is not the address may be a key: then it is for the user's eyes alone.
+    """
+    marker, data = folder / MARKER, msgspec.json.encode(origin)
+    if not marker.exists() or wanrun.read_bounded(marker, MAX_MARKER_BYTES) != data:
+        write_atomic(marker, data, 0o644 if origin.url in origin.address else 0o600)
+
+
+def is_copy(folder: Path) -> bool:
+    """Whether a folder is a copy, whose files may not all be there."""
+    try:
+        return (folder / MARKER).is_file()
+    except OSError:
+        return False
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Returns where the files of a folder come from; None of one that is no copy.
+
+    Raises:
+        ArtifactError: if its marker is damaged.
+    """
+    if not is_copy(folder):
+        return None
+    try:
+        return msgspec.json.decode(wanrun.read_bounded(folder / MARKER, MAX_MARKER_BYTES), type=Origin)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{folder / MARKER} is damaged",
+            found=str(error)[:200],
+            remedy=f"remove {folder}, and fetch it again",
+        ) from None

@@ -1,0 +1,95 @@
+"""The files of an artifact that runs read, as its manifest tells: what is elsewhere is fetched before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.named import EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import SelectedTarget, select_target
+from wanrun.generation.opening import wanted_profile
+from wanrun.opened.policy import LoadPolicy
+from wanrun.request.arguments import policy_of
+from wanrun.text.beside import cpu_target, wants_cpu
+from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
+from wanrun.text.prompt import clean_prompt
+from wanrun.trust.proxy import witness_of
+
+
+def needed(
+    artifact: Artifact,
+    *,
+    profiles: Sequence[Profile] | None = None,
+    prompts: Sequence[str] | None = None,
+    **loading: Any,
+) -> list[Named]:
+    """Returns the files that ``load``, and generations after it, read of an artifact.
+
+    They are those of one target, of the text encoder's on the CPU where that is asked for, and of these
+    profiles; the text encoder's weights are left out if the artifact has the embeddings of all prompts.
+
+    Args:
+        artifact: the artifact, of which only the manifest needs to be there.
+        profiles: the profiles of the generations; None for all that the target has.
+        prompts: their prompts, with the negative ones; None for any.
+        loading: keywords of ``load``, of which those decide that choose the target and the weights.
+
+    Raises:
+        ArtifactError, UsageError: as ``load``: if nothing fits this machine, or an option is wrong.
+    """
+    policy = policy_of({name: loading[name] for name in LoadPolicy.__struct_fields__ if name in loading})
+    first = profiles[0] if profiles else wanted_profile(artifact, policy)
+    selected = select_target(artifact, first, policy.target, policy.allow_compile)
+    targets = [selected.name]
+    if wants_cpu(policy.text_encoder_device, selected):
+        targets.append(cpu_target(artifact, first).name)
+    own = artifact.only(profiles=_read_profiles(artifact, selected, profiles), targets=targets)
+    unread = _unread(own, prompts, policy)
+    unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
+    kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
+    return [*kept, *_spreading(artifact, selected)]
+
+
+def _read_profiles(
+    artifact: Artifact, selected: SelectedTarget, profiles: Sequence[Profile] | None
+) -> set[str]:
+    """Returns the names of profiles, with those by which executables that were built elsewhere are tried."""
+    manifest, target = artifact.manifest, selected.target
+    if profiles is None:
+        built = target.executables.keys() or manifest.program_sets[target.program_set].programs.keys()
+        profiles = [manifest.profiles[name] for name in built]
+    names = {profile.name for profile in profiles}
+    if selected.built_elsewhere:
+        witnesses = (witness_of(manifest, target, profile) for profile in profiles)
+        names |= {witness.name for witness in witnesses if witness is not None}
+    return names
+
+
+def _unread(artifact: Artifact, prompts: Sequence[str] | None, policy: LoadPolicy) -> set[tuple[Kind, str]]:
+    """Returns the embeddings of other prompts, and the components whose weights are not read."""
+    manifest, unread = artifact.manifest, set[tuple[Kind, str]]()
+    if policy.weights is not None:
+        unread |= {(WEIGHTS, name) for name in manifest.components}
+    if prompts is not None:
+        dtypes = {profile.options.dtype for profile in manifest.profiles.values()}
+        names, cleaned = EmbeddingFormat(manifest), {clean_prompt(prompt) for prompt in prompts}
+        keys = {names.key(prompt, dtype) for prompt in cleaned for dtype in dtypes}
+        unread |= {(EMBEDDING, key) for key in manifest.embeddings.keys() - keys}
+        if policy.embeddings != "none" and keys <= manifest.embeddings.keys():
+            unread.add((WEIGHTS, TEXT_ENCODER))
+    return unread
+
+
+def _spreading(artifact: Artifact, selected: SelectedTarget) -> Iterator[Named]:
+    """Yields the programs that spread weights over a mesh: that of any profile may be run for all."""
+    manifest, target = artifact.manifest, selected.target
+    if selected.mesh:
+        names = {
+            program.file
+            for profile in manifest.profiles.values()
+            for program in manifest.programs(target, profile).values()
+            if program.role == "spread"
+        }
+        yield from (one for one in artifact.named() if one.name in names)
