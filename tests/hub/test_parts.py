@@ -241,7 +241,7 @@ def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
         flip(signed / name, 9)
     (signed / MARKER).unlink()
     (signed / changed[0]).rename(signed / "gone")
-    with pytest.raises(ArtifactError, match="the file cannot be read"):
+    with pytest.raises(ArtifactError, match="is damaged; expected a file; found No such file"):
         require_signature(signed, keys / "a.pub")
     (signed / "gone").rename(signed / changed[0])
     require_signature(signed, keys / "a.pub")
