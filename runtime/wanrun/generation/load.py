@@ -4,19 +4,68 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any, Concatenate, ParamSpec
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from msgspec import structs
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.generation.opening import LoadKeywords, Opening
+from wanrun.artifact.select import SelectedTarget
+from wanrun.errors import ArtifactError
+from wanrun.generation.agreement import together
+from wanrun.generation.choice import Choice, Tell
 from wanrun.generation.pipeline import Pipeline
+from wanrun.generation.session import first_expert
+from wanrun.machine.environment import device_environment
+from wanrun.media.types import Inputs
+from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.cancel import CancelToken
+from wanrun.opened.device import open_device
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, check_objects, policy_of, texts_of
+from wanrun.request.profiles import choose_profile
 from wanrun.terminal.status import Status, shown
-from wanrun.timing.timings import Timings
+from wanrun.text.beside import opened_beside
+from wanrun.text.encoder import silent
+from wanrun.text.stage import TextStages
+from wanrun.timing.timings import Recorder, Timings
+from wanrun.weights.buffers import Memory
+from wanrun.weights.store import WeightStore
+
+if TYPE_CHECKING:
+    from wanrun.cluster.process_group import ProcessGroup
+
+
+class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
+    """The keywords of ``load``: the options of loading, and what only Python can give.
+
+    Attributes:
+        prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
+            the text encoder is not read if all their embeddings are stored. None means any prompt.
+        inputs: the images and videos of the first generation, which are encoded meanwhile.
+        later: names of profiles of later generations. Executables of theirs that were built elsewhere are
+            tried now too: once the device is open, no other process can have it.
+        timings: where the times are recorded; None for new ones.
+        warn: gets messages about problems that do not stop the run.
+        report: gets messages about decisions: where two experts are kept.
+        group: the processes that share the target's mesh; None for this one alone. All of them make the
+            same calls in the same order; the user's cache of embeddings, which may differ, is not read.
+        cancel: ends ``load`` when another thread asks for it.
+        progress: whether standard error says what loading and each generation wait for; None: in a notebook.
+    """
+
+    prompts: Sequence[str] | None = None
+    inputs: Inputs | None = None
+    later: Sequence[str] = ()
+    timings: Timings | None = None
+    warn: Tell = silent
+    report: Tell = silent
+    group: ProcessGroup | None = None
+    cancel: CancelToken | None = None
+    progress: bool | None = None
+
 
 _Keywords = ParamSpec("_Keywords")
 _Load = Callable[Concatenate[str | os.PathLike[str] | Artifact, _Keywords], Pipeline]
@@ -71,11 +120,73 @@ def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeli
     with timings.phase("manifest"):
         opened = artifact_of(artifact)
     with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():
-        weights, texts, profile = Opening(opened, policy, timings, given).open(undo)
-        pipeline = Pipeline(weights, texts, profile, timings, shows)
+        choice = Choice(opened, policy)
+        weights, texts = on_device(choice, given, timings, undo)
+        pipeline = Pipeline(weights, texts, choice.profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs, given.cancel)
         if policy.retune:
             pipeline.retune()
         undo.pop_all()
     return pipeline
+
+
+def on_device(
+    choice: Choice, given: LoadKeywords, timings: Timings, undo: ExitStack
+) -> tuple[WeightStore, TextStages]:
+    """Opens an artifact on the device of its target; ``undo`` closes what is opened.
+
+    Returns its weights and executables, and its text stages, of which nothing is loaded yet. The caller
+    closes both.
+
+    Raises:
+        ArtifactError, CancelledError, UsageError, ClusterError: as ``load``.
+    """
+    artifact, policy, manifest = choice.artifact, choice.policy, choice.artifact.manifest
+    with timings.phase("manifest"):
+        profile, selected = choice.profile, choice.target(choice.profile)
+        _say(selected, given.report)
+    policy = together(given.group, manifest, selected.name, profile, policy, given.prompts, given.inputs)
+    selected = _tried(choice, selected, given, timings)
+    cancel, ahead, expert = given.cancel or CancelToken(), dict[str, Memory](), first_expert(manifest, policy)
+    cancel.check()
+    # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
+    if not (policy.lazy or policy.low_memory or selected.mesh or choice.streams):
+        ahead[expert] = Memory(manifest.components[expert])
+        ahead[expert].touch_ahead()  # while jax is imported
+        undo.callback(ahead[expert].stop)
+    text, trust = choice.text_target(selected, profile), choice.trust(selected)
+    cpu = None if text is None else "cpu"
+    device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu)
+    cancel.check()
+    if not device.foreign:
+        trust.check_device(profile, device_environment(device.devices))
+    opened = OpenedArtifact(
+        artifact, selected, device, policy, Recorder(), given.warn, given.report, trust.check
+    )
+    beside = None if text is None else opened_beside(opened, text)
+    return WeightStore(opened, ahead), TextStages(opened, None if beside is None else WeightStore(beside))
+
+
+def _say(selected: SelectedTarget, report: Tell) -> None:
+    """Reports why other targets do not fit, and which level of CPUs the chosen one is."""
+    if selected.others:
+        report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
+    elif "cpu_level" in selected.target.environment:
+        report(f"target {selected.name}")
+
+
+def _tried(choice: Choice, selected: SelectedTarget, given: LoadKeywords, timings: Timings) -> SelectedTarget:
+    """Tries executables that were built elsewhere, of later profiles too; returns the target with that."""
+    if given.group is not None and choice.trust(selected).needed and not selected.mismatches:
+        raise ArtifactError(
+            f"target {selected.name} was built without its chip, and several processes do not try "
+            "executables",
+            expected="a target that was compiled on these chips",
+            remedy="run wanbuild compile --target local on them",
+        )
+    for name in dict.fromkeys(given.later):
+        if name != choice.profile.name:
+            later = choose_profile(choice.artifact, {"profile": name})
+            choice.try_ahead(later, timings, given.report)
+    return replace(selected, refusal=choice.tried(selected, choice.profile, timings, given.report))

@@ -8,11 +8,10 @@ from typing import Any
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import SelectedTarget, select_target
-from wanrun.generation.opening import wanted_profile
+from wanrun.artifact.select import SelectedTarget
+from wanrun.generation.choice import Choice
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import policy_of
-from wanrun.text.beside import cpu_target, wants_cpu
 from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
 from wanrun.text.prompt import clean_prompt
 from wanrun.trust.proxy import witness_of
@@ -40,11 +39,11 @@ def needed(
         ArtifactError, UsageError: as ``load``: if nothing fits this machine, or an option is wrong.
     """
     policy = policy_of({name: loading[name] for name in LoadPolicy.__struct_fields__ if name in loading})
-    first = profiles[0] if profiles else wanted_profile(artifact, policy)
-    selected = select_target(artifact, first, policy.target, policy.allow_compile)
-    targets = [selected.name]
-    if wants_cpu(policy.text_encoder_device, selected):
-        targets.append(cpu_target(artifact, first).name)
+    choice = Choice(artifact, policy)
+    first = profiles[0] if profiles else choice.profile
+    selected = choice.target(first)
+    text = choice.text_target(selected, first)
+    targets = [selected.name, *([] if text is None else [text.name])]
     own = artifact.only(profiles=_read_profiles(artifact, selected, profiles), targets=targets)
     unread = _unread(own, prompts, policy)
     unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}

@@ -15,23 +15,28 @@ from helpers.damage import PROFILE
 from helpers.manifests import with_profiles
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.programs import Profile
 from wanrun.cluster.process_group import ProcessGroup
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.opening import LoadKeywords, Opening, wanted_profile
+from wanrun.generation.choice import Choice
+from wanrun.generation.load import LoadKeywords, on_device
 from wanrun.opened.policy import LoadPolicy
 from wanrun.timing.timings import Timings
 from wanrun.trust import trial
 from wanrun.trust.verdict import Verdict
+from wanrun.weights.store import WeightStore
 
 PASSED = Verdict(outcome="passed", reason="", device_kind="cpu", platform_version="cpu")
 
 
-def opening(
+def opened(
     artifact: Path, lines: list[str], group: object = None, later: Sequence[str] = (), **policy: Any
-) -> Opening:
+) -> tuple[WeightStore, Profile]:
     group = cast(ProcessGroup, group)
     given = LoadKeywords(warn=lines.append, report=lines.append, group=group, later=later)
-    return Opening(open_artifact(artifact), LoadPolicy(**policy), Timings(), given)
+    choice = Choice(open_artifact(artifact), LoadPolicy(**policy))
+    with contextlib.ExitStack() as undo:
+        return on_device(choice, given, Timings(), undo)[0], choice.profile
 
 
 @pytest.fixture
@@ -43,11 +48,11 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_profile_is_wanted_by_its_name(toy_artifact: Path) -> None:
     artifact = open_artifact(toy_artifact)
-    assert wanted_profile(artifact, LoadPolicy(profile=PROFILE)).name == PROFILE
+    assert Choice(artifact, LoadPolicy(profile=PROFILE)).profile.name == PROFILE
     with pytest.raises(ArtifactError, match=f"no profile is named 'x'; expected one of {PROFILE}"):
-        wanted_profile(artifact, LoadPolicy(profile="x"))
+        _ = Choice(artifact, LoadPolicy(profile="x")).profile
     with pytest.raises(UsageError, match="profile is given beside num_videos; leave one of them out"):
-        wanted_profile(artifact, LoadPolicy(profile=PROFILE, num_videos=2))
+        _ = Choice(artifact, LoadPolicy(profile=PROFILE, num_videos=2)).profile
 
 
 def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> None:
@@ -55,10 +60,10 @@ def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> No
     (profile,) = artifact.manifest.profiles.values()
     without = with_profiles(artifact.manifest, [msgspec.structs.replace(profile, guidance=False)])
     plain = Artifact(without, toy_artifact)
-    assert not wanted_profile(plain, LoadPolicy()).guidance
-    assert wanted_profile(artifact, LoadPolicy()).guidance
+    assert not Choice(plain, LoadPolicy()).profile.guidance
+    assert Choice(artifact, LoadPolicy()).profile.guidance
     with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg; .* --guidance "):
-        wanted_profile(plain, LoadPolicy(guidance=True))
+        _ = Choice(plain, LoadPolicy(guidance=True)).profile
 
 
 @pytest.mark.usefixtures("passing")
@@ -70,16 +75,14 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
     with_profiles(manifest.changed(golden=golden), [first, second]).write(elsewhere)
     lines: list[str] = []
     later = [first.name, second.name, second.name]
-    with contextlib.ExitStack() as undo:
-        opening(elsewhere, lines, later=later, lazy=True).open(undo)
+    opened(elsewhere, lines, later=later, lazy=True)
     assert [line.partition(",")[0] for line in lines[::2]] == [
         "checking the executables on this chip: target v9"
     ] * 2
     del lines[:]
-    with contextlib.ExitStack() as undo:
-        weights, _, profile = opening(elsewhere, lines, lazy=True).open(undo)
-        weights.opened.check_trust(second)
-        assert profile == first and weights.opened.environment["platform_version"] == "cpu" and lines == []
+    weights, profile = opened(elsewhere, lines, lazy=True)
+    weights.opened.check_trust(second)
+    assert profile == first and weights.opened.environment["platform_version"] == "cpu" and lines == []
 
 
 class ProcessGroup2:
@@ -92,8 +95,8 @@ class ProcessGroup2:
 
 
 def test_several_processes_try_nothing(elsewhere: Path) -> None:
-    with contextlib.ExitStack() as undo, pytest.raises(ArtifactError) as caught:
-        opening(elsewhere, [], ProcessGroup2()).open(undo)
+    with pytest.raises(ArtifactError) as caught:
+        opened(elsewhere, [], ProcessGroup2())
     assert str(caught.value) == (
         "target v9 was built without its chip, and several processes do not try executables; "
         "expected a target that was compiled on these chips; run wanbuild compile --target local on them"
@@ -102,6 +105,6 @@ def test_several_processes_try_nothing(elsewhere: Path) -> None:
 
 def test_the_wanted_profile(elsewhere: Path) -> None:
     artifact = open_artifact(elsewhere)
-    assert wanted_profile(artifact, LoadPolicy()).name == PROFILE
+    assert Choice(artifact, LoadPolicy()).profile.name == PROFILE
     with pytest.raises(ArtifactError, match="no profile is built for 32x32"):
-        wanted_profile(artifact, LoadPolicy(size=(32, 32)))
+        _ = Choice(artifact, LoadPolicy(size=(32, 32))).profile
