@@ -113,33 +113,34 @@ def build_lock(artifact: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def changing(artifact: Path) -> Iterator[None]:
-    """Holds the build lock of an artifact that is there, and leaves no file that its manifest does not list.
+def changing(folder: Path) -> Iterator[Artifact]:
+    """Holds the build lock of an artifact, and yields it; leaves no file that its manifest does not list.
 
     That holds however the block ends, by an error or by a signal too; after SIGKILL the next build does it.
 
     Raises:
-        ArtifactError: if it is a partial copy.
+        ArtifactError: if there is none, or it is a copy.
         UsageError: as ``build_lock``.
     """
-    if is_copy(artifact):
+    open_artifact(folder)
+    if is_copy(folder):
         raise ArtifactError(
-            f"{artifact} is a partial copy",
+            f"{folder} is a partial copy",
             expected="a whole artifact",
             remedy="wanbuild pull ADDRESS -o DIR --all-targets makes one",
         )
 
     def tidy() -> None:
         with contextlib.suppress(WanError, OSError):
-            remove_unlisted(open_artifact(artifact))
+            remove_unlisted(open_artifact(folder))
 
-    with build_lock(artifact), undone_at_exit(tidy):
+    with build_lock(folder), undone_at_exit(tidy):
         try:
-            yield
+            yield open_artifact(folder)
         except BaseException:
             tidy()
             raise
-        remove_unlisted(open_artifact(artifact))
+        remove_unlisted(open_artifact(folder))
 
 
 def build_running(artifact: Path) -> bool:

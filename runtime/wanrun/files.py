@@ -144,21 +144,6 @@ def digest_found(path: Path, most: int) -> str:
         return error.strerror or str(error)
 
 
-def read_listed(path: Path, limit: int, sha256: str, what: str, remedy: str) -> bytes:
-    """Reads a file of at most ``limit`` bytes that a manifest lists.
-
-    Raises:
-        ArtifactError: ``what``, if it cannot be read, is something else, or has another digest.
-    """
-    try:
-        data = read_bounded(path, limit)
-        found = sha256_of(data)
-    except OSError as error:
-        data, found = b"", error.strerror or str(error)
-    check_digest(found, sha256, what, remedy)
-    return data
-
-
 def check_digest(found: str, expected: str, what: str, remedy: str) -> None:
     """Raises ArtifactError(what) unless ``found``, a sha256 or the reason for its absence, is as expected."""
     if found != expected:

@@ -58,7 +58,7 @@ def reports(
     if ARTIFACT is None:
         request.getfixturevalue("fake")
         put_golden(artifact, golden)
-        monkeypatch.setattr(verify, "check_all", lambda artifact, manifest, say: say("the weights are whole"))
+        monkeypatch.setattr(verify, "check_all", lambda artifact, say: say("the weights are whole"))
     steps, made = (2, tmp_path) if ARTIFACT is None else (30, Path("artifacts/demo/reports"))
     made.mkdir(exist_ok=True)
     file, common = write_lines(made / "prompts.jsonl", *PROMPTS), ("--steps", steps, "--overwrite")

@@ -17,8 +17,8 @@ from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, search
 from wanbuild.check.embed import runnable_profiles
 from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
-from wanrun.artifact.artifact import Artifact, open_artifact
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.schedules import Schedule
@@ -76,9 +76,10 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
             cannot be written, or that is built anew meanwhile.
         ArtifactError: if no profile with the step form of the loop can run here.
     """
-    folder, prompts = request.artifact.resolve(), read_prompts(request.prompts)
-    artifact = open_artifact(folder)
-    with changing(folder):  # an artifact that cannot be written is told before hours of work
+    prompts = read_prompts(request.prompts)
+    with changing(
+        request.artifact.resolve()
+    ) as artifact:  # an artifact that cannot be written is told before hours of work
         profile = _profile(artifact, request.profile)
     selected = select_target(artifact, profile)
     memo = Memo(_facts(request, artifact.manifest, profile, selected.name, prompts))
@@ -95,38 +96,38 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     for one in found:
         measured = _measured(one, request, profile, prompts, published)
         schedules[f"{one.count}-steps"] = made_for(own, one.steps, measured)
-    changed = written(folder, artifact.manifest, schedules)
+    changed = written(artifact, schedules)
     memo.forget()
     if found:
-        _drawn(folder, changed, report)
-    return changed
+        _drawn(changed, report)
+    return changed.manifest
 
 
-def _drawn(folder: Path, manifest: Manifest, report: Report) -> None:
+def _drawn(artifact: Artifact, report: Report) -> None:
     """Draws the curve of the artifact's schedules, where matplotlib is installed."""
     try:
+        manifest = artifact.manifest
         picture = draw({manifest.model.variant: of_schedules(manifest.schedules)}, AXIS)
     except UsageError as error:
         report(f"no picture: {error}")
         return
-    replace_file(folder / FILE, picture)
-    report(f"{folder / FILE} shows quality over evaluations")
+    replace_file(artifact.folder / FILE, picture)
+    report(f"{artifact.folder / FILE} shows quality over evaluations")
 
 
-def written(artifact: Path, before: Manifest, schedules: Mapping[str, Schedule]) -> Manifest:
+def written(before: Artifact, schedules: Mapping[str, Schedule]) -> Artifact:
     """Adds schedules to the manifest; raises UsageError if the artifact is another one by now."""
-    with changing(artifact):
-        manifest = read_manifest(artifact)
-        if manifest.content_digest != before.content_digest:
+    with changing(before.folder) as artifact:
+        if artifact.manifest.content_digest != before.manifest.content_digest:
             raise UsageError(
                 f"{artifact} has changed meanwhile",
-                expected=before.content_digest,
-                found=manifest.content_digest,
+                expected=before.manifest.content_digest,
+                found=artifact.manifest.content_digest,
                 remedy="calibrate it again",
             )
-        manifest = manifest.changed(schedules={**manifest.schedules, **schedules})
-        manifest.write(artifact)
-    return manifest
+        artifact = artifact.changed(schedules={**artifact.manifest.schedules, **schedules})
+        artifact.write()
+    return artifact
 
 
 def _searched(

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from wanbuild.calibrate.calibrate import written
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError
 
@@ -27,17 +28,17 @@ def take(artifact: Path, source: Path) -> Manifest:
         UsageError: if the other has no schedules, or was made for another solver, shift, guidance or
             boundary, and for an artifact that cannot be written.
     """
-    given, manifest = read_manifest(source), read_manifest(artifact)
+    given, own = read_manifest(source), open_artifact(artifact)
     if not given.schedules:
         raise UsageError(f"{source} has no schedules", remedy="calibrate it first")
-    if others := list(_others(given, manifest)):
+    if others := list(_others(given, own.manifest)):
         raise UsageError(
             f"the schedules of {source} are for another model",
             expected=", ".join(f"{name} {own}" for name, own, _ in others),
             found=", ".join(f"{name} {other}" for name, _, other in others),
         )
     taken = {name: structs.replace(one, measured={}) for name, one in given.schedules.items()}
-    return written(artifact, manifest, taken)
+    return written(own, taken).manifest
 
 
 def _others(given: Manifest, manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:

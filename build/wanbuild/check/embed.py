@@ -11,8 +11,8 @@ from pathlib import Path
 
 from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
-from wanrun.artifact.artifact import Artifact, open_artifact
-from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import Embedding, Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.named import EMBEDDING
 from wanrun.artifact.programs import Profile
@@ -78,10 +78,7 @@ def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Wa
         UsageError: if the artifact cannot be written.
         OSError: if the disk is full, or a file would be too large.
     """
-    folder = folder.resolve()
-    read_manifest(folder)
-    with changing(folder):
-        artifact = open_artifact(folder)
+    with changing(folder.resolve()) as artifact:
         reasons: list[str] = []
         profiles = runnable_profiles(artifact, reasons.append)
         if not profiles:

@@ -49,8 +49,7 @@ def record_proxies(folder: Path, report: Report) -> None:
         except (WanError, MemoryError, OSError, RuntimeError) as error:  # XLA's are RuntimeErrors
             report(f"{name}: not recorded, so wanrun will refuse what it stands for: {error}")
             continue
-        with changing(artifact.folder):
-            now = open_artifact(artifact.folder)
+        with changing(artifact.folder) as now:
             same = now.manifest.content_digest == manifest.content_digest
             if not same or now.manifest.profiles.get(name) != proxy:
                 report(f"{name}: not recorded: the artifact was changed meanwhile")

@@ -26,7 +26,7 @@ from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_running, changing
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
-from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import MANIFEST, Recorded, read_manifest
 from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.programs import Profile
@@ -157,10 +157,8 @@ def record(folder: Path, report: Report, findings: Findings | None = None) -> No
     Raises:
         ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
     """
-    folder = folder.resolve()
-    with changing(folder):
+    with changing(folder.resolve()) as artifact:
         start_jax()
-        artifact = open_artifact(folder)
         check_all(artifact, report, building=True)
         profiles = runnable_profiles(artifact, report)
         if not profiles:

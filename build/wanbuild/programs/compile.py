@@ -22,8 +22,8 @@ from wanbuild.staging import changing
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
-from wanrun.artifact.artifact import Artifact, named_executable, open_artifact
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.artifact import Artifact, named_executable
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.named import EXECUTABLE
 from wanrun.artifact.programs import Profile
@@ -88,10 +88,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         ArtifactError: if there is no usable artifact.
         UsageError: for a shape or a target that cannot be built.
     """
-    folder = request.artifact.resolve()
-    read_manifest(folder)
-    with changing(folder), pinned(platforms_of(request.targets)):
-        artifact = open_artifact(folder)
+    with changing(request.artifact.resolve()) as artifact, pinned(platforms_of(request.targets)):
         manifest = artifact.manifest
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())

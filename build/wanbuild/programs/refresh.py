@@ -17,7 +17,7 @@ from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.staging import changing
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
-from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import PROGRAM
 from wanrun.artifact.programs import Profile
@@ -44,10 +44,7 @@ def refresh_artifact(folder: Path, report: Report) -> Manifest:
     Raises:
         ArtifactError: if there is no artifact, or if none of its targets can be built here.
     """
-    folder = folder.resolve()
-    there = open_artifact(folder).manifest.targets
-    with changing(folder), pinned(platforms_of(there)):
-        artifact = open_artifact(folder)
+    with changing(folder.resolve()) as artifact, pinned(platforms_of(artifact.manifest.targets)):
         manifest = artifact.manifest
         specs = _buildable(artifact, report)
         for name, spec in specs.items():  # refuse an impossible profile before any is built

@@ -84,14 +84,12 @@ def run_verify(
 ) -> Run:
     """Runs ``wanbuild verify`` with a replay that gives this, and without the checks of files."""
 
-    def replayed(
-        artifact: Path, manifest: object, profile: Any, findings: Findings | None
-    ) -> tuple[Golden, str]:
+    def replayed(artifact: object, profile: Any, findings: Findings | None) -> tuple[Golden, str]:
         assert findings is not None
         findings.videos.append((profile.name, FRAMES))
         return found, ""
 
-    monkeypatch.setattr(verify, "check_all", lambda artifact, manifest, say: say("the weights are intact"))
+    monkeypatch.setattr(verify, "check_all", lambda artifact, say: say("the weights are intact"))
     monkeypatch.setattr(verify, "_run", replayed)
     capsys.readouterr()
     code = run(wanbuild, ["verify", str(artifact), *map(str, more)])

@@ -21,11 +21,10 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun import intact
-from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import Component, read_manifest
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.terminal.console import run
-from wanrun.weights.restore import Restore
 
 
 def silent(line: str) -> None:
@@ -54,6 +53,15 @@ def damaged(converted: Path, tmp_path: Path) -> Path:
 STACK = "transformer/blocks.attn1.to_q.weight"
 
 
+def check_weights(artifact: Path, report: Callable[[str], None] = silent) -> None:
+    """What ``wanbuild verify`` does with the weights alone."""
+    opened = open_artifact(artifact)
+    weights.check_places(opened)
+    records = ("profiles", "program_sets", "targets", "golden", "embeddings")
+    none: dict[str, Any] = {name: {} for name in records}
+    intact.check_intact(opened.changed(**none), report)
+
+
 def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     data = json.loads(path.read_text())
     edit(data)
@@ -66,7 +74,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 def test_a_whole_artifact(converted: Path) -> None:
     manifest = read_manifest(converted)
     lines: list[str] = []
-    weights.check_weights(converted, manifest, lines.append)
+    check_weights(converted, lines.append)
     weights.check_with_orbax(Artifact(manifest, converted), lines.append)
     assert [(line.split()[0], line.rpartition(", ")[2]) for line in lines] == [
         (name, outcome)
@@ -83,14 +91,14 @@ def test_through_links(converted: Path, tmp_path: Path) -> None:
     for folder in (converted / "weights").iterdir():
         (artifact / "weights" / folder.name).symlink_to(folder)
     manifest = read_manifest(artifact)
-    weights.check_weights(artifact, manifest, silent)
+    check_weights(artifact)
     weights.check_with_orbax(Artifact(manifest, artifact), silent)
 
 
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
 def test_orbax_has_a_batch_at_a_time(converted: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain Orbax never holds more than a batch, and every parameter is in one."""
-    monkeypatch.setattr(intact, "BATCH_BYTES", limit)
+    monkeypatch.setattr(weights, "BATCH_BYTES", limit)
     restore, sizes, seen = ocp.Checkpointer.restore, [], []
 
     def watched(self: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
@@ -111,25 +119,6 @@ def test_orbax_has_a_batch_at_a_time(converted: Path, limit: int, monkeypatch: p
     assert sum(seen) == len(parameters) and sum(sizes) == component.nbytes
     assert max(sizes) <= max(limit, largest)
     assert (len(sizes) == len(parameters)) == (limit == 1) and (len(sizes) == 1) == (limit == 10**9)
-
-
-def test_wanrun_s_reader_has_a_batch_at_a_time(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    class Watched(Restore):
-        def __init__(
-            self, artifact: Path, name: str, component: Component, *rest: Any, **options: Any
-        ) -> None:
-            sizes.append(component.nbytes)
-            super().__init__(artifact, name, component, *rest, **options)
-
-    monkeypatch.setattr(intact, "Restore", Watched)
-    monkeypatch.setattr(intact, "BATCH_BYTES", 20_000)
-    manifest = read_manifest(converted)
-    weights.check_weights(converted, manifest, silent)
-    parameters = [p for component in manifest.components.values() for p in component.parameters.values()]
-    assert sum(sizes) == sum(parameter.layout.nbytes for parameter in parameters)
-    assert max(sizes) <= max(20_000, *(parameter.layout.nbytes for parameter in parameters))
 
 
 # --- what Orbax reads beside the chunk files ----------------------------------------------------------------
@@ -167,7 +156,7 @@ def test_a_folder_in_place_of_metadata(damaged: Path) -> None:
     path.unlink()
     path.mkdir()
     with pytest.raises(ArtifactError, match=r"_METADATA is damaged; .* found Is a directory"):
-        weights.check_weights(damaged, read_manifest(damaged), silent)
+        check_weights(damaged)
 
 
 # --- what does not belong there -----------------------------------------------------------------------------
@@ -240,7 +229,7 @@ ORBAX_DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = MappingProxy
 def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our own checks before it, which are more exact about what is wrong."""
     # One array a batch: where Orbax stops at an error, others' reads would end in a closed event loop.
-    monkeypatch.setattr(intact, "BATCH_BYTES", 1)
+    monkeypatch.setattr(weights, "BATCH_BYTES", 1)
     manifest = read_manifest(damaged)
     damage, message = ORBAX_DAMAGES[kind]
     damage(damaged / "weights")
@@ -249,4 +238,4 @@ def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch
     line = str(caught.value)
     assert line.startswith("plain Orbax ") and message in line and "copy the artifact again" in line
     with pytest.raises(ArtifactError):
-        weights.check_weights(damaged, manifest, silent)
+        check_weights(damaged)

@@ -37,9 +37,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def builder(manifest: Manifest, profile: Profile, target: TargetSpec) -> str:
         return f"{profile.options} {target.kernels} {jax.__version__}"
 
-    def export_profile(
-        artifact: Path, manifest: Manifest, name: str, facts: str, platform: str
-    ) -> dict[str, Program]:
+    def export_profile(artifact: Artifact, name: str, facts: str, platform: str) -> dict[str, Program]:
         names.append(name)
         return {"prepare": plain_program(file=f"programs/{name}", sha256=facts)}
 
@@ -56,7 +54,8 @@ def target_spec(name: str, image_multiple: int = 1) -> TargetSpec:
 def build(manifest: Manifest, spec: TargetSpec, shapes: Sequence[Shape], **options: Any) -> Manifest:
     """What ``wanbuild compile`` makes of a manifest, with an executable for every program."""
     wanted = [profile_of(manifest, shape, BuildOptions(**options)) for shape in shapes]
-    changed, key = with_programs(Artifact(manifest, Path("artifact")), spec, wanted)
+    artifact, key = with_programs(Artifact(manifest, Path("artifact")), spec, wanted)
+    changed = artifact.manifest
     built = manifest.targets.get(spec.name)
     names = {*(built.executables if built else ()), *(profile.name for profile in wanted)}
     target = plain_target(
