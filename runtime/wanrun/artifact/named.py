@@ -128,12 +128,12 @@ class Named:
             with open_regular(path, self.most) as file:
                 return self._compared(file, what)
         except OSError as error:
-            raise self.damaged(what, "a file", error.strerror or str(error)) from None
+            raise self.damage_error(what, "a file", error.strerror or str(error)) from None
 
     def _compared(self, file: BufferedReader, what: object) -> list[bytes]:
         size = fstat(file.fileno()).st_size
         if self.nbytes not in (None, size):
-            raise self.damaged(what, f"{self.nbytes} bytes", f"{size} bytes")
+            raise self.damage_error(what, f"{self.nbytes} bytes", f"{size} bytes")
         if self.parameter is None:
             self._check_digest(hashlib.file_digest(file, "sha256").hexdigest(), what)
             return []
@@ -147,7 +147,7 @@ class Named:
             digests.append(digest.digest())
         stored = int.from_bytes(file.read(CRC_BYTES), "little")
         if stored != checksum:
-            raise self.damaged(what, f"crc32c {checksum:08x}", f"{stored:08x}")
+            raise self.damage_error(what, f"crc32c {checksum:08x}", f"{stored:08x}")
         return digests
 
     def check_rows(self, rows: Iterable[list[bytes]], what: object) -> None:
@@ -163,13 +163,15 @@ class Named:
         assert self.parameter is not None
         found = sha256_of(b"".join(digest for digests in rows for digest in digests))
         if found != self.parameter.sha256:
-            raise self.damaged(what, f"sha256 {self.parameter.sha256}", found)
+            raise self.damage_error(what, f"sha256 {self.parameter.sha256}", found)
 
     def _check_digest(self, found: str, what: object) -> None:
         if found != self.sha256:
-            raise self.damaged(what, f"sha256 {self.sha256}", found)
+            raise self.damage_error(what, f"sha256 {self.sha256}", found)
 
-    def damaged(self, what: object, expected: str, found: str) -> ArtifactError:
+    def damage_error(self, what: object, expected: str, found: str) -> ArtifactError:
         """Returns the error of a file that is missing or another one."""
-        what = f"{self.kind.what} {what} is damaged"
-        return ArtifactError(what, expected=expected, found=found, remedy=self.kind.remedy)
+        kind = self.kind
+        return ArtifactError(
+            f"{kind.what} {what} is damaged", expected=expected, found=found, remedy=kind.remedy
+        )
