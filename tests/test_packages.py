@@ -56,7 +56,8 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             "wanrun",
             (
                 "address atomic",
-                "origin pins reading signature",
+                "pins reading signature",
+                "origin",
                 "store",
                 "copy",
                 "opening",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,11 @@ from wanrun.request.rows import rows
 from wanrun.request.written import parse_numbers, parse_size
 from wanrun.terminal.aliases import OUTPUT
 from wanrun.terminal.lines import print_error
+from wanrun.terminal.status import Status
+
+if TYPE_CHECKING:
+    from wanrun.artifact.artifact import Artifact
+    from wanrun.artifact.named import Kind, Named
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
 """The environment variable that names the artifact of wanrun."""
@@ -225,6 +230,35 @@ def folder_found(place: str) -> Path:
     import wanhub
 
     return wanhub.find(place, print_error)
+
+
+def fetch(artifact: Artifact, names: Iterable[Named]) -> None:
+    """Fetches files of an artifact that is elsewhere, and says how much has come."""
+    import wanhub
+    from wanrun.timing.spans import Spans
+
+    spans = Spans()
+    with Status(lambda: spans.running):
+        wanhub.fetch(artifact, names, print_error, lambda progress: spans.phase("fetch", None, progress))
+
+
+def fetched(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> Artifact:
+    """Opens an artifact whose files are all read: of one that is elsewhere they are fetched.
+
+    Args:
+        folder: its folder.
+        kinds: the kinds of files that are read; none for all.
+        targets: the targets; none for all.
+
+    Raises:
+        ArtifactError, UsageError: as ``wanhub.open_artifact`` and ``fetch``.
+    """
+    import wanhub
+
+    artifact = wanhub.open_artifact(folder)
+    names = artifact.only(targets=targets or None).named()
+    fetch(artifact, (one for one in names if not kinds or one.kind in kinds))
+    return artifact
 
 
 def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

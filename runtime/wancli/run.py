@@ -22,6 +22,7 @@ from wancli.command import (
     Command,
     Input,
     Output,
+    fetch,
     options_of,
     takes_artifact,
 )
@@ -136,7 +137,7 @@ def wanrun(
 def _check(artifact: Artifact) -> None:
     from wanrun.intact import check_intact
 
-    wanhub.fetch(artifact, artifact.named(), print_error)
+    fetch(artifact, artifact.named())
     check_intact(artifact, print_result)
     print_result(f"{artifact} is whole: {artifact.manifest.content_digest}")
 

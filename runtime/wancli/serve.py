@@ -13,12 +13,9 @@ import click
 
 import wanhub
 import wanrun
-from wancli.command import Command, Input, Number, Output, folder_found, options_of
+from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
 from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
-from wanrun.terminal.lines import print_error
-from wanrun.terminal.status import Status
-from wanrun.timing.spans import Spans
 from wanserve.process import WorkerProcess
 from wanserve.settings import Settings
 
@@ -207,9 +204,7 @@ def _settings(
 def _fetch(artifact: wanrun.Artifact, loading: dict[str, Any]) -> None:
     """Fetches what workers read of an artifact that is elsewhere: all profiles of its target."""
     if artifact.origin:
-        spans, names = Spans(), wanrun.needed(artifact, **loading)
-        with Status(lambda: spans.running):
-            wanhub.fetch(artifact, names, print_error, lambda progress: spans.phase("fetch", None, progress))
+        fetch(artifact, wanrun.needed(artifact, **loading))
 
 
 def _started(settings: Settings) -> WorkerProcess | None:

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import BinaryIO, Final
 
 import wanrun
-from wanhub.origin import MARKER, Origin, read_origin
+from wanhub.origin import MARKER, read_origin
 from wanhub.reading import Report
 from wanhub.signature import MANIFEST, SIGNATURE
 from wanhub.store import Store, quiet
@@ -34,49 +33,21 @@ THREADS: Final = 16
 Progress = Callable[[int], None]
 
 
-def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanrun.Artifact:
-    """Reads the manifest of an artifact that comes from elsewhere.
-
-    Args:
-        folder: where it is now.
-        where: what a message names in the place of the folder.
-        remedy: what to do if it is none: to build it again is for somebody else.
-        origin: the address that it comes from.
-
-    Raises:
-        ArtifactError: as ``wanrun.open_artifact``.
-    """
-    try:
-        if not (folder / MANIFEST).exists():
-            raise ArtifactError(f"{folder} is not an artifact", found=f"no {MANIFEST}")
-        return wanrun.open_artifact(folder, origin)
-    except ArtifactError as error:
-        what = error.what.replace(str(folder / MANIFEST), f"{MANIFEST} of {where}")
-        what = what.replace(str(folder), where)
-        raise ArtifactError(what, expected=error.expected, found=error.found, remedy=remedy) from None
-
-
 class Copy:
-    """A copy that is there. Several processes may fetch its files at once.
+    """A copy, whose files can be fetched. Several processes may do so at once.
 
     Args:
-        folder: it has the manifest, and says where the rest is.
+        artifact: its folder has a manifest, and says where the rest is.
         report: gets a line about a wait, from any thread.
 
-    Attributes:
-        artifact: the artifact.
-
     Raises:
-        ArtifactError: if it is no copy, or its marker or its manifest is damaged.
+        ArtifactError: if its folder is no copy, or its marker is damaged.
     """
 
-    def __init__(self, folder: Path, report: Report = quiet) -> None:
-        origin, remedy = read_origin(folder), f"remove {folder}, and fetch it again"
-        if origin is None:
-            raise ArtifactError(f"{folder} is no copy", found=f"no {MARKER}", remedy=remedy)
-        self._origin: Origin = origin
-        self._report = report
-        self.artifact = read_copied(folder, f"the copy {folder}", remedy, origin.address)
+    def __init__(self, artifact: wanrun.Artifact, report: Report = quiet) -> None:
+        if (origin := read_origin(artifact.folder)) is None:
+            raise ArtifactError(f"{artifact} is no copy", found=f"no {MARKER}")
+        self.artifact, self._origin, self._report = artifact, origin, report
 
     @cached_property
     def store(self) -> Store:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wanrun
-from wanhub.origin import read_origin
+from wanhub.origin import read_copied, read_origin
 from wanrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def open_artifact(place: str | os.PathLike[str], report: Report = silent) -> wan
         UsageError: as ``find``.
     """
     folder = find(place, report)
-    origin = read_origin(folder)
-    return wanrun.open_artifact(folder, "" if origin is None else origin.address)
+    if (origin := read_origin(folder)) is None:
+        return wanrun.open_artifact(folder)
+    return read_copied(folder, f"the copy {folder}", f"remove {folder}, and fetch it again", origin.address)
 
 
 def fetch(
@@ -81,7 +82,7 @@ def fetch(
         return
     from wanhub.copy import Copy
 
-    copy = Copy(artifact.folder, report)
+    copy = Copy(artifact, report)
     if not (missing := copy.missing(names)):
         return
     came, total = list[int](), sum(one.nbytes or 0 for one in missing)  # of some it is not known

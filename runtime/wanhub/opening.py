@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
-from wanhub.copy import check_places, read_copied
-from wanhub.origin import MARKER, Origin, mark
+from wanhub.copy import check_places
+from wanhub.origin import MARKER, Origin, mark, read_copied
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
 from wanhub.reading import ForbiddenError, Report
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE

@@ -10,6 +10,7 @@ import msgspec
 import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
+from wanhub.signature import MANIFEST
 from wanrun.errors import ArtifactError
 
 MARKER: Final = ".partial-copy.json"
@@ -69,3 +70,25 @@ def read_origin(folder: Path) -> Origin | None:
             found=str(error)[:200],
             remedy=f"remove {folder}, and fetch it again",
         ) from None
+
+
+def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanrun.Artifact:
+    """Reads the manifest of an artifact that comes from elsewhere.
+
+    Args:
+        folder: where it is now.
+        where: what a message names in the place of the folder.
+        remedy: what to do if it is none: to build it again is for somebody else.
+        origin: the address that it comes from.
+
+    Raises:
+        ArtifactError: as ``wanrun.open_artifact``.
+    """
+    try:
+        if not (folder / MANIFEST).exists():
+            raise ArtifactError(f"{folder} is not an artifact", found=f"no {MANIFEST}")
+        return wanrun.open_artifact(folder, origin)
+    except ArtifactError as error:
+        what = error.what.replace(str(folder / MANIFEST), f"{MANIFEST} of {where}")
+        what = what.replace(str(folder), where)
+        raise ArtifactError(what, expected=error.expected, found=error.found, remedy=remedy) from None

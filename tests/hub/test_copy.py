@@ -146,14 +146,14 @@ def test_the_pin_stays_until_a_pull_moves_it(
     pinned = read_pins(cache / "lock.json")[ADDRESS]
     assert pinned == Pin(published.head("me/wan"), changed.manifest_digest) and pinned.revision != commit
     # Equal components are on disk once.
-    copies = [Copy(folder) for folder in (first, newest)]
+    copies = [Copy(wanhub.open_artifact(folder)) for folder in (first, newest)]
     name = weight(copies[0].artifact.manifest)
     assert fetch(copies[0], name) and (newest / name).is_file()
 
 
 def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -> None:
     folder = open_copy(ADDRESS, cache, quiet)
-    copy = Copy(folder)
+    copy = Copy(wanhub.open_artifact(folder))
     entry = next(name for name in _names(copy.artifact.manifest) if name.startswith("executables/cpu"))
     for name, offset in (
         (weight(copy.artifact.manifest), 3),
@@ -169,7 +169,7 @@ def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -
 
 def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> None:
     """The file's own crc32c fits; the parameter's sha256 does not."""
-    copy = Copy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     rows = files[name][:-4]
@@ -188,7 +188,7 @@ def test_a_cut_connection_resumes(
 ) -> None:
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
     monkeypatch.setattr(reading, "RETRY_SECONDS", (0.01, 0.01))
-    copy = Copy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     published.forget()
     published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)]
@@ -204,12 +204,12 @@ def test_a_cut_connection_resumes(
 
 
 def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, two_targets: Path) -> None:
-    copy = Copy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = copy.artifact.manifest.tokenizer.file
     published.repositories["me/wan"].faults[name] = [("slow", 2000)]
     code = (
-        "from pathlib import Path\nfrom wanhub import copy\ncopy.RANGE_BYTES = 2000\n"
-        f"one = copy.Copy(Path({str(copy.artifact.folder)!r}))\n"
+        "import wanhub\nfrom wanhub import copy\ncopy.RANGE_BYTES = 2000\n"
+        f"one = copy.Copy(wanhub.open_artifact({str(copy.artifact.folder)!r}))\n"
         f"one.fetch(named for named in one.artifact.named() if named.name == {name!r})"
     )
     part = (copy.artifact.folder / name).with_name(f".{Path(name).name}.part")
@@ -229,10 +229,10 @@ def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, tw
 
 
 def test_threads_and_processes_fetch_a_file_once(published: UploadHub, cache: Path) -> None:
-    copy = Copy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     published.forget()
-    copies = [copy, Copy(copy.artifact.folder)] * 4
+    copies = [copy, Copy(copy.artifact)] * 4
     threads = [threading.Thread(target=fetch, args=(one, name)) for one in copies]
     for thread in threads:
         thread.start()
@@ -251,7 +251,7 @@ def test_what_the_hub_refuses(published: UploadHub, cache: Path) -> None:
     published.repositories["me/empty"].commit({"README.md": b"nothing"})
     with pytest.raises(ArtifactError, match=r"is no artifact; found no manifest\.json"):
         open_copy("hf://me/empty", cache, quiet)
-    copy = Copy(open_copy(ADDRESS, cache, quiet))
+    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     del files[name]
@@ -267,7 +267,7 @@ def test_an_address_that_changes_is_not_what_was_pinned(
     artifact = linked(two_targets, tmp_path / "moving")
     address = f"file://{artifact}"
     folder = open_copy(address, cache, quiet)
-    assert fetch(Copy(folder), "tokenizer/tokenizer.json")
+    assert fetch(Copy(wanhub.open_artifact(folder)), "tokenizer/tokenizer.json")
     assert (folder / "tokenizer/tokenizer.json").read_bytes() == (
         two_targets / "tokenizer/tokenizer.json"
     ).read_bytes()
@@ -313,7 +313,10 @@ def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Pa
     """The artifact is signed later, and moves."""
     artifact = linked(two_targets, tmp_path / "one")
     folder = open_copy(f"file://{artifact}", cache, quiet)
-    assert fetch(Copy(folder), "tokenizer/tokenizer.json") and not (folder / SIGNATURE).exists()
+    assert (
+        fetch(Copy(wanhub.open_artifact(folder)), "tokenizer/tokenizer.json")
+        and not (folder / SIGNATURE).exists()
+    )
     (artifact / SIGNATURE).write_bytes(b"signed")
     assert newest_copy(f"file://{artifact}", cache) == folder
     assert (folder / SIGNATURE).read_bytes() == b"signed"
@@ -321,13 +324,13 @@ def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Pa
     (moved / SIGNATURE).unlink()
     assert open_copy(f"file://{moved}", cache, quiet) == folder and not (folder / SIGNATURE).exists()
     assert wanhub.open_artifact(folder).origin == f"file://{moved}"
-    assert fetch(Copy(folder), weight(read_manifest(folder)))
+    assert fetch(Copy(wanhub.open_artifact(folder)), weight(read_manifest(folder)))
     assert open_copy(f"file://{artifact}", cache, quiet) == folder  # pinned: nothing is asked for
     assert wanhub.open_artifact(folder).origin == f"file://{artifact}"
 
 
 def test_what_is_damaged_is_fetched_again(published: UploadHub, cache: Path) -> None:
-    copy, came = Copy(open_copy(ADDRESS, cache, quiet)), list[int]()
+    copy, came = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet))), list[int]()
     names = list(copy.artifact.named())
     copy.fetch(names, came.append)
     assert sum(came) == sum({one.name: copy.artifact.path(one).stat().st_size for one in names}.values())

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import wanhub
 from wanbuild.check.embed import open_profile
 from wanbuild.check.findings import Findings, Videos
 from wanbuild.check.given_configs import with_given_configs
@@ -28,6 +27,7 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
 from wanbuild.variants.variant import Variant
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
@@ -362,8 +362,7 @@ def compare_with_reference(
             profile's kind.
         VerificationError: naming the checks that failed.
     """
-    artifact = wanhub.open_artifact(folder)
-    wanhub.fetch(artifact, artifact.named(), report)
+    artifact = open_artifact(folder)
     manifest = artifact.manifest
     profile = min(manifest.profiles.values(), key=lambda p: p.index, default=None)
     if profile is None:

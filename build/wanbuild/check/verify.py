@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import wanhub
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.findings import Findings
 from wanbuild.check.preview import fitted
@@ -26,7 +25,7 @@ from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_running, changing
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
-from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Recorded, read_manifest
 from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.programs import Profile
@@ -203,8 +202,7 @@ def replay(folder: Path, report: Report, findings: Findings | None = None) -> di
         VerificationError: if a profile's result differs from the record.
     """
     start_jax()  # imported before the manifest is read, which a build may replace
-    artifact = wanhub.open_artifact(folder)
-    wanhub.fetch(artifact, artifact.named(), report)
+    artifact = open_artifact(folder)
     check_all(artifact, report)
     outcomes: dict[str, str] = {}
     for profile in runnable_profiles(artifact, report):

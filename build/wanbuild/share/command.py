@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-import wanhub
 from wanbuild.building import DEBUG, Building
-from wancli.command import Checked, Input, Output, takes_artifact, takes_overwrite
+from wancli.command import Checked, Input, Output, fetched, takes_artifact, takes_overwrite
 from wanhub.signature import KEY_PASSWORD, SIGNATURE, signer
 from wanrun.claims import ARTIFACT, Place
 from wanrun.errors import unwritable
@@ -45,6 +44,7 @@ def oci_command(
     """Writes an artifact as an OCI image layout, for registries and clusters."""
     from wanbuild.share.oci import OciRequest, write_layout
 
+    fetched(artifact, targets=targets)
     digest = write_layout(OciRequest(artifact, output, tag, targets, licence), report)
     report(f"wrote {output}:{tag}, {digest}")
 
@@ -70,6 +70,7 @@ def push_command(
     """Publishes an artifact on the Hugging Face hub, with a model card."""
     from wanbuild.share.push import PushRequest, push
 
+    fetched(artifact, targets=targets)
     address = push(PushRequest(artifact, repository, targets, private, licence, example), report)
     report(f"pushed {address}")
 
@@ -112,8 +113,7 @@ def sign_command(artifact: Path, key: Path) -> None:
     from wanrun.intact import check_intact
 
     sign = signer(key, os.environ.get(KEY_PASSWORD) or None)  # before the artifact, which takes longer
-    opened = wanhub.open_artifact(artifact)
-    wanhub.fetch(opened, opened.named(), report)
+    opened = fetched(artifact)
     check_intact(opened, report)
     sign(artifact)
     report(f"wrote {artifact / SIGNATURE}, for manifest {opened.manifest.manifest_digest}")
@@ -131,9 +131,7 @@ def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> No
     from wanrun.artifact.named import REQUIREMENTS
     from wanrun.files import replace_file
 
-    opened = wanhub.open_artifact(artifact)
-    wanhub.fetch(opened, (one for one in opened.named() if one.kind is REQUIREMENTS), report)
-    text = bill_of_materials(opened, licence)
+    text = bill_of_materials(fetched(artifact, REQUIREMENTS), licence)
     if output is None:
         print_result(*text.splitlines())
         return

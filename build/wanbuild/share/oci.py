@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import wanhub
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
 from wanbuild.share.card import licence_of
 from wanbuild.share.layers import layers_of
 from wanbuild.share.tar import write_tar
 from wanhub.signature import is_signed
-from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import canonical_json, fsync_directory, read_bounded, replace_file, sha256_of
@@ -87,8 +86,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
             found=request.tag,
         )
     _index(folder)
-    artifact = wanhub.open_artifact(request.artifact).only(targets=request.targets or None)
-    wanhub.fetch(artifact, artifact.named(), report)
+    artifact = open_artifact(request.artifact).only(targets=request.targets or None)
     check_intact(artifact, report)
     add_metadata(artifact)
     try:

@@ -61,7 +61,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     chosen = artifact.only(targets=names)
     if request.folder is not None:
         artifact = replace(artifact, folder=_begun(request.folder, artifact.folder))
-    copy, files = Copy(artifact.folder, report), list(chosen.named())
+    copy, files = Copy(artifact, report), list(chosen.named())
     copy.discard_damaged(files)
     missing = copy.missing(files)
     with Progress(sum(one.nbytes or 0 for one in missing), "fetch") as progress:

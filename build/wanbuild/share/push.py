@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import wanhub
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.layers import layers_of
 from wanhub.address import parse_address
-from wanhub.copy import read_copied
+from wanhub.origin import read_copied
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
 from wanhub.store import Store
-from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
 from wanrun.errors import ArtifactError, SourceError, UsageError
 from wanrun.intact import check_intact
@@ -81,9 +80,8 @@ def push(request: PushRequest, report: Report) -> str:
     from huggingface_hub import CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    whole = wanhub.open_artifact(request.artifact)
+    whole = open_artifact(request.artifact)
     artifact = whole.only(targets=request.targets or None)
-    wanhub.fetch(artifact, artifact.named(), report)
     manifest = artifact.manifest
     example = None if request.example is None else Example.read(request.example, whole.manifest)
     check_intact(artifact, report)
