@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wanbuild.programs.denoiser import HISTORY, solver_step
+from wanbuild.programs.denoiser import solver_step
 from wanbuild.programs.export import describe, export_program
 from wanbuild.programs.spec import ProgramSpec, program
-from wanrun.artifact.programs import Program, Role, with_role
-from wanrun.denoising.solvers import COLUMNS
+from wanrun.artifact.programs import Program, with_role
+from wanrun.artifact.roles import RoleName
+from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.executables.store import LoadedProgram, lower
 
 SHAPE = (1, 2, 3, 4, 5)
@@ -107,7 +108,7 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     records, compiled = {}, {}
     for spec in _specs(dtype):
         donate = spec.donate_argnums
-        form: Role = "step" if spec.name.endswith("step") else "scan"
+        form: RoleName = "step" if spec.name.endswith("step") else "scan"
         avals = describe(spec, {"transformer"})
         records[spec.name] = Program("p", "", spec.inputs, donate, avals, form)
         lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, jax.devices("cpu")[0])

@@ -20,6 +20,7 @@ from wanbuild.staging import changing
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.select import named_profile, select_target
 from wanrun.errors import ArtifactError, UsageError
@@ -82,7 +83,7 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     selected = select_target(manifest, artifact, profile)
     memo = Memo(_facts(request, manifest, profile, selected.name, prompts))
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
-    with load(artifact, profile=profile.name, tuned=False, loop="step") as pipeline:
+    with load(artifact, profile=profile.name, tuned=False, loop=STEPWISE) as pipeline:
         runs = Runs(pipeline, memo, request.reference_steps)
         own = runs.resolved(prompts.chosen_by[0])
         check_calibratable(own)
@@ -164,7 +165,7 @@ def _profile(artifact: Path, manifest: Manifest, name: str | None) -> Profile:
     profiles = runnable_profiles(artifact, manifest, reasons.append)
     if name is not None:
         profiles = [one for one in profiles if one == named_profile(manifest, artifact, name)]
-    fitting = [one for one in profiles if "step" in one.options.forms]
+    fitting = [one for one in profiles if STEPWISE in one.options.forms]
     if not fitting:
         raise ArtifactError(
             f"no profile of {artifact} can be calibrated here",

@@ -17,6 +17,7 @@ from wanbuild.programs.proxies import proxies_of
 from wanbuild.staging import changing
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest, read_manifest
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import select_target
 from wanrun.errors import WanError
 from wanrun.generation.load import load
@@ -73,7 +74,8 @@ def _recorded_here(artifact: Path, manifest: Manifest, proxy: Profile) -> Golden
         WanError, OSError, RuntimeError: if it cannot be compiled, or cannot run here.
     """
     streams = manifest.components[TRANSFORMERS[0]].nbytes > STREAMED_FROM * host_memory_bytes()
-    options = BuildOptions.of(replace(proxy.options, loop="stream" if streams else "step"))
+    form = next(form for form in FORMS.values() if form.streams == streams)
+    options = BuildOptions.of(replace(proxy.options, loop=form.name))
     shape = Shape.of(proxy)
     with temporary_folder(Path(tempfile.gettempdir())) as folder:
         tokenizer = manifest.tokenizer.file

@@ -30,7 +30,7 @@ from wanbuild.programs.spreading import is_staged, spread
 from wanbuild.programs.steps import encode_image, encode_video, prepare, scan, step
 from wanbuild.programs.streaming import STACKS
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.artifact.programs import Role
+from wanrun.artifact.roles import RoleName
 from wanrun.artifact.staged import spread_name
 
 ENCODE_BATCH = 1
@@ -61,7 +61,7 @@ class ProgramKind:
     """
 
     name: str
-    role: Role
+    role: RoleName
     make: Maker
     built: Callable[[Parts], bool] = _always
 
@@ -151,7 +151,7 @@ def _loop(*forms: str) -> Callable[[Parts], bool]:
     return lambda parts: any(form in forms for form in parts.options.forms)
 
 
-def _streamed(name: str, role: Role, make: Maker) -> ProgramKind:
+def _streamed(name: str, role: RoleName, make: Maker) -> ProgramKind:
     return ProgramKind(f"stream_{name}", role, make, _loop("stream"))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.agreement import together
@@ -93,7 +94,7 @@ class Opening:
             manifest = read_manifest(folder)
             profile = wanted_profile(manifest, folder, self.policy)
             selected = self._selected(manifest, profile)
-        streams = resolve_loop(profile, self.policy.form) == "stream"
+        streams = FORMS[resolve_loop(profile, self.policy.form)].streams
         policy = together(
             given.group, manifest, selected.name, profile, self.policy, given.prompts, given.inputs
         )

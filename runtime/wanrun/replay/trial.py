@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.programs import Profile, Role
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS, ROLES
 from wanrun.artifact.select import named_profile
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, VerificationError, WanError
@@ -39,9 +40,6 @@ from wanrun.trust.proxy import witness_of
 from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]
-
-COMPARED: tuple[Role, ...] = ("once", "window", "prepare", "context", "decode")
-"""The roles of the programs that are compared with the same ones, compiled here."""
 
 
 def tried(artifact: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
@@ -91,7 +89,7 @@ def tried(artifact: Path, target: str, profile: str, tell: Tell, **how: Any) -> 
         except Exception as error:
             return refused(_one_line(error), _is_kept(error, ArtifactError))
         built, streams = wanted.options.forms, how.get("memory") == "stream"
-        forms = [form for form in built if (form == "stream") == streams] or built
+        forms = [form for form in built if FORMS[form].streams == streams] or built
         try:
             tell(refused("while they made the recorded video"))
             _compare_encoders(pipeline)
@@ -177,7 +175,7 @@ def _compare_others(pipeline: Pipeline, large: Profile) -> None:
     executables = programs.weights.executables
     most = max(ALIKE, VELOCITY_TOLERANCES[large.options.vae_dtype])
     for name, program in programs.items():
-        if program.role in COMPARED and program.sha256 not in known:
+        if ROLES[program.role].proven.by == "record" and program.sha256 not in known:
             weights = {one: pipeline.component_weights(one) for one in programs.components(name)}
             (loading,) = executables.request(large, [name])
             forms = loading.result(), executables.compiled(large, name)

@@ -88,6 +88,6 @@ def _tables(
     import jax
 
     made: Any = sampler.prepare(run, conditions, run.ranges[0])
-    if run.loop == "stream":
+    if run.form.streams:
         made = StreamedStep(sampler.programs, run.ranges[0].transformer, made).constant
     return {k: jax.device_put(table(np.asarray(one)), one.sharding) for k, one in made["rope"].items()}
