@@ -109,4 +109,6 @@ def _recorded_here(artifact: Path, manifest: Manifest, proxy: Profile) -> Golden
             lazy=True,
             progress=True,
         ) as pipeline:
-            return replayed(pipeline, environment)
+            replay = replayed(pipeline, environment)
+            replay.prove(pipeline.session(pipeline.profile), form.name)
+            return replay.golden

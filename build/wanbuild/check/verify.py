@@ -34,7 +34,8 @@ from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.intact import check_others, checked_programs
 from wanrun.machine.environment import open_devices
-from wanrun.replay.golden import PROMPT, STEPS, Golden, compare, read_golden, replayed
+from wanrun.replay.golden import NEGATIVE_PROMPT, PROMPT, STEPS, Golden, compare, read_golden, replayed
+from wanrun.replay.proof import check_all_ran, prove_encoders
 
 COPY = "copy the artifact again or rebuild it"
 
@@ -119,13 +120,26 @@ def _run(
     profile: Profile,
     findings: Findings | None,
     look: Callable[[Pipeline], object] = str,
+    steps: int | None = None,
 ) -> tuple[Golden, Any]:
-    """Runs one profile from the fixed seed; returns also what a function finds in its pipeline."""
+    """Runs one profile from the fixed seed, and proves all of its programs.
+
+    Returns:
+        The result, and what a function finds in the profile's pipeline.
+
+    Raises:
+        VerificationError: if a program is wrong.
+    """
     environment = select_target(manifest, artifact, profile).target.environment
     with open_profile(artifact, profile) as pipeline:
-        title = f"{profile.name}, {STEPS} steps of: {PROMPT}"
+        title = f"{profile.name}, {steps or STEPS} steps of: {PROMPT}"
         watched = pipeline if findings is None else findings.watched(pipeline, title)
-        return replayed(watched, environment), look(pipeline)
+        prove_encoders(pipeline, (PROMPT, NEGATIVE_PROMPT))
+        replay = replayed(watched, environment, steps=steps)
+        for form in profile.options.forms:
+            replay.prove(pipeline.session(profile), form)
+        check_all_ran(pipeline)
+        return replay.golden, look(pipeline)
 
 
 def start_jax() -> None:
@@ -211,7 +225,8 @@ def replay(artifact: Path, report: Report, findings: Findings | None = None) -> 
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
         file = manifest.golden[profile.name].file
-        expected, (found, _) = read_golden(artifact / file), _run(artifact, manifest, profile, findings)
+        expected = read_golden(artifact / file)
+        found, _ = _run(artifact, manifest, profile, findings, steps=expected.steps)
         if findings is not None:
             findings.replayed(profile.name, file, expected, found)
         outcomes[profile.name] = compare(expected, found)

@@ -85,9 +85,9 @@ def run_verify(
     """Runs ``wanbuild verify`` with a replay that gives this, and without the checks of files."""
 
     def replayed(
-        artifact: Path, manifest: object, profile: Any, findings: Findings | None
+        artifact: Path, manifest: object, profile: Any, findings: Findings | None, steps: int
     ) -> tuple[Golden, str]:
-        assert findings is not None
+        assert findings is not None and steps == HERE.steps
         findings.videos.append((profile.name, FRAMES))
         return found, ""
 

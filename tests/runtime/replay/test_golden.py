@@ -37,6 +37,17 @@ def test_a_recorded_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_golden(tmp_path / "golden.json") == HERE
 
 
+def test_a_record_says_its_number_of_steps(tmp_path: Path) -> None:
+    """Older ones have two; none has so many that a replay takes a day."""
+    for steps in (2, 4, 64):
+        (tmp_path / "golden.json").write_text(json.dumps(HERE.as_json() | {"steps": steps}))
+        assert read_golden(tmp_path / "golden.json").steps == steps
+    for wrong in (0, 65, "2"):
+        (tmp_path / "golden.json").write_text(json.dumps(HERE.as_json() | {"steps": wrong}))
+        with pytest.raises(ArtifactError, match="is no recorded result"):
+            read_golden(tmp_path / "golden.json")
+
+
 def test_on_the_same_machine_digests_are_compared() -> None:
     assert compare(HERE, HERE) == "digests equal"
     for what in ("latents_sha256", "frames_sha256"):
