@@ -107,9 +107,14 @@ class Generation:
         return 1 if row.body is None else row.cost(self._facts) / row.calls(self._facts)
 
     @functools.cached_property
+    def makers(self) -> tuple[Runs, ...]:
+        """The programs of the planned form of the loop that make steps, that of full ones first."""
+        return tuple(call for call in self.calls if ROLES[call.role].makes)
+
+    @property
     def loop(self) -> Runs:
-        """The program of the form of the loop that is planned."""
-        return next(call for call in self.calls if ROLES[call.role].makes)
+        """The program of full steps."""
+        return self.makers[0]
 
     @functools.cached_property
     def _counted(self) -> Mapping[str, ProgramSpec]:
