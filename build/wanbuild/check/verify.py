@@ -1,9 +1,9 @@
 """Checks every byte of an artifact, and that its results agree with the recorded ones.
 
-``record`` runs every profile that can run here for two steps from a fixed seed, one step for each of two
+``record`` runs every profile that can run here for four steps from a fixed seed, with steps of each of two
 experts, and keeps digests and a sample of the result in golden/. ``replay`` runs the profiles again: on the
 kind of machine that recorded them the digests must be equal, elsewhere the samples must agree within the
-recorded tolerance.
+recorded tolerance. Both prove every program, in every form of the loop: see ``wanrun.replay.proof``.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def record(artifact: Path, report: Report, findings: Findings | None = None) -> 
 
     Raises:
         ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
+        VerificationError: if a program is wrong; nothing of its profile is recorded then.
     """
     artifact = artifact.resolve()
     with changing(artifact):
@@ -214,7 +215,7 @@ def replay(artifact: Path, report: Report, findings: Findings | None = None) -> 
 
     Raises:
         ArtifactError: if the artifact is damaged, or if JAX has no device.
-        VerificationError: if a profile's result differs from the record.
+        VerificationError: if a profile's result differs from the record, or a program is wrong.
     """
     start_jax()  # imported before the manifest is read, which a build may replace
     manifest = read_manifest(artifact)

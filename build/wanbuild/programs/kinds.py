@@ -5,7 +5,8 @@ needs no new executable. A program's arguments are listed by name, and its resul
 passes the outputs of one program to the next without knowing their meaning.
 
 A new kind of program is a function here, or in a module of its own, and a row of ``PROGRAMS``. The manifest
-records its role, and everything else follows from that: see ``wanrun.artifact.programs.Role``.
+records its role. When it runs, what it costs and what proves it follow from the role's row: see
+``wanrun.artifact.roles``.
 """
 
 from __future__ import annotations

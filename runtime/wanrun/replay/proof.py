@@ -32,6 +32,9 @@ from wanrun.timing.timings import Timings
 TIMESTEPS = (300.0, TIMESTEP, 700.0)
 """Of the rows of the table. The first row is left out, as a program must do."""
 
+SCALES = (SCALE, 1.0, 2.0)
+"""Of guidance, in which velocities are linear: those of the first two give that of the third, the steps'."""
+
 FLOAT32_ROUNDING = 2.0**-24
 
 
@@ -103,7 +106,7 @@ class _Steps:
         (name,), looped = sampler.programs.with_role(maker), FORMS[form].looped
         rows = min(len(TIMESTEPS), sampler.profile.options.max_steps) if looped else len(TIMESTEPS)
         first = min(1, rows - 1)
-        steps = ExpertRange(expert, first, rows if looped else first + 1, SCALE)
+        steps = ExpertRange(expert, first, rows if looped else first + 1, SCALES[-1])
         generator = np.random.default_rng(0)
         signs = generator.choice([-1.0, 1.0], (rows, len(COLUMNS)))
         signs[:, COLUMNS.index("sigma")] = 1
@@ -133,12 +136,13 @@ class _Steps:
         (steps,) = self.run.ranges
         return self.run.table.coefficients[steps.first : steps.last]
 
-    def check(self, found: State, moved: np.ndarray, most: float) -> None:
+    def check(self, found: State, half: np.ndarray, one: np.ndarray, most: float) -> None:
         """Compares the state after the steps with NumPy's.
 
         Args:
             found: the state.
-            moved: the full step's velocity for these latents, float32.
+            half: the program's velocity for these latents with the first of ``SCALES``, float32.
+            one: with the second; the same array for a program without guidance.
             most: the relative error of velocities that is allowed.
 
         Raises:
@@ -148,24 +152,29 @@ class _Steps:
         before, after = _flat(self.given), _flat(found)
         predictions = [after["m1"]] if len(self.rows) == 1 else [after["m2"], after["m1"]]
         x, m0, sigma = before["latents"], predictions[0], float(self.rows[0, 0])
-        # The velocity's latents, its result, and this prediction were rounded when they were stored.
-        bound = rounding * (2 * np.abs(x) + np.abs(x - moved) + np.abs(m0) / sigma)
-        share = float(np.linalg.norm(bound) / np.linalg.norm(moved))
-        self.compare("prediction", moved.astype(np.float64), (x - m0) / sigma, most + share)
+        # Latents, and the result of the velocity's step, were rounded when they were stored.
+        seen = [Bounded(v.astype(np.float64), rounding * (np.abs(x) + np.abs(x - v))) for v in (half, one)]
+        beyond = (SCALES[2] - SCALES[1]) / (SCALES[1] - SCALES[0])
+        moved = _combined((-beyond, seen[0]), (1 + beyond, seen[1]))
+        bound = moved.bound + rounding * (np.abs(x) + np.abs(m0) / sigma)
+        self.compare("prediction", moved.values, (x - m0) / sigma, most + _share(bound, moved.values))
         for key, expected in updated(self.rows, before, predictions, rounding).items():
-            size = float(np.linalg.norm(expected.values)) or 1.0
-            share = float(np.linalg.norm(np.broadcast_to(expected.bound, x.shape))) / size
-            self.compare(key, expected.values, after[key], share)
+            self.compare(key, expected.values, after[key], _share(expected.bound, expected.values))
 
     def compare(self, what: str, expected: np.ndarray, found: np.ndarray, most: float) -> None:
         """Raises VerificationError if an array differs by more than this relative error."""
         if not (error := relative_error(expected, found)) <= most:
             raise VerificationError(
-                f"{self.name} makes other steps than the solver's table says: its {what} is wrong",
+                f"{self.name} makes other steps than the solver's table says: wrong {what}",
                 expected=f"at most {most:.1e} relative",
                 found=f"{error:.1e}",
                 remedy="build the artifact again",
             )
+
+
+def _share(bound: np.ndarray, values: np.ndarray) -> float:
+    """Returns a bound's norm, relative to that of the values."""
+    return float(np.linalg.norm(np.broadcast_to(bound, values.shape)) / np.linalg.norm(values))
 
 
 def _flat(state: State) -> dict[str, np.ndarray]:
@@ -200,15 +209,19 @@ def prove_steps(
     own = velocity(sampler, start, form) if own is None else own
     most = factor * VELOCITY_TOLERANCES[sampler.profile.options.dtype]
     for maker in makers:
-        scale, expected = ROLES[maker].proven.guidance_scale, whole
-        if scale is not None:
-            expected = velocity(sampler, start, form, first, scale)
-        found = own if maker == first else velocity(sampler, start, form, maker)
-        for expert, moved, full in zip(start.experts, found, expected, strict=True):
+        (name,), scale = sampler.programs.with_role(maker), ROLES[maker].proven.guidance_scale
+        guided = "guidance_scale" in sampler.programs[name].inputs
+        expected = whole if scale is None else velocity(sampler, start, form, first, scale)
+        half = own if maker == first else velocity(sampler, start, form, maker)
+        one = velocity(sampler, start, form, maker, SCALES[1]) if guided else half
+        for number, expert in enumerate(start.experts):
             steps = _Steps.drawn(sampler, start, form, maker, expert)
-            steps.compare("velocity", full, moved, most)
+            steps.compare("velocity", expected[number], half[number], most)
+            if guided and np.array_equal(one[number], half[number]):
+                raise VerificationError(f"guidance_scale changes nothing of what {name} returns")
             conditions = start.conditions_of(sampler, steps.run)
-            steps.check(sampler.steps(steps.run, steps.given, conditions, Noise(0)), moved, most)
+            found = sampler.steps(steps.run, steps.given, conditions, Noise(0))
+            steps.check(found, half[number], one[number], most)
 
 
 def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:

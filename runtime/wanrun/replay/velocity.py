@@ -1,6 +1,6 @@
 """The velocity that a profile's transformers predict for fixed noise: it tells wrong executables from right.
 
-Latents tell less: two steps from noise to a video and a guidance of 5 multiply rounding errors.
+Latents tell less: a few steps from noise to a video and a guidance of 5 multiply rounding errors.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ from wanrun.executables.store import LoadedProgram
 from wanrun.generation.sampler import Sampler
 from wanrun.replay.golden import Replay, replayed
 from wanrun.replay.proof import Bounded, check_all_ran, prove_encoders, prove_steps, updated
-from wanrun.replay.velocity import Start, velocity
+from wanrun.replay.velocity import SCALE, Start, velocity
 from wanrun.weights.programs import Programs
 
-WRONG = r"makes other steps than the solver's table says: its \w+ is wrong"
+WRONG = r"makes other steps than the solver's table says: wrong \w+"
 
 
 def prove(form: str, max_steps: int = MAX_STEPS, **options: Any) -> None:
@@ -109,14 +109,14 @@ def opened(media_toy: Callable[[str], tuple[Path, Path]]) -> Iterator[tuple[wanr
 @pytest.fixture
 def doctored_leave(
     opened: tuple[wanrun.Pipeline, Replay], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], None]:
-    """Puts a doctored program at the end of streamed steps."""
+) -> Callable[[str, Any], None]:
+    """Puts a program at the end of streamed steps that is compiled with something else in the denoiser."""
 
-    def put(name: str) -> None:
+    def put(what: str, other: Any) -> None:
         pipeline, _ = opened
         builder = builder_of(pipeline.manifest, pipeline.profile, resolve_target("cpu", {}))
         spec = builder.named("stream_leave")
-        with mock.patch.object(denoiser, "solver_step", DOCTORED[name]):
+        with mock.patch.object(denoiser, what, other):
             data = export_program(spec, "cpu")
         lowered = lower(data, spec.name, spec.donate, jax.devices("cpu")[0])
         own, program = Programs.bound, LoadedProgram(lowered.compile(), spec.inputs)
@@ -132,22 +132,48 @@ def doctored_leave(
 
 @pytest.mark.parametrize("name", DOCTORED)
 def test_a_doctored_end_of_streamed_steps(
-    name: str, opened: tuple[wanrun.Pipeline, Replay], doctored_leave: Callable[[str], None]
+    name: str, opened: tuple[wanrun.Pipeline, Replay], doctored_leave: Callable[[str, Any], None]
 ) -> None:
     pipeline, replay = opened
-    doctored_leave(name)
+    doctored_leave("solver_step", DOCTORED[name])
     session = pipeline.session(pipeline.profile)
     replay.prove(session, "step")
     with pytest.raises(VerificationError, match=f"stream_leave {WRONG}"):
         replay.prove(session, "stream")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda scale: 0 * scale + SCALE, "guidance_scale changes nothing of what stream_leave returns"),
+        (lambda scale: scale * scale / SCALE, f"stream_leave {WRONG}"),
+    ],
+    ids=["ignored", "squared"],
+)
+def test_guidance_that_is_wrong_but_for_one_scale(
+    change: Callable[[Any], Any],
+    message: str,
+    opened: tuple[wanrun.Pipeline, Replay],
+    doctored_leave: Callable[[str, Any], None],
+) -> None:
+    pipeline, replay = opened
+    own = denoiser.updated
+
+    def updated(output: Any, x: Any, past: Any, row: Any, scale: Any) -> dict[str, Any]:
+        return own(output, x, past, row, change(scale))
+
+    with mock.patch("wanbuild.programs.streaming.updated", updated):
+        doctored_leave("updated", updated)
+    with pytest.raises(VerificationError, match=message):
+        replay.prove(pipeline.session(pipeline.profile), "stream")
+
+
 def test_a_wrong_program_is_not_recorded(
-    media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path, doctored_leave: Callable[[str], None]
+    media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path, doctored_leave: Callable[[str, Any], None]
 ) -> None:
     """The video of the form of single steps is right."""
     artifact = linked(media_toy("wan2.2-i2v")[1], tmp_path / "artifact")
-    doctored_leave("predictor without m1")
+    doctored_leave("solver_step", DOCTORED["predictor without m1"])
     with pytest.raises(VerificationError, match=f"stream_leave {WRONG}"):
         verify.record(artifact, lambda line: None)
     assert read_manifest(artifact).golden == {}
