@@ -8,9 +8,10 @@ the programs of a role does: ``wanrun.generation``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
+
+import msgspec
 
 RoleName = Literal[
     "text", "once", "window", "prepare", "context", "step", "scan", "enter", "keys", "layer", "leave",
@@ -47,8 +48,7 @@ When = Literal["loading", "prompts", "media", "expert", "steps", "video"]
 videos, before an expert's steps, in its steps, and after the last one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What decides how often programs run in one generation.
 
     Attributes:
@@ -77,8 +77,7 @@ class Facts:
         return self.windows * sum(form.maker(index) == role for index in range(self.steps))
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(msgspec.Struct, frozen=True):
     """How it is shown that a program computes what it should.
 
     Attributes:
@@ -100,8 +99,7 @@ prediction, with the full step's |
     guidance_scale: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Role:
+class Role(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table. It has no defaults: who adds a role says all of it.
 
     Attributes:
@@ -134,8 +132,7 @@ class Role:
         return self.calls(facts) if self.body is None else facts.windows * facts.steps
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """A form of the denoising loop.
 
     Attributes:

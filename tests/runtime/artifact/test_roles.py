@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 
 import pytest
+from msgspec.structs import replace
 
 from wanrun.artifact.roles import (
     FORMS,
@@ -30,18 +30,18 @@ def test_every_role_and_form_of_a_manifest_has_a_row() -> None:
     assert in_forms == {role.name for role in ROLES.values() if role.when in ("expert", "steps")}
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Role)])
+@pytest.mark.parametrize("field", Role.__struct_fields__)
 def test_nothing_of_a_role_can_be_forgotten(field: str) -> None:
-    row = {one.name: getattr(ROLES["step"], one.name) for one in dataclasses.fields(Role)}
+    row = {name: getattr(ROLES["step"], name) for name in Role.__struct_fields__}
     del row[field]
-    with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{field}'"):
+    with pytest.raises(TypeError, match=f"Missing required argument '{field}'"):
         Role(**row)
 
 
 def test_a_program_that_makes_steps_is_proven_by_their_update() -> None:
     for name, proven in (("step", Proof("record")), ("decode", Proof("update"))):
         with pytest.raises(ValueError, match="a program is proven by its update if it makes steps"):
-            dataclasses.replace(ROLES[name], proven=proven)
+            replace(ROLES[name], proven=proven)
 
 
 CALLS = {"text": 2, "once": 1, "window": 3, "decode": 12}
@@ -58,14 +58,14 @@ CALLS = {"text": 2, "once": 1, "window": 3, "decode": 12}
     ],
 )
 def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> None:
-    facts = dataclasses.replace(FACTS, form=form, noise=noise)
+    facts = replace(FACTS, form=form, noise=noise)
     calls = {role.name: role.calls(facts) for role in roles_of(form)}
     assert calls == CALLS | expected
     # Of a loop the compiler counts one step.
     assert {role.name: role.cost(facts) for role in roles_of(form)} == calls | (
         {"scan": 30} if form == "scan" else {}
     )
-    of_text = dataclasses.replace(facts, media=False)
+    of_text = replace(facts, media=False)
     assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0]
 
 
@@ -74,13 +74,13 @@ def test_of_several_programs_that_make_steps_the_last_one_that_wants_a_step_make
 ) -> None:
     from wanrun.artifact import roles
 
-    every_third = dataclasses.replace(
+    every_third = replace(
         ROLES["step"],
         name="leave",
         makes=lambda index: index % 3 == 2,
         calls=lambda facts: facts.made("leave"),
     )
-    form = dataclasses.replace(FORMS["step"], roles=("prepare", "step", "leave"))
+    form = replace(FORMS["step"], roles=("prepare", "step", "leave"))
     monkeypatch.setattr(roles, "ROLES", {**ROLES, "leave": every_third})
     monkeypatch.setattr(roles, "FORMS", {**FORMS, "step": form})
     assert form.makers == ("step", "leave") and not form.looped

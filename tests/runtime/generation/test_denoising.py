@@ -97,9 +97,9 @@ def test_two_programs_that_make_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled={**programs.compiled, "other_step": programs.compiled["denoise_step"]},
         bound_names=[],
     )
-    third = dataclasses.replace(roles.ROLES["leave"], makes=lambda index: index % 3 == 2)
+    third = msgspec.structs.replace(roles.ROLES["leave"], makes=lambda index: index % 3 == 2)
     monkeypatch.setattr(roles, "ROLES", {**roles.ROLES, "leave": third})
-    form = dataclasses.replace(roles.FORMS["step"], roles=("prepare", "step", "leave"))
+    form = msgspec.structs.replace(roles.FORMS["step"], roles=("prepare", "step", "leave"))
     monkeypatch.setattr("wanrun.denoising.steps.FORMS", {"step": form})
     done: list[int] = []
     found = denoise(both, table, "step", on_step=partial(_note, done))
