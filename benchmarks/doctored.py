@@ -39,7 +39,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.executables.tolerance import relative_error
 from wanrun.generation.load import load
 from wanrun.replay.golden import recorded_generation
-from wanrun.replay.tiled import apart
+from wanrun.replay.tiled import repeated
 from wanrun.replay.velocity import Start, velocity
 
 Size = tuple[int, int]
@@ -155,7 +155,8 @@ def steps_apart(artifact: Path, small: Size, large: Size) -> float:
         generation = recorded_generation(pipeline)
         start = Start.of(pipeline, generation, generation.read_media())
         found = velocity(pipeline.session(pipeline.profile), start, "step")
-        return apart(pipeline, start, found, other, "step")
+        start, expected = repeated(pipeline, start, found, other)
+        return relative_error(expected, velocity(pipeline.session(other), start, "step"))
 
 
 def measure(source: Path, small: Size, large: Size, frames: int, folder: Path) -> None:

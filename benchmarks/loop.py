@@ -25,7 +25,11 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
-from wanrun.artifact.programs import FORMS, with_role
+from wanrun.artifact.programs import with_role
+from wanrun.artifact.roles import forms_of
+
+FORMS = forms_of("both")
+"""The forms of whole steps; each has one program, whose role has its name."""
 
 
 def ensure_artifact(folder: Path, options: argparse.Namespace) -> Path:

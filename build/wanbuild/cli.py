@@ -19,6 +19,7 @@ from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
 from wancli.command import CONTEXT_SETTINGS, SIZE, Input, Output, takes_artifact
 from wanrun import __version__
+from wanrun.artifact.roles import LOOPS
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
 from wanrun.terminal.lines import print_error, print_result, report, warn
@@ -180,7 +181,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 @click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time.")
 @click.option(
     "--loop",
-    type=click.Choice(["both", "step", "scan", "stream", "all"]),
+    type=click.Choice(LOOPS),
     default="both",
     show_default=True,
     help="Forms of the denoising loop: a call per step, all steps in one call, both of these, a call per "

@@ -19,6 +19,7 @@ from wanbuild.source.parts import OPTIONS
 from wanbuild.targets.mesh import parse_mesh
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.roles import LOOPS
 from wanrun.errors import ArtifactError, UsageError, escaped, shortened
 from wanrun.files import canonical_json, read_bounded, sha256_of
 from wanrun.request.written import parse_size
@@ -82,7 +83,7 @@ MOST = 2**31 - 1
 DTYPES = ("bfloat16", "float32")
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "loop": ("both", "step", "scan", "stream", "all"),
+        "loop": LOOPS,
         "quantise": ("int8", "float8", "source"),
         "vae_precision": ("high", "highest"),
     }

@@ -242,8 +242,8 @@ def fetch(artifact: Artifact, names: Iterable[Named]) -> None:
         wanhub.fetch(artifact, names, print_error, lambda progress: spans.phase("fetch", None, progress))
 
 
-def fetched(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> Artifact:
-    """Opens an artifact whose files are all read: of one that is elsewhere they are fetched.
+def fetch_all(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> None:
+    """Fetches all files of an artifact that is elsewhere.
 
     Args:
         folder: its folder.
@@ -254,11 +254,12 @@ def fetched(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> Artifa
         ArtifactError, UsageError: as ``wanhub.open_artifact`` and ``fetch``.
     """
     import wanhub
+    from wanhub.origin import is_copy
 
-    artifact = wanhub.open_artifact(folder)
-    names = artifact.only(targets=targets or None).named()
-    fetch(artifact, (one for one in names if not kinds or one.kind in kinds))
-    return artifact
+    if is_copy(folder):
+        artifact = wanhub.open_artifact(folder)
+        names = artifact.only(targets=targets or None).named()
+        fetch(artifact, (one for one in names if not kinds or one.kind in kinds))
 
 
 def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

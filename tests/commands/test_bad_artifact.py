@@ -287,10 +287,10 @@ def test_a_damaged_program(refused: Refused, artifact: Path, allow: tuple[str, .
     path = program(artifact, "decode_video")
     flip(path, 1000)
     line = refused(artifact, *allow)
-    assert f"/decode_video-: {path}" in line and "copy the artifact again" in line
+    assert f"the program {path} is damaged" in line and "copy the artifact again" in line
     path.unlink()
     line = refused(artifact, *allow)
-    assert f"/decode_video-: {path}" in line and "found No such file" in line
+    assert f"the program {path} is damaged" in line and "found No such file" in line
 
 
 @pytest.mark.usefixtures("no_weights_are_read")

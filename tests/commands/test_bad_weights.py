@@ -93,23 +93,23 @@ def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.
     first, second = (up / str(layer) / "0" / "0" for layer in (0, 1))
     exchange(first, second)
     line = verify()
-    assert "transformer/blocks/ffn/up/weight, row 0 has the wrong crc32c" in line and str(first) in line
+    assert f"{first} is damaged; expected crc32c " in line and " of row 0;" in line
     exchange(first, second)
 
     key, query = (weights / f"blocks.attn1.to_{name}.weight" / "c" / "2" / "0" / "0" for name in "kq")
     exchange(key, query)
-    assert "row 2 has the wrong crc32c" in verify()
+    assert " of row 2;" in verify()
     exchange(key, query)
 
     data = second.read_bytes()
     second.write_bytes(data[:-1])
     line = verify()
-    assert f"the file has the wrong size in {second}; expected {len(data)}; found {len(data) - 1}" in line
+    assert f"{second} is damaged; expected {len(data)} bytes; found {len(data) - 1} bytes" in line
     second.unlink()
     line = verify()
-    assert f"the file cannot be read (No such file or directory) in {second}" in line
+    assert f"{second} is damaged; expected a file; found No such file or directory" in line
     second.mkdir()
-    assert f"the file cannot be read (Is a directory) in {second}" in verify()
+    assert f"{second} is damaged; expected a file; found Is a directory" in verify()
     second.rmdir()
 
     second.write_bytes(data)

@@ -84,8 +84,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Prompts that were encoded, by a stand-in for the pipeline."""
     prompts: list[str] = []
 
-    def open_fake(artifact: Path, profile: Any, lazy: bool = False) -> Any:
-        manifest = read_manifest(artifact)
+    def open_fake(artifact: Artifact, profile: Any, lazy: bool = False) -> Any:
+        manifest = artifact.manifest
         width, length = manifest.configs["text_encoder"]["d_model"], manifest.tokenizer.max_length
         return contextlib.nullcontext(FakePipeline(prompts, width, length, profile.options.dtype))
 

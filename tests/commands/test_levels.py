@@ -61,7 +61,7 @@ def test_a_record_of_a_level_names_the_whole_cpu(both: Path) -> None:
     """Digests are compared between equal machines, and products of matrices depend on more than the level."""
     with load(both, target=LEVEL, embeddings="none") as pipeline:
         assert pipeline.environment["cpu_features"] == list(LEVELS[LEVEL])
-        machine = replayed(pipeline, pipeline.environment).machine
+        machine = replayed(pipeline, pipeline.environment).golden.machine
     assert machine["cpu_features"] == list(environment.cpu_features()) and machine["cpu_level"] == LEVEL
 
 

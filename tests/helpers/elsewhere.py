@@ -43,13 +43,13 @@ def put_golden(artifact: Path, golden: Mapping[str, Any] | None, profile: str = 
     manifest.changed(golden={profile: Recorded(file=file, sha256=sha256_of(data))}).write(artifact)
 
 
-def record(artifact: Path, profile: str = PROFILE) -> dict[str, Any]:
-    """Runs a profile on the artifact's CPU target; returns the result to record."""
+def record(artifact: Path, profile: str = PROFILE, steps: int | None = None) -> dict[str, Any]:
+    """Runs a profile on the artifact's CPU target; returns the result to record, of so many steps."""
     from wanrun.generation.load import load
     from wanrun.replay.golden import replayed
 
     with load(artifact, embeddings="none", target="cpu", profile=profile) as pipeline:
-        return replayed(pipeline, pipeline.environment).as_json()
+        return replayed(pipeline, pipeline.environment, steps=steps).golden.as_json()
 
 
 def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wanbuild.programs.denoiser import HISTORY, solver_step
+from wanbuild.programs.denoiser import solver_step
 from wanbuild.programs.export import describe, export_program
 from wanbuild.programs.spec import ProgramSpec, program
-from wanrun.artifact.programs import Program, Role, with_role
-from wanrun.denoising.solvers import COLUMNS
+from wanrun.artifact.programs import Program, with_role
+from wanrun.artifact.roles import RoleName
+from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.executables.store import LoadedProgram, lower
 
 SHAPE = (1, 2, 3, 4, 5)
@@ -27,12 +28,21 @@ SCALES: Mapping[str, float] = {"transformer": 0.5, "transformer_2": -0.25}
 FULL: Mapping[str, str] = {"step": "denoise_step", "scan": "denoise_loop"}
 
 
+Update = Callable[..., tuple[Any, dict[str, Any]]]
+"""Takes and returns what ``solver_step`` does."""
+
+
 def full_step(
-    transformer: Any, latents: Any, history: Any, coefficients: Any, timestep: Any
+    transformer: Any,
+    latents: Any,
+    history: Any,
+    coefficients: Any,
+    timestep: Any,
+    update: Update = solver_step,
 ) -> dict[str, Any]:
     x, past = jax.tree.map(lambda array: array.astype(jnp.float32), (latents, history))
     v = transformer["scale"] * jnp.tanh(x) + timestep / 1000
-    x, past = solver_step(x, v, past, coefficients)
+    x, past = update(x, v, past, coefficients)
     return jax.tree.map(lambda array: array.astype(latents.dtype), {"latents": x, "history": past})
 
 
@@ -50,7 +60,8 @@ def _loop(step: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     return loop
 
 
-def _specs(dtype: str) -> list[ProgramSpec]:
+def _specs(dtype: str, update: Update, max_steps: int) -> list[ProgramSpec]:
+    step = functools.partial(full_step, update=update)
     latents, index = jax.ShapeDtypeStruct(SHAPE, jnp.dtype(dtype)), jax.ShapeDtypeStruct((), jnp.int32)
     state = {"latents": latents, "history": dict.fromkeys(HISTORY, latents)}
     weights = {"transformer": {"scale": jax.ShapeDtypeStruct((), jnp.float32)}}
@@ -64,10 +75,8 @@ def _specs(dtype: str) -> list[ProgramSpec]:
 
     bounds = {"first": index, "last": index}
     return [
-        program(FULL["step"], full_step, {**weights, **state, **rows()}, tuple(state)),
-        program(
-            FULL["scan"], _loop(full_step), {**weights, **state, **rows(MAX_STEPS), **bounds}, tuple(state)
-        ),
+        program(FULL["step"], step, {**weights, **state, **rows()}, tuple(state)),
+        program(FULL["scan"], _loop(step), {**weights, **state, **rows(max_steps), **bounds}, tuple(state)),
     ]
 
 
@@ -103,11 +112,13 @@ class SmallPrograms:
 
 
 @functools.cache
-def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgram]]:
+def _built(
+    dtype: str, update: Update, max_steps: int
+) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgram]]:
     records, compiled = {}, {}
-    for spec in _specs(dtype):
+    for spec in _specs(dtype, update, max_steps):
         donate = spec.donate_argnums
-        form: Role = "step" if spec.name.endswith("step") else "scan"
+        form: RoleName = "step" if spec.name.endswith("step") else "scan"
         avals = describe(spec, {"transformer"})
         records[spec.name] = Program("p", "", spec.inputs, donate, avals, form)
         lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, jax.devices("cpu")[0])
@@ -118,6 +129,14 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     return records, compiled
 
 
-def small_programs(dtype: str = "float32") -> SmallPrograms:
-    """The programs, with latents and history of this dtype."""
-    return SmallPrograms(*_built(dtype))
+def small_programs(
+    dtype: str = "float32", update: Update = solver_step, max_steps: int = MAX_STEPS
+) -> SmallPrograms:
+    """The programs, with latents and history of this dtype.
+
+    Args:
+        dtype: the dtype.
+        update: updates the solver's state.
+        max_steps: rows of the loop's table.
+    """
+    return SmallPrograms(*_built(dtype, update, max_steps))

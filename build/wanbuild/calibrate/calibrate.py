@@ -21,6 +21,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.select import named_profile, select_target
 from wanrun.errors import ArtifactError, UsageError
@@ -84,7 +85,7 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     selected = select_target(artifact, profile)
     memo = Memo(_facts(request, artifact.manifest, profile, selected.name, prompts))
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
-    with load(artifact, profile=profile.name, tuned=False, loop="step") as pipeline:
+    with load(artifact, profile=profile.name, tuned=False, loop=STEPWISE) as pipeline:
         runs = Runs(pipeline, memo, request.reference_steps)
         own = runs.resolved(prompts.chosen_by[0])
         check_calibratable(own)
@@ -166,7 +167,7 @@ def _profile(artifact: Artifact, name: str | None) -> Profile:
     profiles = runnable_profiles(artifact, reasons.append)
     if name is not None:
         profiles = [one for one in profiles if one == named_profile(artifact, name)]
-    fitting = [one for one in profiles if "step" in one.options.forms]
+    fitting = [one for one in profiles if STEPWISE in one.options.forms]
     if not fitting:
         raise ArtifactError(
             f"no profile of {artifact} can be calibrated here",

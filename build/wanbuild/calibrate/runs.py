@@ -15,6 +15,7 @@ from wanbuild.calibrate.fit import Steps, fit
 from wanbuild.calibrate.graph import Recording, products_of
 from wanbuild.calibrate.judge import psnr
 from wanbuild.calibrate.memo import Memo
+from wanrun.artifact.roles import STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import schedule
@@ -54,7 +55,7 @@ class Runs:
     def resolved(self, line: Line, **options: Any) -> Generation:
         """Returns what a line makes with these options."""
         given = {name: getattr(line, name) for name in Request.__struct_fields__}
-        request = Request(**{**given, "loop": "step", **options})
+        request = Request(**{**given, "loop": STEPWISE, **options})
         pipeline = self._pipeline
         return resolve_request(request, pipeline.artifact, loaded=pipeline.profile)
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wanbuild.building import DEBUG, Building
-from wancli.command import Checked, Input, Output, fetched, takes_artifact, takes_overwrite
+from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
 from wanrun.claims import REPORT, Place
 from wanrun.errors import UsageError
 from wanrun.terminal.lines import print_result, report, warn
@@ -76,7 +76,7 @@ def _outcome(
     from wanbuild.check.findings import Findings, reported
 
     if not record:  # which is refused for what is elsewhere
-        fetched(artifact)
+        fetch_all(artifact)
     findings = Findings()
     say = report if page is None else findings.saying(report)
     kept = None if page is None else findings

@@ -19,6 +19,7 @@ from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.named import WEIGHTS
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import select_target
 from wanrun.errors import WanError
 from wanrun.generation.load import load
@@ -76,7 +77,8 @@ def _recorded_here(artifact: Artifact, proxy: Profile) -> Golden:
     """
     manifest = artifact.manifest
     streams = manifest.components[TRANSFORMERS[0]].nbytes > STREAMED_FROM * host_memory_bytes()
-    options = BuildOptions.of(replace(proxy.options, loop="stream" if streams else "step"))
+    form = next(form for form in FORMS.values() if form.streams == streams)
+    options = BuildOptions.of(replace(proxy.options, loop=form.name))
     shape = Shape.of(proxy)
     with temporary_folder(Path(tempfile.gettempdir())) as folder:
         tokenizer = manifest.tokenizer.file
@@ -110,4 +112,6 @@ def _recorded_here(artifact: Artifact, proxy: Profile) -> Golden:
             lazy=True,
             progress=True,
         ) as pipeline:
-            return replayed(pipeline, environment)
+            replay = replayed(pipeline, environment)
+            replay.prove(pipeline.session(pipeline.profile), form.name)
+            return replay.golden

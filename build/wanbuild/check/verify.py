@@ -1,9 +1,9 @@
 """Checks every byte of an artifact, and that its results agree with the recorded ones.
 
-``record`` runs every profile that can run here for two steps from a fixed seed, one step for each of two
+``record`` runs every profile that can run here for four steps from a fixed seed, with steps of each of two
 experts, and keeps digests and a sample of the result in golden/. ``replay`` runs the profiles again: on the
 kind of machine that recorded them the digests must be equal, elsewhere the samples must agree within the
-recorded tolerance.
+recorded tolerance. Both prove every program, in every form of the loop: see ``wanrun.replay.proof``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.intact import check_intact
 from wanrun.machine.environment import open_devices
-from wanrun.replay.golden import PROMPT, STEPS, Golden, compare, read_golden, replayed
+from wanrun.replay.golden import NEGATIVE_PROMPT, PROMPT, STEPS, Golden, compare, read_golden, replayed
+from wanrun.replay.proof import check_all_ran, prove_encoders
 
 COPY = "copy the artifact again or rebuild it"
 
@@ -121,13 +122,26 @@ def _run(
     profile: Profile,
     findings: Findings | None,
     look: Callable[[Pipeline], object] = str,
+    steps: int | None = None,
 ) -> tuple[Golden, Any]:
-    """Runs one profile from the fixed seed; returns also what a function finds in its pipeline."""
+    """Runs one profile from the fixed seed, and proves all of its programs.
+
+    Returns:
+        The result, and what a function finds in the profile's pipeline.
+
+    Raises:
+        VerificationError: if a program is wrong.
+    """
     environment = select_target(artifact, profile).target.environment
     with open_profile(artifact, profile) as pipeline:
-        title = f"{profile.name}, {STEPS} steps of: {PROMPT}"
+        title = f"{profile.name}, {steps or STEPS} steps of: {PROMPT}"
         watched = pipeline if findings is None else findings.watched(pipeline, title)
-        return replayed(watched, environment), look(pipeline)
+        prove_encoders(pipeline, (PROMPT, NEGATIVE_PROMPT))
+        replay = replayed(watched, environment, steps=steps)
+        for form in profile.options.forms:
+            replay.prove(pipeline.session(profile), form)
+        check_all_ran(pipeline)
+        return replay.golden, look(pipeline)
 
 
 def start_jax() -> None:
@@ -155,6 +169,7 @@ def record(folder: Path, report: Report, findings: Findings | None = None) -> No
 
     Raises:
         ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
+        VerificationError: if a program is wrong; nothing of its profile is recorded then.
     """
     with changing(folder.resolve()) as artifact:
         start_jax()
@@ -199,7 +214,7 @@ def replay(folder: Path, report: Report, findings: Findings | None = None) -> di
 
     Raises:
         ArtifactError: if the artifact is damaged, or if JAX has no device.
-        VerificationError: if a profile's result differs from the record.
+        VerificationError: if a profile's result differs from the record, or a program is wrong.
     """
     start_jax()  # imported before the manifest is read, which a build may replace
     artifact = open_artifact(folder)
@@ -210,7 +225,8 @@ def replay(folder: Path, report: Report, findings: Findings | None = None) -> di
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
         file = artifact.manifest.golden[profile.name].file
-        expected, (found, _) = read_golden(artifact, profile.name), _run(artifact, profile, findings)
+        expected = read_golden(artifact, profile.name)
+        found, _ = _run(artifact, profile, findings, steps=expected.steps)
         if findings is not None:
             findings.replayed(profile.name, file, expected, found)
         outcomes[profile.name] = compare(expected, found)

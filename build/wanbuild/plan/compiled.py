@@ -16,7 +16,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.streaming import STACKS
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.programs import FORM_ROLES, STEP_ROLES, Role
+from wanrun.artifact.roles import FORMS, ROLES, RoleName
 from wanrun.weights.layers import OUTSIDE
 
 
@@ -32,13 +32,10 @@ class Compiled:
     """
 
     name: str
-    role: Role
+    role: RoleName
     seconds: float
     figures: Figures
 
-
-BEFORE_STEPS: frozenset[Role] = frozenset({"context", "keys"})
-"""Roles of programs of layers that stream which ``prepare`` stands for; the step stands for the others."""
 
 WEIGHTS = (OUTSIDE, *STACKS)
 """Inputs of those programs that are weights."""
@@ -46,10 +43,11 @@ WEIGHTS = (OUTSIDE, *STACKS)
 
 def programs(generation: Generation, target: TargetSpec) -> Iterator[ProgramSpec]:
     """Yields the programs for a target; the loop first, as it is most likely to be too large."""
-    loop = "stream" if generation.streams else generation.options.loop
+    streamed = next(name for name, form in FORMS.items() if form.streams)
+    loop = streamed if generation.streams else generation.options.loop
     options = replace(generation.options, loop=loop)
     builder = ProgramBuilder(generation.manifest, generation.shape, options, *target.programs_for)
-    yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in STEP_ROLES)
+    yield from sorted(generation.specs(builder), key=lambda spec: ROLES[spec.role].when != "steps")
 
 
 def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpec) -> Compiled:
@@ -96,10 +94,11 @@ def compile_programs(
         large, or all are there.
     """
     done: dict[str, Compiled] = {}
-    prepare = next(call for call in generation.calls if call.role == "prepare")
+    before = next(call for call in generation.calls if ROLES[call.role].when == "expert")
+    layers = {name for form in FORMS.values() if form.streams for name in form.roles}
     for spec in programs(generation, target):
-        streamed = spec.role in FORM_ROLES["stream"]
-        whole = prepare if spec.role in BEFORE_STEPS else generation.loop
+        streamed = spec.role in layers
+        whole = before if ROLES[spec.role].when == "expert" else generation.loop
         name = whole.name if streamed else spec.name
         if names and name not in names:
             continue

@@ -9,6 +9,7 @@ import click
 
 from wanbuild.targets.mesh import parse_mesh
 from wancli.command import SIZE
+from wanrun.artifact.roles import FORMS
 
 _STORED = click.Choice(["bfloat16", "float32"])
 
@@ -53,9 +54,7 @@ _OPTIONS = (
     ),
     click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time."),
     click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time."),
-    click.option(
-        "--loop", type=click.Choice(["step", "scan", "stream"]), help="Form of the loop.  [default: step]"
-    ),
+    click.option("--loop", type=click.Choice(tuple(FORMS)), help="Form of the loop.  [default: step]"),
     click.option(
         "--compile/--no-compile", "compiles", default=True, help="Compile, or predict by formula alone."
     ),

@@ -18,11 +18,10 @@ from wanbuild.plan.work import Work, work_of
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.steps import step
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices
-from wanrun.artifact.programs import FORMS, Role
+from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
 from wanrun.weights.layers import OUTSIDE, parts_of
 
 ENCODERS = ("text_encoder", "image_encoder")
@@ -41,7 +40,7 @@ class Runs:
     """
 
     name: str
-    role: Role
+    role: RoleName
     component: str | None
     times: int
 
@@ -80,25 +79,42 @@ class Generation:
     @functools.cached_property
     def calls(self) -> tuple[Runs, ...]:
         """The programs in the order in which they run, without those that only bring weights."""
-        experts = len(self.experts)
-        times: dict[Role, int] = {
-            "text": 2 if self.shape.guidance else 1,
-            "prepare": experts,
-            "step": self.steps,
-            "scan": experts,
-            "decode": self.shape.num_videos,
-        }
         calls = []
         for name, spec in self._counted.items():
-            if spec.role != "spread":
+            if ROLES[spec.role].when != "loading":
                 component = next((key for key in spec.inputs if key in self.components), None)
-                calls.append(Runs(name, spec.role, component, times.get(spec.role, 1)))
+                times = ROLES[spec.role].calls(self._facts)
+                calls.append(Runs(name, spec.role, component, times))
         return tuple(calls)
 
     @functools.cached_property
+    def _facts(self) -> Facts:
+        """What decides how often programs run: one window, with images and videos if the model takes them."""
+        return Facts(
+            form=self.options.forms[0],
+            steps=self.steps,
+            experts=len(self.experts),
+            windows=1,
+            prompts=2 if self.shape.guidance else 1,
+            videos=self.shape.num_videos,
+            media=True,
+            noise=False,
+        )
+
+    def _turns(self, role: RoleName) -> float:
+        """Returns the steps of one call of a loop on the device; 1 for any other program."""
+        row = ROLES[role]
+        return 1 if row.body is None else row.cost(self._facts) / row.calls(self._facts)
+
+    @functools.cached_property
+    def makers(self) -> tuple[Runs, ...]:
+        """The programs of the planned form of the loop that make steps, that of full ones first."""
+        return tuple(call for call in self.calls if ROLES[call.role].makes)
+
+    @property
     def loop(self) -> Runs:
-        """The program of the form of the loop that is planned."""
-        return next(call for call in self.calls if call.role in FORMS.values())
+        """The program of full steps."""
+        return self.makers[0]
 
     @functools.cached_property
     def _counted(self) -> Mapping[str, ProgramSpec]:
@@ -114,21 +130,24 @@ class Generation:
 
     def specs(self, builder: ProgramBuilder) -> Iterator[ProgramSpec]:
         """Yields the programs of the generation that a builder makes: one form of the loop, one of text."""
-        specs, form = builder.programs(), "scan" if self.options.loop == "scan" else "step"
-        longest = max(spec.place for spec in specs if spec.role == "text")
-        left_out = {"step", "scan"} - {form}
+        specs = builder.programs()
+        last = {spec.role: spec.place for spec in specs if ROLES[spec.role].when == "prompts"}
+        planned, *others = (FORMS[name].roles for name in builder.options.forms)
+        left_out = {role for roles in others for role in roles} - set(planned)
         for spec in specs:
-            if spec.role not in left_out and (spec.role != "text" or spec.place == longest):
+            if spec.role not in left_out and last.get(spec.role, spec.place) == spec.place:
                 yield spec
 
     @functools.cached_property
     def work(self) -> Mapping[str, Work]:
         """The work of every call by program; of a loop, that of its steps."""
-        work = {
-            name: Work() if spec.role == "scan" else work_of(spec) for name, spec in self._counted.items()
-        }
-        if self.loop.role == "scan":  # its number of steps is an input
-            work[self.loop.name].add(work_of(step(self.builder)), self.steps / len(self.experts))
+        work = dict[str, Work]()
+        for name, spec in self._counted.items():
+            if (body := ROLES[spec.role].body) is None:
+                work[name] = work_of(spec)
+            else:  # its number of steps is an input
+                work[name] = Work()
+                work[name].add(work_of(self.builder.first(body)), self._turns(spec.role))
         return work
 
     @functools.cached_property
@@ -174,12 +193,12 @@ class Generation:
         if call.component == "vae":
             columns = self.builder.latent_shape[2]
             return Share(products=-(-columns // count) / columns, weights=used, whole_weights=whole)
-        if call.role == "prepare":
+        if ROLES[call.role].when == "expert":
             # It uses a small part of the transformer, and every device computes it.
             return Share(1 / sizes.get("tensor", 1))
         if call.component in ENCODERS:
             return Share(1 / sizes.get("tensor", 1), used, whole, gathered)
-        times = self.steps / len(self.experts) if call.role == "scan" else 1
+        times = self._turns(call.role)
         computed = self.step.tokens_of(sizes) / (self.step.batch * self.step.tokens * sizes.get("tensor", 1))
         sent = sum(self.step.sent(sizes).values())
         tokens = 2 * self.step.tokens_of(sizes) * self.step.config.dim / sizes.get("tensor", 1)

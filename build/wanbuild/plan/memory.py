@@ -14,7 +14,7 @@ from typing import Any
 from wanbuild.models.blocks import HIDDEN_BYTES
 from wanbuild.plan.generation import Generation, Runs
 from wanrun.artifact.mesh import Sizes, num_devices
-from wanrun.artifact.programs import FORMS
+from wanrun.artifact.roles import ROLES
 from wanrun.machine.memory import DEVICE_MARGIN
 from wanrun.weights.layers import AHEAD
 
@@ -106,7 +106,9 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
         for call in generation.calls
     }
     code = sum(one.code for one in figures.values())
-    during_text = max(working[call.name] for call in generation.calls if call.role == "text") + code
+    during_text = (
+        max(working[call.name] for call in generation.calls if ROLES[call.role].when == "prompts") + code
+    )
     largest = max(working.values()) + code
     experts = [weights.pop(name) for name in generation.experts]
     text = weights.pop("text_encoder")
@@ -148,10 +150,10 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
 def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     if call.component is None:  # it computes a little of what it is given
         return 0.0
-    if call.role in FORMS.values():
+    if ROLES[call.role].makes:
         return _step_bytes(generation, sizes)
     if call.component == "vae":
-        return _vae_bytes(generation, sizes, decoder=call.role == "decode")
+        return _vae_bytes(generation, sizes, decoder=ROLES[call.role].when == "video")
     return _gathered_bytes(generation, call.component, sizes)
 
 

@@ -66,11 +66,12 @@ def _candidate(generation: Generation, sizes: Sizes, figures: Mapping[str, Figur
 
 
 def step_seconds(generation: Generation, sizes: Sizes, found: Need | None = None) -> float:
-    """Returns the seconds of a denoising step: the larger of computing and bringing layers that stream."""
-    loop, seconds = generation.loop, 0.0
+    """Returns the mean seconds of a step: the larger of computing and bringing layers that stream."""
+    seconds = 0.0
     if found is not None and found.held == "stream":
         seconds = transfer_seconds(generation.layers_bytes, generation.layers_bytes, 1, generation.chip)
-    return max(seconds, generation.time(loop, sizes).seconds * loop.times / generation.steps)
+    computed = sum(generation.time(call, sizes).seconds * call.times for call in generation.makers)
+    return max(seconds, computed / generation.steps)
 
 
 def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
@@ -78,7 +79,7 @@ def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
 
     Where not all weights are held, those that leave come back once: both experts, and the text encoder.
     """
-    others = (call for call in generation.calls if call is not generation.loop)
+    others = (call for call in generation.calls if call not in generation.makers)
     total = sum(generation.time(call, sizes).seconds * call.times for call in others)
     total += generation.steps * step_seconds(generation, sizes, found)
     moved = found.held in ("one", "low") and len(generation.experts) > 1

@@ -22,6 +22,7 @@ from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.mesh import Sizes, mesh_text, num_devices
+from wanrun.artifact.roles import FORMS, STEPWISE
 from wanrun.errors import UsageError, shortened
 from wanrun.request.profiles import has_guidance
 
@@ -291,6 +292,7 @@ def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generatio
         for option in dataclasses.fields(BuildOptions)
     }
     steps = request.steps or defaults.get("steps") or manifest.model.defaults.num_steps
-    streams = own["loop"] == "stream"
-    own["loop"] = "scan" if own["loop"] == "scan" else "step"  # of several, that of single steps
+    form = FORMS.get(own["loop"], FORMS[STEPWISE])  # of several, that of single steps
+    streams = form.streams
+    own["loop"] = STEPWISE if streams else form.name
     return Generation(manifest, shape, BuildOptions(**own), chip, steps, streams)

@@ -13,6 +13,7 @@ from wanbuild.plan.meshes import Candidate, shape_text
 from wanbuild.plan.plan import Plan
 from wanbuild.plan.prediction import BOUNDS, assumptions, efficiency_of
 from wanrun.artifact.mesh import mesh_text
+from wanrun.artifact.roles import ROLES
 
 _HEADER = ("program", "calls", "compile", "TFLOP", "arguments", "temporaries", "code", "a call", "bound by")
 _WIDTHS = (-14, 6, 9, 10, 11, 13, 9, 10, 14)
@@ -81,7 +82,7 @@ def _row(plan: Plan, call: Runs) -> str:
 def _spreads(plan: Plan) -> Iterator[str]:
     """Yields a line for each program that brings weights."""
     for name, one in plan.compiled.items():
-        if one.role == "spread":
+        if ROLES[one.role].when == "loading":
             figures = one.figures
             sizes = gigabytes(figures.arguments), gigabytes(figures.temporaries), _size(figures.code)
             short = name.replace("transformer", "trans.").replace("_encoder", "")

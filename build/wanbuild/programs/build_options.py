@@ -9,11 +9,11 @@ import msgspec
 
 from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
-from wanrun.artifact.programs import FORMS, Precision, Profile, ProfileOptions, forms_of
+from wanrun.artifact.programs import Precision, Profile, ProfileOptions
 from wanrun.artifact.record import MAX_SIZE
+from wanrun.artifact.roles import LOOPS, forms_of
 from wanrun.errors import UsageError
 
-LOOPS = ("both", *FORMS, "all")
 """The choices for the forms of the denoising loop that a profile has."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from wanbuild.programs.kinds import kinds_of
+from wanbuild.programs.kinds import PROGRAMS, kinds_of
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
-from wanrun.artifact.programs import Role
+from wanrun.artifact.roles import RoleName
 
 
 class ProgramBuilder(Parts):
@@ -20,7 +20,7 @@ class ProgramBuilder(Parts):
         Raises:
             UsageError: if the model's parts do not fit together.
         """
-        places = Counter[Role]()
+        places = Counter[RoleName]()
         made = []
         for kind in kinds_of(self):
             spec, place = kind.make(self), places[kind.role]
@@ -33,6 +33,7 @@ class ProgramBuilder(Parts):
         (spec,) = (spec for spec in self.programs() if spec.name == name)
         return spec
 
-    def first(self, role: Role) -> ProgramSpec:
-        """Returns the first program of a role: of steps, the full one."""
-        return next(spec for spec in self.programs() if spec.role == role)
+    def first(self, role: RoleName) -> ProgramSpec:
+        """Returns the first program of a role, whether the profile has it or not."""
+        kind = next(kind for kind in PROGRAMS if kind.role == role)
+        return dataclasses.replace(kind.make(self), name=kind.name, role=role)

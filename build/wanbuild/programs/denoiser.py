@@ -15,9 +15,6 @@ from wanbuild.models.transformer import WanTransformer
 
 _Arrays = Mapping[str, jax.Array]
 
-HISTORY = ("last", "m1", "m2")
-"""Solver history: the last corrected sample and the two newest data predictions."""
-
 
 @dataclass(frozen=True)
 class Denoiser:

@@ -20,6 +20,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import PROGRAM
 from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.roles import FORMS
 from wanrun.artifact.targets import Target
 from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
 
@@ -121,7 +122,7 @@ def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profi
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
         programs[name] = _export_profile(artifact, name, builder, target.platform)
     exported = {**own.exported, **dict.fromkeys(names, today())}
-    streams = (name for name in names if "stream" in profiles[name].options.forms)
+    streams = (name for name in names if any(FORMS[form].streams for form in profiles[name].options.forms))
     layers = next((layers_of(builders[name]) for name in streams), own.layers)
     sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported, layers=layers)
     changed = _changed_programs(manifest.program_sets, sets)

@@ -5,7 +5,8 @@ needs no new executable. A program's arguments are listed by name, and its resul
 passes the outputs of one program to the next without knowing their meaning.
 
 A new kind of program is a function here, or in a module of its own, and a row of ``PROGRAMS``. The manifest
-records its role, and everything else follows from that: see ``wanrun.artifact.programs.Role``.
+records its role. When it runs, what it costs and what proves it follow from the role's row: see
+``wanrun.artifact.roles``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from wanbuild.programs.spreading import is_staged, spread
 from wanbuild.programs.steps import encode_image, encode_video, prepare, scan, step
 from wanbuild.programs.streaming import STACKS
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.artifact.programs import Role
+from wanrun.artifact.roles import RoleName
 from wanrun.artifact.staged import spread_name
 
 ENCODE_BATCH = 1
@@ -61,7 +62,7 @@ class ProgramKind:
     """
 
     name: str
-    role: Role
+    role: RoleName
     make: Maker
     built: Callable[[Parts], bool] = _always
 
@@ -151,7 +152,7 @@ def _loop(*forms: str) -> Callable[[Parts], bool]:
     return lambda parts: any(form in forms for form in parts.options.forms)
 
 
-def _streamed(name: str, role: Role, make: Maker) -> ProgramKind:
+def _streamed(name: str, role: RoleName, make: Maker) -> ProgramKind:
     return ProgramKind(f"stream_{name}", role, make, _loop("stream"))
 
 

@@ -11,7 +11,8 @@ import jax
 
 from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.programs.shardings import arrays_placed
-from wanrun.artifact.programs import Kernels, Role
+from wanrun.artifact.programs import Kernels
+from wanrun.artifact.roles import FORMS, ROLES, STEPWISE, RoleName
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ProgramSpec:
     mesh: jax.sharding.Mesh | None = None
     results: Mapping[str, Any] | None = None
     kernels: Kernels | None = None
-    role: Role = "step"
+    role: RoleName = FORMS[STEPWISE].makers[0]
     place: int = 0
 
     @contextlib.contextmanager
@@ -51,7 +52,7 @@ class ProgramSpec:
             if self.kernels is not None:
                 # Weights are passed as bits to XLA's CPU backend alone. A text encoder, whose activations
                 # have outliers, runs once a video.
-                w8a8 = self.kernels.w8a8 and self.role != "text"
+                w8a8 = self.kernels.w8a8 and ROLES[self.role].when != "prompts"
                 products = self.kernels.products
                 forms = Forms(self.kernels.weight_bits, products == "widened", w8a8, products == "rounded")
                 stack.enter_context(tracing_with(forms))

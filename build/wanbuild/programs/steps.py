@@ -14,10 +14,10 @@ from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import bind
 from wanbuild.models.transformer import WanTransformer
-from wanbuild.programs.denoiser import HISTORY, Denoiser
+from wanbuild.programs.denoiser import Denoiser
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
-from wanrun.denoising.solvers import COLUMNS
+from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.errors import UsageError
 
 

@@ -13,7 +13,8 @@ from wanbuild.programs.signature import aval_text, difference, unlike, weights_d
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.parameters import Component, flat
-from wanrun.artifact.programs import FORMS, Profile, Program, ProgramSet, Role, aval, with_role
+from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
+from wanrun.artifact.roles import FORMS, ROLES, Form, RoleName, roles_when
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import ArtifactError
@@ -100,18 +101,16 @@ class _Wiring:
         windows = self._task.windows
         carried = {} if windows is None else {k: self._of(decoded, v) for k, v in windows.carried.items()}
         arrays = {**self._arrays(), **carried}
-        if self._task.inputs and not with_role(self._programs, "window"):
-            raise self._problem("no program takes the images and videos", "one of role window", None)
-        made = self._run("once", arrays)
-        made |= self._run("window", {**arrays, **made})
+        *_, last = media = roles_when("media")
+        if self._task.inputs and not with_role(self._programs, last):
+            raise self._problem("no program takes the images and videos", f"one of role {last}", None)
+        made = self._run(media, arrays)
         prompts, tokens = 1 + self._profile.guidance, self._manifest.tokenizer.max_length
         embeddings = aval_text(self._options.dtype, prompts, tokens, self._model.text_width)
         given = {**arrays, **made, "embeddings": embeddings}
-        for form in self._options.forms:
-            if form == "stream":
-                self._check_layers(given, made)
-            else:
-                self._check_steps(form, {**made, **self._run("prepare", given)}, made)
+        for form in (FORMS[name] for name in self._options.forms):
+            check = self._check_layers if form.streams else self._check_steps
+            check(form, given, made)
 
     def _check_experts(self) -> None:
         """Both experts' weights go into one executable."""
@@ -138,7 +137,7 @@ class _Wiring:
         """Returns the outputs of decoding a video's latents, its frames among them."""
         profile, (_, *sizes) = self._profile, latents_shape(self._manifest, self._profile)
         sizes[1] -= leading_latents(self._manifest, profile)
-        made = self._run("decode", {"latents": aval_text("float32", *sizes)})
+        made = self._run(roles_when("video"), {"latents": aval_text("float32", *sizes)})
         frames = aval_text("uint8", profile.num_frames, profile.height, profile.width, 3)
         self._compare("the frames", frames, self._of(made, "frames"))
         return made
@@ -163,10 +162,10 @@ class _Wiring:
             arrays[task.modes.array] = COUNT
         return arrays if task.windows is None else {**arrays, "overlap": COUNT, "later": COUNT}
 
-    def _check_steps(self, form: str, given: Trees, made: Trees) -> None:
-        """Checks a form of the loop: the state that its program passes on, and what each call gives it."""
+    def _check_steps(self, form: Form, given: Trees, made: Trees) -> None:
+        """Checks a form of the loop: the state that its programs pass on, and what each call gives them."""
         steps, rows = self._options.max_steps, self._step_rows()
-        if form == "scan":
+        if form.looped:
             del rows["timestep"]
             rows |= {
                 "coefficients": aval_text("float32", steps, len(COLUMNS)),
@@ -174,31 +173,38 @@ class _Wiring:
                 "first": COUNT,
                 "last": COUNT,
             }
-        name, state = self._state(form)
-        self._takes(name, {**given, **rows, **dict(self._free([name], made)), **state})
+        before = [role for role in form.roles if ROLES[role].when == "expert"]
+        given = {**made, **self._run(before, given), **rows}
+        first: dict[str, Any] | None = None
+        for role in form.makers:
+            name, state = self._state(form, role)
+            self._compare(f"what {name} carries", state if first is None else first, state)
+            self._takes(name, {**given, **dict(self._free([name], made)), **state})
+            first = state
 
     def _step_rows(self) -> dict[str, Any]:
         """Returns what the host gives a single step."""
         scale = {"guidance_scale": SCALAR} if self._profile.guidance else {}
         return {"coefficients": aval_text("float32", len(COLUMNS)), "timestep": SCALAR, **scale}
 
-    def _state(self, form: str) -> tuple[str, dict[str, Any]]:
-        """Returns the program that ends a step of a form of the loop, and the state that it passes on."""
-        name, *others = self._names(FORMS[form])
+    def _state(self, form: Form, role: RoleName) -> tuple[str, dict[str, Any]]:
+        """Returns the program of a role that makes steps, and the state that it passes on."""
+        name, *others = self._names(role)
         if others:
-            raise self._problem(f"the loop's form {form} has several programs", name, others[0])
+            raise self._problem(f"the loop's form {form.name} has several programs", name, others[0])
         state = self._passed_on(name)
         latents = aval_text(self._options.scheduler_dtype, *latents_shape(self._manifest, self._profile))
         self._compare(f"{name} takes latents", latents, self._of(state, "latents"))
         return name, state
 
-    def _check_layers(self, given: Trees, made: Trees) -> None:
-        """Checks the stream form: what is outside of stacks and each layer, and what they pass on."""
-        (enter,), names = self._names("enter"), self._names("layer")
-        leave, state = self._state("stream")
+    def _check_layers(self, form: Form, given: Trees, made: Trees) -> None:
+        """Checks a form of streamed layers: what is outside of stacks, each layer, and what they pass on."""
+        context, first, own, layer, last = form.roles
+        (enter,), keys, names = self._names(first), self._names(own), self._names(layer)
+        leave, state = self._state(form, last)
         layers, outside = self._stored_layers()
         given = {**given, **layers, OUTSIDE: outside}
-        given |= self._run("context", given)
+        given |= self._run([context], given)
         given |= {
             **made,
             **self._step_rows(),
@@ -207,11 +213,10 @@ class _Wiring:
             **dict(self._free([enter, *names], made)),
         }
         given |= self._takes(enter, given)
-        keys = self._names("keys")
         if [self._stack(name, layers) for name in keys] != [self._stack(name, layers) for name in names]:
             raise self._problem("programs of layers do not fit those of their keys", list(names), list(keys))
-        for name, own in zip(names, keys, strict=True):
-            passed = self._takes(name, {**given, **self._takes(own, given)})
+        for name, its_keys in zip(names, keys, strict=True):
+            passed = self._takes(name, {**given, **self._takes(its_keys, given)})
             self._compare(f"what {name} carries", {"carry": given["carry"]}, passed)
         self._takes(leave, given)
 
@@ -250,15 +255,17 @@ class _Wiring:
                 raise self._problem(f"{name} takes {key}", "float32", text)
             yield key, text
 
-    def _run(self, role: Role, given: Trees) -> dict[str, Any]:
-        """Checks that a role's programs take what is given, or what those before them return.
+    def _run(self, roles: Sequence[RoleName], given: Trees) -> dict[str, Any]:
+        """Checks that the programs of roles take what is given, or what those before them return.
 
         Returns:
             All their outputs.
         """
         made = dict[str, Any]()
-        for name in with_role(self._programs, role) if role in ("once", "window") else self._names(role):
-            made |= self._takes(name, {**given, **made})
+        for role in roles:
+            optional = ROLES[role].when == "media"
+            for name in with_role(self._programs, role) if optional else self._names(role):
+                made |= self._takes(name, {**given, **made})
         return made
 
     def _takes(self, name: str, given: Trees) -> Trees:
@@ -272,7 +279,7 @@ class _Wiring:
                 )
         return _avals(program, "outputs")
 
-    def _names(self, role: Role) -> tuple[str, ...]:
+    def _names(self, role: RoleName) -> tuple[str, ...]:
         """Returns the programs of a role that every profile has."""
         names = with_role(self._programs, role)
         if not names:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from wanbuild.building import DEBUG, Building
-from wancli.command import Checked, Input, Output, fetched, takes_artifact, takes_overwrite
+from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
 from wanhub.signature import KEY_PASSWORD, SIGNATURE, signer
 from wanrun.claims import ARTIFACT, Place
 from wanrun.errors import unwritable
@@ -44,7 +44,7 @@ def oci_command(
     """Writes an artifact as an OCI image layout, for registries and clusters."""
     from wanbuild.share.oci import OciRequest, write_layout
 
-    fetched(artifact, targets=targets)
+    fetch_all(artifact, targets=targets)
     digest = write_layout(OciRequest(artifact, output, tag, targets, licence), report)
     report(f"wrote {output}:{tag}, {digest}")
 
@@ -70,7 +70,7 @@ def push_command(
     """Publishes an artifact on the Hugging Face hub, with a model card."""
     from wanbuild.share.push import PushRequest, push
 
-    fetched(artifact, targets=targets)
+    fetch_all(artifact, targets=targets)
     address = push(PushRequest(artifact, repository, targets, private, licence, example), report)
     report(f"pushed {address}")
 
@@ -110,10 +110,12 @@ def pull_command(address: str, output: Path | None, targets: tuple[str, ...], wh
 @DEBUG
 def sign_command(artifact: Path, key: Path) -> None:
     """Checks every file of an artifact, and signs its manifest, which has all their digests."""
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.intact import check_intact
 
     sign = signer(key, os.environ.get(KEY_PASSWORD) or None)  # before the artifact, which takes longer
-    opened = fetched(artifact)
+    fetch_all(artifact)
+    opened = open_artifact(artifact)
     check_intact(opened, report)
     sign(artifact)
     report(f"wrote {artifact / SIGNATURE}, for manifest {opened.manifest.manifest_digest}")
@@ -128,10 +130,12 @@ def sign_command(artifact: Path, key: Path) -> None:
 def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:
     """Writes an artifact's bill of materials: CycloneDX 1.6, JSON."""
     from wanbuild.share.sbom import bill_of_materials
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.artifact.named import REQUIREMENTS
     from wanrun.files import replace_file
 
-    text = bill_of_materials(fetched(artifact, REQUIREMENTS), licence)
+    fetch_all(artifact, REQUIREMENTS)
+    text = bill_of_materials(open_artifact(artifact), licence)
     if output is None:
         print_result(*text.splitlines())
         return

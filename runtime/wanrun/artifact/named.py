@@ -137,14 +137,19 @@ class Named:
         if self.parameter is None:
             self._check_digest(hashlib.file_digest(file, "sha256").hexdigest(), what)
             return []
-        digests, checksum = list[bytes](), 0
-        for _ in range(self.parameter.layout.rows_per_chunk):
-            digest, left = hashlib.sha256(), self.parameter.layout.row_bytes
+        layout, digests, checksum = self.parameter.layout, list[bytes](), 0
+        first = self.index * layout.rows_per_chunk
+        for row in range(first, first + layout.rows_per_chunk):
+            digest, of_row, left = hashlib.sha256(), 0, layout.row_bytes
             while block := file.read(min(left, BLOCK_BYTES)):
                 digest.update(block)
-                checksum = crc32c(block, checksum)
+                checksum, of_row = crc32c(block, checksum), crc32c(block, of_row)
                 left -= len(block)
             digests.append(digest.digest())
+            if f"{of_row:08x}" != self.parameter.crc32c[row]:
+                raise self.damage_error(
+                    what, f"crc32c {self.parameter.crc32c[row]} of row {row}", f"{of_row:08x}"
+                )
         stored = int.from_bytes(file.read(CRC_BYTES), "little")
         if stored != checksum:
             raise self.damage_error(what, f"crc32c {checksum:08x}", f"{stored:08x}")

@@ -6,7 +6,6 @@ import datetime
 import re
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +13,7 @@ from msgspec.structs import force_setattr
 
 from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
+from wanrun.artifact.roles import ROLES, FormName, RoleName, forms_of
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
@@ -36,54 +36,6 @@ def _check_avals(avals: Any, where: str) -> None:
         raise ValueError(f"{where} is described as {avals!r}, not as float32[2,3]")
 
 
-Role = Literal[
-    "text", "once", "window", "prepare", "step", "scan", "decode", "spread",
-    "context", "enter", "keys", "layer", "leave",
-]  # fmt: skip
-"""When a program runs.
-
-| role | runs | takes | returns |
-|---|---|---|---|
-| ``text`` | once per prompt; the shortest one that fits it | ``ids``, ``mask`` | ``embeddings`` |
-| ``once`` | first, once for all windows | prepared images and videos | inputs of later programs |
-| ``window`` | next, once per window | the same, and what the window before has left | the same |
-| ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
-| ``step`` | once per step | state, a row of the solver's table | state |
-| ``scan`` | once for all steps of an expert | state, the solver's table | state |
-| ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
-| ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
-| ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
-| ``enter`` | at the beginning of a streamed step | state | ``carry``, inputs of layers |
-| ``keys`` | before a layer's first run | ``context`` | ``kv`` of this layer |
-| ``layer`` | once per layer and step | ``carry``, ``kv`` | ``carry`` |
-| ``leave`` | at the end of a streamed step | ``carry``, state, a row of the solver's table | state |
-
-A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
-State is the inputs that a program donates: latents, and whatever else steps pass on. Programs of streamed
-layers take one layer of a stack of the transformer, by the stack's name, or ``outside``, what is in no stack.
-"""
-
-FORM_ROLES: Mapping[str, tuple[Role, ...]] = MappingProxyType(
-    {
-        "step": ("prepare", "step"),
-        "scan": ("prepare", "scan"),
-        "stream": ("context", "enter", "keys", "layer", "leave"),
-    }
-)
-"""The forms of the denoising loop, the preferred one first, and the roles of its programs as they run."""
-
-FORMS: Mapping[str, Role] = MappingProxyType({form: roles[-1] for form, roles in FORM_ROLES.items()})
-"""The forms, and the role of the program that ends a step."""
-
-STEP_ROLES: tuple[Role, ...] = ("step", "scan", "enter", "layer", "leave")
-"""The roles of programs that run in steps."""
-
-
-def forms_of(loop: str) -> tuple[str, ...]:
-    """Returns the forms that a profile is built with, the preferred one first, for its choice of them."""
-    return {"both": ("step", "scan"), "all": tuple(FORMS)}.get(loop, (loop,))
-
-
 class Program(Record, frozen=True):
     """One exported program.
 
@@ -93,7 +45,7 @@ class Program(Record, frozen=True):
         inputs: input names in order; a component's name stands for its weights.
         donate: indices of donated inputs.
         avals: dtype and shape of inputs and outputs as text, ``float32[2,3]``; nested dicts for a pytree.
-        role: when it runs.
+        role: when it runs: see ``wanrun.artifact.roles``.
         place: its place among the programs of its role, from 0. Programs that run one after the other do so
             in this order.
     """
@@ -103,7 +55,7 @@ class Program(Record, frozen=True):
     inputs: tuple[str, ...]
     donate: tuple[NotNegative, ...]
     avals: Mapping[str, Any]
-    role: Role
+    role: RoleName
     place: NotNegative = 0
 
     def __post_init__(self) -> None:
@@ -119,7 +71,7 @@ class Program(Record, frozen=True):
                 raise ValueError(f"avals of a program have {described!r} for {kind}")
             _check_avals(described, kind)
         taken, returned = self.avals["inputs"].keys(), self.avals["outputs"].keys()
-        if self.role in FORMS.values() and not (set(self.donated) == returned and returned <= taken):
+        if ROLES[self.role].makes and not (set(self.donated) == returned and returned <= taken):
             raise ValueError(
                 f"a step returns {sorted(returned)}, donates {self.donated}, takes {sorted(taken)}"
             )
@@ -179,7 +131,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     scheduler_dtype: Dtype
     vae_decode_chunk: AtLeastOne
     vae_encode_chunk: AtLeastOne
-    loop: Literal["both", "all", "step", "scan", "stream"]
+    loop: Literal["both", "all"] | FormName
     max_steps: AtLeastOne
     weights_dtype: Dtype
     text_weights_dtype: Dtype

@@ -30,6 +30,9 @@ from wanrun.errors import UsageError
 COLUMNS = ("sigma", "c_x", "c_last", "c_0", "c_1", "c_2", "p_x", "p_0", "p_1")
 """The columns of a coefficient table, named as in the recurrence above."""
 
+HISTORY = ("last", "m1", "m2")
+"""What steps pass on besides the sample, named as in the recurrence above."""
+
 
 @dataclass(frozen=True, eq=False)
 class SolverTable:

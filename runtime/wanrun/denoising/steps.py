@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
 from wanrun.denoising.state import State
@@ -28,12 +29,13 @@ class Denoising:
         table: timesteps and coefficients.
         ranges: the steps of each expert.
         embeddings: (P, 512, text_dim), the positive prompt first.
-        loop: the form of the loop, and the role of its programs: 'step' or 'scan'.
+        loop: the form of the loop.
         timings: where steps are recorded.
         behind: called, more than once, when the next stage may start to load during the steps.
         on_step: called after each program call with the number of steps done, the total, and the state.
         window: index of the window that is made.
         windows: how many there are.
+        maker: the role whose program makes all steps; None for those that the form of the loop has.
     """
 
     table: SolverTable
@@ -45,6 +47,16 @@ class Denoising:
     on_step: OnState = _nothing
     window: int = 0
     windows: int = 1
+    maker: RoleName | None = None
+
+    @property
+    def form(self) -> Form:
+        """The form of the loop."""
+        return FORMS[self.loop]
+
+    def maker_of(self, step: int) -> RoleName:
+        """Returns the role whose program makes a step."""
+        return self.maker or self.form.maker(step)
 
     def reached(self, step: int) -> tuple[int, int]:
         """Returns how many steps of all windows are done after some of this window's, and how many are."""

@@ -38,10 +38,13 @@ class LoadedProgram:
     Args:
         compiled: the executable, or another function of such arguments.
         inputs: argument names in order.
+
+    Attributes:
+        called: whether it has run.
     """
 
     def __init__(self, compiled: Callable[..., Any], inputs: Sequence[str]) -> None:
-        self._compiled, self.inputs = compiled, tuple(inputs)
+        self._compiled, self.inputs, self.called = compiled, tuple(inputs), False
 
     def __call__(self, **arguments: Any) -> Any:
         """Runs the executable; arguments that it does not take are ignored.
@@ -54,6 +57,7 @@ class LoadedProgram:
             raise ArtifactError(
                 f"a program takes {missing[0]}, which no program before it returns", remedy=remedy
             )
+        self.called = True
         try:
             return self._compiled(**{name: arguments[name] for name in self.inputs})
         except TypeError as error:  # JAX compares names, shapes and dtypes with those of the executable
@@ -140,6 +144,14 @@ class Executables:
                     self._loaded[key] = self._pool.submit(self._load, profile, name, files)
                 futures.append(self._loaded[key])
         return futures
+
+    def idle(self, profile: Profile) -> list[str]:
+        """Returns the names of a profile's programs that have not run."""
+        programs = self._opened.programs(profile)
+        with self._lock:
+            loaded = {key: future for key, future in self._loaded.items() if future.done()}
+        keys = {name: _key(name, program) for name, program in programs.items()}
+        return [name for name, key in keys.items() if key not in loaded or not loaded[key].result().called]
 
     @own_options()
     def compiled(self, profile: Profile, name: str) -> LoadedProgram:

@@ -10,8 +10,8 @@ import numpy as np
 TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 5e-2})
 """Relative error allowed between kinds of machine and between compilers, by compute dtype.
 
-Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 latents of two steps by 2e-2 to
-4e-2. A wrong weight or program changes the latents by more than 1e-1.
+Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 latents of four steps by 1e-2 to
+5e-2. A wrong weight or program changes the latents by more than 1e-1.
 """
 
 VELOCITY_TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 2.5e-2})

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.roles import ROLES
 from wanrun.executables.tolerance import TOLERANCES, levels_apart, most_levels, relative_error
 from wanrun.timing.clock import now
 
@@ -33,7 +34,7 @@ def is_tuned(program: Program) -> bool:
     The bits of embeddings, which are cached, are those of the artifact's text encoder. Programs that spread
     weights run once.
     """
-    return program.role not in ("text", "spread")
+    return ROLES[program.role].when not in ("prompts", "loading")
 
 
 def tolerance_of(profile: Profile) -> float:

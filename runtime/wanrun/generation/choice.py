@@ -8,6 +8,7 @@ from functools import cached_property
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.opened.policy import SHAPE, LoadPolicy
@@ -50,7 +51,7 @@ class Choice:
     @property
     def streams(self) -> bool:
         """Whether the transformer's layers pass through the device one by one."""
-        return resolve_loop(self.profile, self.policy.form) == "stream"
+        return FORMS[resolve_loop(self.profile, self.policy.form)].streams
 
     def target(self, profile: Profile) -> SelectedTarget:
         """Returns the target of a profile. Raises ArtifactError as ``select_target``."""

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import STEP_ROLES, Profile, Program
+from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.roles import roles_when
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError
@@ -72,7 +73,7 @@ class Conditioning:
     @property
     def _steps(self) -> Mapping[str, Program]:
         """The inputs of the steps: by name, a program that takes it."""
-        steps = [self._programs[name] for name in self._programs.with_role(*STEP_ROLES)]
+        steps = [self._programs[name] for name in self._programs.with_role(*roles_when("steps"))]
         return {key: program for program in steps for key in program.inputs}
 
     def request_weights(self) -> list[Future[Any]]:
@@ -90,7 +91,7 @@ class Conditioning:
             return self._without()
         media = {item.array for item in self._task.inputs.values()}
         arrays: dict[str, np.ndarray] = {}
-        for name in self._programs.with_role("once", "window", "prepare"):
+        for name in self._programs.with_role(*roles_when("media", "expert")):
             program = self._programs[name]
             for key in program.avals["inputs"]:  # without the weights
                 if name in self._encoders or key in media:
@@ -191,7 +192,8 @@ class Conditioning:
     ) -> Conditions:
         """Returns arrays and encodings, sorted by the programs that take them."""
         made, takes = {**encoded.once, **encoded.window}, self._steps
-        expert = {key for name in self._programs.with_role("prepare") for key in self._programs[name].inputs}
+        before = self._programs.with_role(*roles_when("expert"))
+        expert = {key for name in before for key in self._programs[name].inputs}
         prepare = {key: value for key, value in {**arrays, **made}.items() if key in expert}
         steps = {key: value for key, value in made.items() if key in takes}
         for name, default in self._model.options.items():

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import FORMS, Profile
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import ExpertRange
@@ -108,14 +109,21 @@ class Sampler:
             ArtifactError: if a program or weights cannot be loaded.
             WanError: if the latents are not finite.
         """
-        (name,) = self.programs.with_role(FORMS[run.loop])
-        state: State = start_state(noise * np.float32(run.table.start), self.programs[name])
+        (name,) = self.programs.with_role(run.form.makers[0])
+        state = start_state(noise * np.float32(run.table.start), self.programs[name])
+        return conditions.finish(final_latents(self.steps(run, state, conditions, draw)))
+
+    def steps(self, run: Denoising, state: State, conditions: Conditions, draw: Draw) -> State:
+        """Runs the experts' steps from a state, which may hold a solver's history; returns the state after.
+
+        Arguments and errors are those of ``denoise``.
+        """
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
             constant = self.prepare(run, conditions, steps)
-            state = self._steps(run, steps, name, state, constant, draw, later)
+            state = self._steps(run, steps, state, constant, draw, later)
             del constant  # each expert has its own
-        return conditions.finish(final_latents(state))
+        return state
 
     def prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
         """Returns the inputs that every step of an expert takes."""
@@ -123,7 +131,7 @@ class Sampler:
 
         scale = {"guidance_scale": np.float32(steps.guidance_scale)} if self.profile.guidance else {}
         given = {"embeddings": run.embeddings, **conditions.prepare}
-        if run.loop == "stream":
+        if run.form.streams:
             return {**given, **conditions.steps, **scale}
         names = self.programs.with_role("prepare")
         programs = [self.programs.of_expert(name, steps.transformer) for name in names]
@@ -139,7 +147,6 @@ class Sampler:
         self,
         run: Denoising,
         steps: ExpertRange,
-        name: str,
         state: State,
         constant: Mapping[str, Any],
         draw: Draw,
@@ -152,26 +159,30 @@ class Sampler:
         """
         import jax
 
-        program: Callable[..., State]
-        if run.loop == "stream":
-            program, constant = StreamedStep(self.programs, steps.transformer, constant), {}
-        else:
-            program = self.programs.of_expert(name, steps.transformer)
-        if run.loop == "scan":
+        makers: dict[RoleName, Callable[..., State]] = {}
+        for role in dict.fromkeys(map(run.maker_of, range(steps.first, steps.last))):
+            if run.form.streams:
+                makers[role] = StreamedStep(self.programs, steps.transformer, constant)
+            else:
+                (name,) = self.programs.with_role(role)
+                makers[role] = self.programs.of_expert(name, steps.transformer)
+        constant = {} if run.form.streams else constant
+        if run.form.looped:
             calls = scan_calls(run.table, steps, self.profile.options.max_steps)
         else:
             calls = step_calls(run.table, steps)
-        if run.loop == "scan" or steps.last - steps.first == 1:
+        if run.form.looped or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)
         with run.timings.phase("denoise", progress=lambda: reached, unit="step"):
             for call in calls:
                 started = time.perf_counter()
-                state = program(**constant, **state, **call.arguments)
+                state = makers[run.maker_of(call.first)](**constant, **state, **call.arguments)
                 # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s for 1280x720.
                 noise = None if call.noise is None else draw(state["latents"].shape)
                 jax.block_until_ready(state)
-                run.timings.steps(run.loop, call.last - call.first, time.perf_counter() - started)
+                seconds = time.perf_counter() - started
+                run.timings.steps(run.loop, call.last - call.first, seconds, together=run.form.looped)
                 if call.first == 0:
                     when = "after the first step" if call.last == 1 else f"after {call.last} steps"
                     check_finite(state, when)

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import FORM_ROLES, Profile
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS, ROLES, roles_when
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
 from wanrun.denoising.steps import Denoising, velocity_table
@@ -77,9 +78,10 @@ class Session(Sampler):
         self.loop = resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
-        self.placement = None if self.loop == "stream" else _place(weights, profile)
+        self._form = FORMS[self.loop]
+        self.placement = None if self._form.streams else _place(weights, profile)
         kind = "both" if self.placement is None else self.placement.kind
-        kind = "stream" if self.loop == "stream" else kind
+        kind = "stream" if self._form.streams else kind
         weights.keep_on_host(self._experts if kind == "host" else ())
         programs = Programs(profile, weights, experts=self._experts, placement=kind)
         conditioning = Conditioning(programs, manifest, profile, last, policy.low_memory)
@@ -109,7 +111,7 @@ class Session(Sampler):
         conditioned = inputs is not None or self.conditioning.needed
         if conditioned:
             waiting += self.conditioning.request_weights()
-        if self.loop == "stream":
+        if self._form.streams:
             waiting.append(self.programs.streamed(self._first_expert).outside)
         else:
             waiting += self.programs.request(components=[self._first_expert])
@@ -117,7 +119,7 @@ class Session(Sampler):
             waiting += text.encoder.request(text.tokenizer(missing).lengths)
         if conditioned:  # after the text encoder's programs, because the text is encoded first
             waiting += self.conditioning.request_programs()
-        waiting += self.programs.request(programs=self.programs.with_role(*FORM_ROLES[self.loop]))
+        waiting += self.programs.request(programs=self.programs.with_role(*self._form.roles))
         when_done(waiting, timings.mark_ready)
         if missing:
             with timings.phase("text"):
@@ -154,7 +156,7 @@ class Session(Sampler):
 
     def load_behind(self) -> None:
         """Requests the programs and weights for after the last step; raises the error of a failed load."""
-        programs = self.programs.with_role("decode")
+        programs = self.programs.with_role(*roles_when("video"))
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
 
@@ -166,7 +168,7 @@ class Session(Sampler):
     def warm_up(self, timings: Timings) -> None:
         """Executes every program except the text encoder's once, with every expert; records no step.
 
-        Of the two forms of the loop only that of ``load`` is executed.
+        Of the forms of the loop only that of ``load`` is executed, of it every program that makes steps.
         """
         embeddings = self.text.blank(2 if self.profile.guidance else 1)
         noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
@@ -174,8 +176,9 @@ class Session(Sampler):
         # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
             steps = [ExpertRange(expert, 0, 1, 1.0)]
-            run = Denoising(table, steps, embeddings, self.loop, Timings())
-            latents = self.denoise(run, noise, conditions, Noise(0))
+            for maker in (name for name in self._form.makers if ROLES[name].warm):
+                run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
+                latents = self.denoise(run, noise, conditions, Noise(0))
         self.decode(latents[:1], timings)
 
 

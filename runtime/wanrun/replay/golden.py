@@ -1,4 +1,4 @@
-"""The recorded result of a profile: two steps from a fixed seed, one step for each of two experts, and the
+"""The recorded result of a profile: four steps from a fixed seed, with steps of each of two experts, and the
 velocity of each for fixed noise.
 
 On the kind of machine that recorded it, a replay has equal digests; elsewhere its samples agree within the
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import GOLDEN
+from wanrun.artifact.roles import FORMS
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables.tolerance import (
@@ -28,8 +30,10 @@ from wanrun.executables.tolerance import (
 )
 from wanrun.files import sha256_of
 from wanrun.generation.pipeline import Pipeline
+from wanrun.generation.sampler import Sampler
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
+from wanrun.replay.proof import prove_steps
 from wanrun.replay.samples import sample_media
 from wanrun.replay.velocity import Start, velocity
 from wanrun.request.generation import Generation
@@ -39,7 +43,10 @@ from wanrun.request.profiles import has_guidance
 PROMPT = "A red fox runs through fresh snow at dawn."
 NEGATIVE_PROMPT = "blurry"
 SEED = 20_240_817
-STEPS = 2
+STEPS = 4
+"""So many that a solver of the second order uses all of its history. Older records have two."""
+MOST_STEPS = 64
+"""Of a record that is read."""
 GUIDANCE_SCALE = 5.0
 """Of a profile with guidance, where the artifact's own scale turns it off."""
 SAMPLES = 256
@@ -58,6 +65,7 @@ class Golden:
         frame_samples: evenly spaced values of the frames, 0 to 255.
         velocity: evenly spaced values of ``replay.velocity``; none in an older record.
         velocity_tolerance: relative error allowed of them on another kind of machine.
+        steps: the video's denoising steps.
     """
 
     latents_sha256: str
@@ -68,13 +76,13 @@ class Golden:
     frame_samples: tuple[int, ...]
     velocity: tuple[float, ...] = ()
     velocity_tolerance: float = 0.0
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = STEPS
 
     def as_json(self) -> dict[str, Any]:
         return {
             "prompt": PROMPT,
             "negative_prompt": NEGATIVE_PROMPT,
             "seed": SEED,
-            "steps": STEPS,
             **msgspec.to_builtins(self),
         }
 
@@ -97,19 +105,49 @@ def _own_features(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {"cpu_features": list(cpu_features())} if "cpu_level" in environment else {}
 
 
-def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | None = None) -> Golden:
+@dataclass(frozen=True)
+class Replay:
+    """A result, and what it was made of.
+
+    Args:
+        golden: as it is recorded.
+        form: the form of the loop.
+        start: what the velocity is computed from.
+        velocity: of ``replay.velocity``.
+    """
+
+    golden: Golden
+    form: str
+    start: Start
+    velocity: np.ndarray
+
+    def prove(self, sampler: Sampler, form: str, factor: float = 1.0) -> None:
+        """Proves the programs of a form of the loop that make steps, with every expert of the profile.
+
+        Raises:
+            VerificationError: naming one that is wrong.
+        """
+        own = self.velocity if form == self.form else None
+        prove_steps(sampler, self.start, form, self.velocity, own, factor)
+
+
+def replayed(
+    pipeline: Pipeline, environment: Mapping[str, Any], loop: str | None = None, steps: int | None = None
+) -> Replay:
     """Runs a pipeline's loaded profile from the fixed seed.
 
     Args:
         pipeline: the pipeline; no stored embedding is used.
+        environment: of the machine.
         loop: the form of the loop; None for the pipeline's own.
+        steps: as many as a record has; None for those of a new one.
     """
-    generation, dtype = recorded_generation(pipeline, loop), pipeline.profile.options.dtype
-    inputs = generation.read_media()
+    generation, dtype = recorded_generation(pipeline, loop, steps), pipeline.profile.options.dtype
+    inputs, form = generation.read_media(), generation.options["loop"]
     result = pipeline.run(generation, inputs=inputs)
     start = Start.of(pipeline, generation, inputs)
-    moved = velocity(pipeline.session(pipeline.profile), start, generation.options["loop"])
-    return Golden(
+    moved = velocity(pipeline.session(pipeline.profile), start, form)
+    golden = Golden(
         sha256_of(result.latents.tobytes()),
         sha256_of(result.frames.tobytes()),
         tuple(float(value) for value in _sampled(result.latents)),
@@ -119,20 +157,24 @@ def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | Non
         tuple(int(value) for value in _sampled(result.frames)),
         tuple(float(value) for value in _sampled(moved)),
         VELOCITY_TOLERANCES[dtype],
+        generation.options["num_steps"],
     )
+    return Replay(golden, form, start, moved)
 
 
-def recorded_generation(pipeline: Pipeline, loop: str | None = None) -> Generation:
+def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int | None = None) -> Generation:
     """Returns what is recorded of a pipeline's loaded profile; arguments as of ``replayed``."""
     manifest, profile = pipeline.manifest, pipeline.profile
     scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
+    looped = any(FORMS[form].looped for form in profile.options.forms)
+    steps = steps or (min(STEPS, profile.options.max_steps) if looped else STEPS)
     return pipeline.resolve(
         PROMPT,
         NEGATIVE_PROMPT,
         guidance_scale=scale,
         seed=SEED,
-        num_steps=STEPS,
-        boundary=boundary_between(manifest, STEPS),  # each expert has a step, whatever the shift
+        num_steps=steps,
+        boundary=boundary_between(manifest, steps),  # each expert has a step, whatever the shift
         loop=cast("Loop | None", loop),
         media=sample_media(manifest, profile),
     )

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.programs import Profile
-from wanrun.executables.tolerance import relative_error
 from wanrun.generation.pipeline import Pipeline
-from wanrun.replay.velocity import Start, velocity
+from wanrun.replay.velocity import Start
 from wanrun.trust.proxy import grid_of, patch_of
 
 
@@ -66,19 +65,14 @@ class Tiling:
         return array[index]
 
 
-def apart(pipeline: Pipeline, start: Start, small: np.ndarray, large: Profile, form: str) -> float:
-    """Returns how far a profile's velocities are from the repetition of a small one's, relative.
+def repeated(pipeline: Pipeline, start: Start, small: np.ndarray, large: Profile) -> tuple[Start, np.ndarray]:
+    """Returns what a profile's velocities are computed from, and the velocities, of a small one's tokens.
 
     Args:
         pipeline: it has loaded the small profile.
         start: what the small profile's velocities are computed from.
         small: those velocities.
-        large: the profile whose steps are compared.
-        form: the form of the loop.
-
-    Raises:
-        ArtifactError: if a program or weights cannot be loaded.
-        WanError: if velocities are not finite.
+        large: the profile that repeats the tokens.
     """
     import jax
 
@@ -86,12 +80,11 @@ def apart(pipeline: Pipeline, start: Start, small: np.ndarray, large: Profile, f
     grids = grid_of(manifest, pipeline.profile), grid_of(manifest, large)
     tiling = Tiling(patch_of(manifest), *grids, start.noise.shape[2])
 
-    def repeated(array: Any) -> np.ndarray:
+    def again(array: Any) -> np.ndarray:
         values = np.asarray(array)
         return tiling.cells(values) if values.shape[-2:] == start.noise.shape[-2:] else values
 
-    given = other.programs.weights.put(jax.tree.map(repeated, dict(start.conditions.steps)))
+    given = other.programs.weights.put(jax.tree.map(again, dict(start.conditions.steps)))
     conditions = replace(start.conditions, steps=given)
-    large_start = replace(start, noise=repeated(start.noise), conditions=conditions)
-    found = velocity(other, large_start, form, tiling.table)
-    return relative_error(repeated(small), found)
+    noise = again(start.noise)
+    return replace(start, noise=noise, conditions=conditions, table=tiling.table), again(small)

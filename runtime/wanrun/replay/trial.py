@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.artifact import open_artifact
-from wanrun.artifact.programs import Profile, Role
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS, ROLES
 from wanrun.artifact.select import named_profile
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, VerificationError, WanError
-from wanrun.executables.tolerance import ALIKE, TOLERANCES, VELOCITY_TOLERANCES, W8A8_FACTOR, relative_error
+from wanrun.executables.tolerance import ALIKE, VELOCITY_TOLERANCES, W8A8_FACTOR, relative_error
 from wanrun.executables.tuning import drawn_like, first_difference
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
@@ -26,20 +27,18 @@ from wanrun.replay.golden import (
     NEGATIVE_PROMPT,
     PROMPT,
     Golden,
+    Replay,
     compare,
     read_golden,
-    recorded_generation,
     replayed,
 )
-from wanrun.replay.tiled import apart
-from wanrun.replay.velocity import Start, velocity
+from wanrun.replay.proof import prove_encoders, prove_steps
+from wanrun.replay.tiled import repeated
+from wanrun.replay.velocity import velocity
 from wanrun.trust.proxy import witness_of
 from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]
-
-COMPARED: tuple[Role, ...] = ("once", "window", "prepare", "context", "decode")
-"""The roles of the programs that are compared with the same ones, compiled here."""
 
 
 def tried(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
@@ -89,14 +88,14 @@ def tried(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Ve
         except Exception as error:
             return refused(_one_line(error), _is_kept(error, ArtifactError))
         built, streams = wanted.options.forms, how.get("memory") == "stream"
-        forms = [form for form in built if (form == "stream") == streams] or built
+        forms = [form for form in built if FORMS[form].streams == streams] or built
         try:
             tell(refused("while they made the recorded video"))
-            _compare_encoders(pipeline)
-            agreement = _replay(pipeline, golden, forms, factor)
+            prove_encoders(pipeline, (PROMPT, NEGATIVE_PROMPT))
+            agreement, first = _replay(pipeline, golden, forms, factor)
             if wanted != witness:
                 tell(refused(f"while they repeated the tokens of {witness.name}"))
-                agreement += _compare_steps(pipeline, wanted, forms, factor)
+                agreement += _compare_steps(pipeline, first, wanted, forms, factor)
         except Exception as error:
             return refused(_one_line(error), _is_kept(error, VerificationError))
         try:
@@ -108,48 +107,40 @@ def tried(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Ve
     return Verdict(outcome="passed", reason=agreement, **device)
 
 
-def _replay(pipeline: Pipeline, golden: Golden, forms: Sequence[str], factor: float) -> str:
-    """Makes the recorded video with each form of the loop, and returns how the first agrees; all must."""
-    replays = (replayed(pipeline, pipeline.environment, form) for form in forms)
-    first, *_ = [compare(golden, replay, factor) for replay in replays]
-    return first
+def _replay(pipeline: Pipeline, golden: Golden, forms: Sequence[str], factor: float) -> tuple[str, Replay]:
+    """Makes the recorded video with each form of the loop, and proves its steps.
+
+    Returns:
+        How the first form agrees, and what it made.
+    """
+    found = []
+    for form in forms:
+        replay = replayed(pipeline, pipeline.environment, form, golden.steps)
+        found.append((compare(golden, replay.golden, factor), replay))
+        replay.prove(pipeline.session(pipeline.profile), form, factor)
+    return found[0]
 
 
-def _compare_encoders(pipeline: Pipeline) -> None:
-    """Compares the text encoder's programs by short prompts, with the one that made the video."""
-    for prompt in (PROMPT, NEGATIVE_PROMPT):
-        first: np.ndarray | None = None
-        for length, rows in pipeline.encoded_at_lengths(prompt).items():
-            values = rows.astype(np.float64)
-            first = values if first is None else first
-            error, most = relative_error(first, values), TOLERANCES[pipeline.profile.options.dtype]
-            if not error <= most:
-                raise VerificationError(
-                    f"the text encoder of {length} tokens differs from the shortest one",
-                    expected=f"at most {most:g} relative",
-                    found=f"{error:.2e}",
-                )
-    pipeline.session(pipeline.profile).text.spare()
-
-
-def _compare_steps(pipeline: Pipeline, large: Profile, forms: Sequence[str], factor: float) -> str:
+def _compare_steps(
+    pipeline: Pipeline, first: Replay, large: Profile, forms: Sequence[str], factor: float
+) -> str:
     """Compares a profile's steps with those of the loaded one, and says how the first form agrees.
 
     Raises:
         VerificationError: if they differ; and as ``velocity``.
     """
-    generation = recorded_generation(pipeline)
-    start = Start.of(pipeline, generation, generation.read_media())
-    small = velocity(pipeline.session(pipeline.profile), start, forms[0])
+    start, expected = repeated(pipeline, first.start, first.velocity, large)
     most, errors = factor * VELOCITY_TOLERANCES[large.options.dtype], list[float]()
     for form in forms:
-        errors.append(error := apart(pipeline, start, small, large, form))
+        found = velocity(pipeline.session(large), start, form)
+        errors.append(error := relative_error(expected, found))
         if not error <= most:
             raise VerificationError(
                 f"the steps of {large.name} differ from those of {pipeline.profile.name} for the same tokens",
                 expected=f"at most {most:g} relative",
                 found=f"{error:.2e}",
             )
+        prove_steps(pipeline.session(large), start, form, expected, found, factor)
     return f"; the steps of {large.name} agree with those of {pipeline.profile.name} within {errors[0]:.1e}"
 
 
@@ -167,7 +158,7 @@ def _compare_others(pipeline: Pipeline, large: Profile) -> None:
     executables = programs.weights.executables
     most = max(ALIKE, VELOCITY_TOLERANCES[large.options.vae_dtype])
     for name, program in programs.items():
-        if program.role in COMPARED and program.sha256 not in known:
+        if ROLES[program.role].proven.by == "record" and program.sha256 not in known:
             weights = {one: pipeline.component_weights(one) for one in programs.components(name)}
             (loading,) = executables.request(large, [name])
             forms = loading.result(), executables.compiled(large, name)

@@ -1,6 +1,6 @@
 """The velocity that a profile's transformers predict for fixed noise: it tells wrong executables from right.
 
-Latents tell less: two steps from noise to a video and a guidance of 5 multiply rounding errors.
+Latents tell less: a few steps from noise to a video and a guidance of 5 multiply rounding errors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.roles import FORMS, RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import ExpertRange, transformers
@@ -37,12 +38,14 @@ class Start:
         embeddings: of the prompts, (P, L, text_dim).
         conditions: inputs from images and videos.
         noise: the latents, float32 (B, C, T, h, w).
+        table: makes other rotary tables of the profile's own; None: they are used as they are.
     """
 
     experts: tuple[str, ...]
     embeddings: np.ndarray
     conditions: Conditions
     noise: np.ndarray
+    table: Callable[[np.ndarray], np.ndarray] | None = None
 
     @classmethod
     @own_options()
@@ -56,10 +59,18 @@ class Start:
             Noise(generation.options["seed"])(session.latents_shape),
         )
 
+    def conditions_of(self, sampler: Sampler, run: Denoising) -> Conditions:
+        """Returns the conditions of a run of single steps, of which no frame is held."""
+        conditions = replace(self.conditions, held=None)
+        if self.table is None:
+            return conditions
+        rope = _tables(sampler, run, conditions, self.table)
+        return replace(conditions, steps={**conditions.steps, "rope": rope})
+
 
 @own_options()
 def velocity(
-    sampler: Sampler, start: Start, form: str, table: Callable[[np.ndarray], np.ndarray] | None = None
+    sampler: Sampler, start: Start, form: str, maker: RoleName | None = None, scale: float = SCALE
 ) -> np.ndarray:
     """Returns the velocities of all experts, float32 (experts, B, C, T, h, w). Raises as ``Sampler.denoise``.
 
@@ -67,16 +78,15 @@ def velocity(
         sampler: the profile's.
         start: what they are computed from.
         form: the form of the loop.
-        table: makes other rotary tables of the profile's own; None: they are used as they are.
+        maker: the role of the program that makes the step; None for the form's full one.
+        scale: of guidance.
     """
     found = []
     for expert in start.experts:
-        steps = ExpertRange(expert, 0, 1, SCALE)
-        run = Denoising(velocity_table(TIMESTEP), [steps], start.embeddings, form, Timings())
-        conditions = replace(start.conditions, held=None)
-        if table is not None:
-            rope = _tables(sampler, run, conditions, table)
-            conditions = replace(conditions, steps={**conditions.steps, "rope": rope})
+        steps = ExpertRange(expert, 0, 1, scale)
+        maker = maker or FORMS[form].makers[0]
+        run = Denoising(velocity_table(TIMESTEP), [steps], start.embeddings, form, Timings(), maker=maker)
+        conditions = start.conditions_of(sampler, run)
         found.append(start.noise - sampler.denoise(run, start.noise, conditions, Noise(0)))
     return np.stack(found)
 
@@ -88,6 +98,6 @@ def _tables(
     import jax
 
     made: Any = sampler.prepare(run, conditions, run.ranges[0])
-    if run.loop == "stream":
+    if run.form.streams:
         made = StreamedStep(sampler.programs, run.ranges[0].transformer, made).constant
     return {k: jax.device_put(table(np.asarray(one)), one.sharding) for k, one in made["rope"].items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile, with_role
+from wanrun.artifact.programs import Profile, Program, with_role
+from wanrun.artifact.roles import Facts, roles_of
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
 from wanrun.files import sha256_of
@@ -29,8 +31,8 @@ class Cost:
         windows: windows that the video is made in; None if a video that was not read yet decides it. Then
             all other figures are those of one window.
         steps: denoising steps, of all windows.
-        calls: calls of each program by role. Those of the text encoder are the most: stored embeddings take
-            none, and short prompts a shorter program.
+        calls: calls of each program by role; of a program of a layer, for each layer. Those of the text
+            encoder are the most: stored embeddings take none, and short prompts a shorter program.
         frames: frames of all videos.
         pixels: pixels of all frames.
         flops: floating point operations of all calls, by target; without targets that have no figures.
@@ -126,34 +128,43 @@ class Generation:
 
     def cost(self, inputs: Inputs | None = None) -> Cost:
         """Returns what the generation will take. Inputs that were read may decide the number of windows."""
-        profile, form = self.profile, self.options["loop"]
-        windows, steps = self.num_windows(inputs), len(self.table.timesteps)
-        one_by_one = form == "step" or bool(self.table.noise.any())
-        encodes = int(inputs is not None or self.media is not None)
-        calls = {
-            "text": len(self.prompts),
-            "once": encodes,
-            "window": encodes * windows,
-            "prepare": windows * len(self.ranges),
-            form: windows * (steps if one_by_one else len(self.ranges)),
-            "decode": windows * profile.num_videos,
-        }
+        profile, windows, steps = self.profile, self.num_windows(inputs), len(self.table.timesteps)
+        facts = Facts(
+            form=self.options["loop"],
+            steps=steps,
+            experts=len(self.ranges),
+            windows=windows,
+            prompts=len(self.prompts),
+            videos=profile.num_videos,
+            media=inputs is not None or self.media is not None,
+            noise=bool(self.table.noise.any()),
+        )
+        roles = roles_of(facts.form)
         frames = profile.num_videos * ((inputs and inputs.num_frames) or profile.num_frames)
-        counted = {**calls, form: windows * steps}  # of a loop the compiler counts one step
         flops, most = dict[str, float](), dict[str, int]()
         for name, target in self.manifest.targets.items():
             figures = target.statistics.get(profile.name, {})
             programs = self.manifest.programs(target, profile)
-            run = [(one, counted[role]) for role in counted for one in with_role(programs, role)]
-            # Of the text encoder's programs the longest is counted.
-            run = [pair for pair in run if pair[0] not in with_role(programs, "text")[:-1]]
+            layers = self.manifest.program_sets[target.program_set].layers
+            run = [
+                (one, role.cost(facts) * _layers(programs[one], layers))
+                for role in roles
+                # Of the text encoder's programs the longest is counted.
+                for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]
+            ]
             if run and all(one in figures for one, _ in run):
                 if all("flops" in figures[one] for one, _ in run):
                     flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
                 most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _ in run)
+        calls: dict[str, int] = {role.name: role.calls(facts) for role in roles}
         known = self.manifest.model.task.windows is None or inputs is not None
         pixels = frames * profile.width * profile.height
         return Cost(windows if known else None, windows * steps, calls, frames, pixels, flops, most)
+
+
+def _layers(program: Program, layers: Mapping[str, Sequence[int]]) -> int:
+    """Returns how many layers a program runs for: one that takes a layer of a stack, for each of them."""
+    return math.prod(len(layers[name]) for name in program.inputs if name in layers)
 
 
 def influences_of(latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:

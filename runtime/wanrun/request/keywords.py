@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from wanrun.artifact.model import SolverName
+from wanrun.artifact.roles import FormName as Loop
 
 File = str | os.PathLike[str]
-Loop = Literal["step", "scan", "stream"]
 
 
 class Options(TypedDict, total=False):

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
-from wanrun.artifact.programs import FORMS, Profile
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import FORMS, STEPWISE
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.media.types import MEDIA_KINDS
@@ -124,15 +125,15 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
         raise ArtifactError(
             f"profile {profile.name} has no program for {name} {form}",
             found=f"one for {' and '.join(built)}",
-            remedy=f"add it with wanbuild compile --loop {'all' if form == 'stream' else 'both'}",
+            remedy=f"add it with wanbuild compile --loop {'all' if FORMS[form].streams else 'both'}",
         )
     return form
 
 
 def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
     """Raises UsageError if the scan form is to run more steps than its table holds."""
-    if loop == "scan" and num_steps > profile.options.max_steps:
-        other = " --loop step," if "step" in profile.options.forms else ""
+    if FORMS[loop].looped and num_steps > profile.options.max_steps:
+        other = f" --loop {STEPWISE}," if STEPWISE in profile.options.forms else ""
         raise UsageError(
             f"the number of steps is too large for the scan form of profile {profile.name}",
             expected=f"at most {profile.options.max_steps}",

@@ -7,13 +7,14 @@ row here, and the line that uses it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
+from wanrun.artifact.roles import FormName
 from wanrun.rows import option
 
 RANDOM = "random"
@@ -136,7 +137,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     loop: Annotated[
-        Literal["step", "scan", "stream"] | None,
+        FormName | None,
         option(
             "Form of the loop: one call per step; one call for all steps of an expert, which shows no "
             "progress; or one call per layer.",

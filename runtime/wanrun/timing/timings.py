@@ -57,6 +57,7 @@ class Timings(Spans):
         placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
         loop: the form of the denoising loop of the latest steps; None before any steps.
+        together: whether a call of it makes several steps.
         target: the artifact's target that was loaded; None before that.
         step_seconds: the denoising steps so far; the steps of one call have equal times.
     """
@@ -71,6 +72,7 @@ class Timings(Spans):
         self.restore_bytes = 0
         self.placement: str | None = None
         self.loop: str | None = None
+        self.together = False
         self.target: str | None = None
         self.step_seconds: list[float] = []
 
@@ -102,18 +104,19 @@ class Timings(Spans):
         with self._lock:
             self._spans = [one for one in self._spans if one not in spans]
 
-    def steps(self, loop: str, count: int, seconds: float) -> None:
+    def steps(self, loop: str, count: int, seconds: float, together: bool = False) -> None:
         """Adds one call of a program of the loop that ends now, synchronised with the device.
 
         The end of the first call is the end of the first step.
 
         Args:
-            loop: the form of the loop: ``step`` or ``scan``.
+            loop: the form of the loop.
             count: the number of steps in the call, at least 1. Each is recorded with their mean.
+            together: whether this form makes several steps in a call.
         """
         end = self.now()
         with self._lock:
-            self.loop = loop
+            self.loop, self.together = loop, together
             self.step_seconds += [seconds / count] * count
             self._marks.setdefault("first step", end)
 
@@ -195,7 +198,7 @@ class Timings(Spans):
                 rows.append((_LABELS.get(name, name.replace("_", " ")), f"{values[key]:9.2f} s"))
             if name == "denoise" and values["step_seconds"]:
                 steps = values["step_seconds"]
-                if values["loop"] == "scan":
+                if self.together:
                     rows.append(("  mean step", f"{statistics.fmean(steps):9.2f} s  of {len(steps)}"))
                 else:
                     rows.append(("  first step", f"{steps[0]:9.2f} s"))

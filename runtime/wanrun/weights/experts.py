@@ -14,6 +14,7 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.programs import Program
+from wanrun.artifact.roles import ROLES
 from wanrun.machine.memory import Machine
 from wanrun.opened.policy import LoadPolicy
 from wanrun.units import in_bytes
@@ -161,7 +162,7 @@ def _usable(machine: Machine) -> str:
 def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any], devices: int) -> int:
     """Returns the bytes that the largest program needs beside weights, plus the code of all programs."""
     inputs = {name: _inputs_bytes(program) for name, program in programs.items()}
-    spreading = {name for name, program in programs.items() if program.role == "spread"}
+    spreading = {name for name, program in programs.items() if ROLES[program.role].when == "loading"}
     for name in spreading:  # their inputs are cut over all devices, and their outputs are weights
         inputs[name] //= devices
     working, code = list(inputs.values()), 0

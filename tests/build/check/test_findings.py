@@ -84,8 +84,8 @@ def run_verify(
 ) -> Run:
     """Runs ``wanbuild verify`` with a replay that gives this, and without the checks of files."""
 
-    def replayed(artifact: object, profile: Any, findings: Findings | None) -> tuple[Golden, str]:
-        assert findings is not None
+    def replayed(artifact: object, profile: Any, findings: Findings | None, steps: int) -> tuple[Golden, str]:
+        assert findings is not None and steps == HERE.steps
         findings.videos.append((profile.name, FRAMES))
         return found, ""
 

@@ -20,7 +20,7 @@ from helpers.elsewhere import TARGET, build_elsewhere
 from wanbuild.cli import wanbuild
 from wanbuild.share import oci
 from wanbuild.share.oci import OciRequest, write_layout
-from wancli.command import fetched
+from wancli.command import fetch_all
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
@@ -84,7 +84,9 @@ def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> Non
     check_intact(open_artifact(tmp_path / "unpacked"), lines.append)
     assert image["annotations"]["wan-artifact.content-digest"] == manifest.content_digest
     assert image["annotations"]["org.opencontainers.image.licenses"] == "Apache-2.0"
-    for one in (artifact, fetched(wanhub.find(artifact.as_uri())).folder):  # and of an address
+    copied = wanhub.find(artifact.as_uri())
+    fetch_all(copied)
+    for one in (artifact, copied):  # and of an address
         again = OciRequest(one, tmp_path / "again", licence="Apache-2.0")
         assert write_layout(again, lines.append) == digest
 

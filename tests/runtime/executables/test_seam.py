@@ -161,7 +161,7 @@ def test_a_user_s_options_change_nothing_and_are_not_changed(
 
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         assert jax.config.values == users
-        found = replayed(pipeline, pipeline.environment).as_json()
+        found = replayed(pipeline, pipeline.environment).golden.as_json()
         assert jax.config.values == users
         assert (pipeline.timings.cache_misses, found) == (0, golden)
     assert jax.config.values == users

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from helpers.manifests import plain_manifest
 from helpers.small_loop import FULL, MAX_STEPS, SCALES, SHAPE, SmallPrograms, small_programs
+from wanrun.artifact import roles
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange
@@ -82,6 +85,28 @@ def test_one_program_takes_all_steps(loop: str, solver: str) -> None:
     np.testing.assert_allclose(found, in_numpy(table), rtol=0, atol=2e-6)
     names = [(name, steps.transformer) for steps in RANGES for name in ("prepare", FULL[loop])]
     assert programs.bound_names == names
+
+
+def test_two_programs_that_make_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third step is another program's; both pass on one state, and are bound once for an expert."""
+    programs, table = small_programs(), solver_table("unipc", 8, 5.0)
+    other = msgspec.structs.replace(programs["denoise_step"], role="leave")
+    both = dataclasses.replace(
+        programs,
+        records={**programs.records, "other_step": other},
+        compiled={**programs.compiled, "other_step": programs.compiled["denoise_step"]},
+        bound_names=[],
+    )
+    third = msgspec.structs.replace(roles.ROLES["leave"], makes=lambda index: index % 3 == 2)
+    monkeypatch.setattr(roles, "ROLES", {**roles.ROLES, "leave": third})
+    form = msgspec.structs.replace(roles.FORMS["step"], roles=("prepare", "step", "leave"))
+    monkeypatch.setattr("wanrun.denoising.steps.FORMS", {"step": form})
+    done: list[int] = []
+    found = denoise(both, table, "step", on_step=partial(_note, done))
+    assert done == [*range(1, 9)] and np.array_equal(found, denoise(programs, table, "step", maker="step"))
+    names = ("prepare", "denoise_step", "other_step")  # steps 0 to 4, of which 2, and 5 to 7, of which 5
+    ends = ("prepare", "other_step", "denoise_step")
+    assert [name for name, _ in both.bound_names] == [*names, *ends]
 
 
 @pytest.mark.parametrize("loop", ["step", "scan"])

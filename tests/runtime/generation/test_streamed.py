@@ -12,6 +12,7 @@ import pytest
 import wanrun
 from helpers.damage import linked, own
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.roles import roles_of
 from wanrun.errors import ArtifactError
 from wanrun.generation.streamed import StreamedStep
 from wanrun.replay.samples import sample_media
@@ -49,6 +50,20 @@ def test_streamed_steps_have_the_bits_of_whole_ones(
     assert (whole.timings.loop, streamed.timings.loop) == ("step", "stream")
     np.testing.assert_array_equal(streamed.latents, whole.latents)
     np.testing.assert_array_equal(streamed.frames, whole.frames)
+
+
+@pytest.mark.parametrize("memory", ["auto", "stream"])
+def test_a_warm_up_runs_all_roles_of_the_form(
+    memory: Literal["auto", "stream"], media_toy: Callable[[str], tuple[Path, Path]]
+) -> None:
+    """The text encoder too, since no prompt was given."""
+    with streams(media_toy("wan2.2-i2v")[1], memory) as pipeline:
+        pipeline.warmup()
+        session = pipeline.session(pipeline.profile)
+        idle = session.programs.weights.executables.idle(pipeline.profile)
+        roles = {name: session.programs[name].role for name in session.programs}
+    expected = {role.name for role in roles_of(session.loop) if role.warm or role.when == "prompts"}
+    assert {roles[name] for name in roles.keys() - set(idle)} == expected & set(roles.values())
 
 
 def test_an_error_in_a_pass_ends_it(

@@ -48,6 +48,19 @@ def test_a_recorded_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_golden(artifact, "a") == HERE
 
 
+def test_a_record_says_its_number_of_steps(tmp_path: Path) -> None:
+    """Older ones have two; none has so many that a replay takes a day."""
+
+    def record(steps: object) -> Artifact:
+        return recorded(tmp_path, json.dumps(HERE.as_json() | {"steps": steps}).encode())
+
+    for steps in (2, 4, 64):
+        assert read_golden(record(steps), "a").steps == steps
+    for wrong in (0, 65, "2"):
+        with pytest.raises(ArtifactError, match="is no recorded result"):
+            read_golden(record(wrong), "a")
+
+
 def test_on_the_same_machine_digests_are_compared() -> None:
     assert compare(HERE, HERE) == "digests equal"
     for what in ("latents_sha256", "frames_sha256"):

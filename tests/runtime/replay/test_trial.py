@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from helpers.damage import PROFILE, own
+from helpers.doctored_updates import DOCTORED
 from helpers.elsewhere import (
     PROXY,
     TARGET,
@@ -19,9 +20,11 @@ from helpers.elsewhere import (
     impostor,
     put_executable,
     put_golden,
+    record,
 )
 from wanbuild.models.attention import BlockedAttention
 from wanbuild.models.blocks import WanAttention
+from wanbuild.programs import denoiser
 from wanrun.artifact.manifest import read_manifest
 from wanrun.replay.trial import tried
 from wanrun.trust.verdict import Verdict
@@ -40,6 +43,12 @@ def outcome(elsewhere: Path) -> Callable[[], Verdict]:
         return verdict
 
     return call
+
+
+@pytest.fixture(scope="module")
+def short(toy_artifact: Path) -> dict[str, Any]:
+    """The recorded result as older artifacts have it."""
+    return record(toy_artifact, steps=2)
 
 
 def test_right_ones_pass(outcome: Callable[[], Verdict]) -> None:
@@ -64,6 +73,22 @@ def test_another_program_of_the_same_signature(
     verdict = outcome()
     assert not verdict.passed and verdict.keep
     assert verdict.reason.startswith(reason) and "wanbuild" not in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("denoise_step", "predictor without m1"), ("denoise_loop", "history exchanged")]
+)
+def test_an_update_that_an_older_record_does_not_show(
+    outcome: Callable[[], Verdict], elsewhere: Path, short: dict[str, Any], name: str, wrong: str
+) -> None:
+    """Two steps of UniPC do not read its history: their video is right."""
+    assert short["steps"] == 2
+    put_golden(elsewhere, short)
+    patch = mock.patch.object(denoiser, "solver_step", DOCTORED[wrong])
+    put_executable(elsewhere, name, doctored(elsewhere, name, patch))
+    verdict = outcome()
+    assert not verdict.passed and verdict.keep
+    assert verdict.reason.startswith(f"{name} makes other steps than the solver's table says"), verdict.reason
 
 
 def test_bytes_that_are_no_executable(outcome: Callable[[], Verdict], elsewhere: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ def found(toy_artifact: Path) -> dict[str, np.ndarray]:
         return {
             "step": velocity(session, start, "step"),
             "scan": velocity(session, start, "scan"),
-            "same tables": velocity(session, start, "step", lambda table: table),
-            "no rotation": velocity(session, start, "step", np.zeros_like),
+            "same tables": velocity(session, replace(start, table=lambda table: table), "step"),
+            "no rotation": velocity(session, replace(start, table=np.zeros_like), "step"),
             "prompts exchanged": velocity(session, other, "step"),
             "noise": start.noise[None],
         }

@@ -194,8 +194,8 @@ def test_calls_of_many_steps() -> None:
     """The scan form: what one call took, spread over its steps; there is no first or median step."""
     timings = Timings()
     assert timings.loop is None
-    timings.steps("scan", 3, 6.0)
-    timings.steps("scan", 1, 5.0)
+    timings.steps("scan", 3, 6.0, together=True)
+    timings.steps("scan", 1, 5.0, together=True)
     timings.add("denoise", 1.0, 14.0)
     assert timings.step_seconds == timings.as_json()["step_seconds"] == [2.0, 2.0, 2.0, 5.0]
     assert timings.loop == timings.as_json()["loop"] == "scan"

@@ -1,0 +1,281 @@
+"""The roles of programs, and what each of them brings: its calls, its cost, its warm-up, and its proof.
+
+A program's role says when it runs. All that has to do with programs (wiring, warm-up, trials, ``verify``,
+``plan``, the cost of a generation) goes through this table, and none of it knows a role by name. What runs
+the programs of a role does: ``wanrun.generation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+RoleName = Literal[
+    "text", "once", "window", "prepare", "context", "step", "scan", "enter", "keys", "layer", "leave",
+    "decode", "spread",
+]  # fmt: skip
+"""What the manifest says of a program.
+
+| role | runs | takes | returns |
+|---|---|---|---|
+| ``text`` | once per prompt; the shortest one that fits it | ``ids``, ``mask`` | ``embeddings`` |
+| ``once`` | first, once for all windows | prepared images and videos | inputs of later programs |
+| ``window`` | next, once per window | the same, and what the window before has left | the same |
+| ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
+| ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
+| ``step`` | once per step | state, a row of the solver's table | state |
+| ``scan`` | once for all steps of an expert | state, the solver's table | state |
+| ``enter`` | at the beginning of a streamed step | state | ``carry``, inputs of layers |
+| ``keys`` | before a layer's first run | ``context`` | ``kv`` of this layer |
+| ``layer`` | once per layer and step | ``carry``, ``kv`` | ``carry`` |
+| ``leave`` | at the end of a streamed step | ``carry``, state, a row of the solver's table | state |
+| ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
+| ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
+
+A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
+State is the inputs that a program donates: latents, and whatever else steps pass on. Programs of streamed
+layers take one layer of a stack of the transformer, by the stack's name, or ``outside``, what is in no stack.
+"""
+
+FormName = Literal["step", "scan", "stream"]
+"""A form of the denoising loop."""
+
+When = Literal["loading", "prompts", "media", "expert", "steps", "video"]
+"""The part of a generation in which a program runs: as weights come to a mesh, for a prompt, for images and
+videos, before an expert's steps, in its steps, and after the last one."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides how often programs run in one generation.
+
+    Attributes:
+        form: the form of the loop.
+        steps: denoising steps of one window.
+        experts: transformers that make some of them.
+        windows: windows that the video is made in.
+        prompts: prompts, with guidance the negative one too.
+        videos: videos per prompt.
+        media: whether images or videos are given.
+        noise: whether the solver adds noise, which the host draws, after each step.
+    """
+
+    form: str
+    steps: int
+    experts: int
+    windows: int
+    prompts: int
+    videos: int
+    media: bool
+    noise: bool
+
+    def made(self, role: RoleName) -> int:
+        """Returns the steps of all windows that programs of a role make."""
+        form = FORMS[self.form]
+        return self.windows * sum(form.maker(index) == role for index in range(self.steps))
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """How it is shown that a program computes what it should.
+
+    Attributes:
+        by: what shows it.
+
+            | by | what is compared |
+            |---|---|
+            | ``update`` | the state after a call with random state and coefficients, with NumPy's; the \
+prediction, with the full step's |
+            | ``end`` | the same of the program that ends its step |
+            | ``record`` | the recorded video that it helps to make; without a record, what is compiled here |
+            | ``lengths`` | all programs of the role with the shortest one, for an input that fits them all |
+            | ``weights`` | all that runs with the weights that it brings |
+
+        guidance_scale: the full step's whose prediction it has; None for the same as its own.
+    """
+
+    by: Literal["update", "end", "record", "lengths", "weights"]
+    guidance_scale: float | None = None
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table. It has no defaults: who adds a role says all of it.
+
+    Attributes:
+        name: as the manifest has it.
+        when: the part of a generation in which its programs run.
+        calls: the calls of each of its programs in a generation; of a program of a layer, for each layer.
+        makes: whether a program that ends steps makes the one with this number; None for all other programs.
+        body: of a loop over steps on the device, the role whose programs are its body, which the compiler
+            counts once; None for no loop.
+        warm: whether a warm-up runs its programs. The text encoder's have their own.
+        proven: what shows that they are right.
+    """
+
+    name: RoleName
+    when: When
+    calls: Callable[[Facts], int]
+    makes: Callable[[int], bool] | None
+    body: RoleName | None
+    warm: bool
+    proven: Proof
+
+    def __post_init__(self) -> None:
+        if (self.makes is not None) != (self.proven.by == "update"):
+            raise ValueError(
+                f"role {self.name}: a program is proven by its update if it makes steps, and only then"
+            )
+
+    def cost(self, facts: Facts) -> int:
+        """Returns how many times the compiler's figures of a program count in a generation."""
+        return self.calls(facts) if self.body is None else facts.windows * facts.steps
+
+
+class Form(msgspec.Struct, frozen=True):
+    """A form of the denoising loop.
+
+    Attributes:
+        name: its name.
+        roles: the roles of its programs, as they run. Of those that make steps the first makes the full ones.
+        streams: whether layers pass through the device.
+    """
+
+    name: FormName
+    roles: tuple[RoleName, ...]
+    streams: bool
+
+    @property
+    def makers(self) -> tuple[RoleName, ...]:
+        """The roles whose programs end a step; all of them pass on the same state."""
+        return tuple(name for name in self.roles if ROLES[name].makes is not None)
+
+    @property
+    def looped(self) -> bool:
+        """Whether one call makes several steps: it takes the solver's table, and the rows' range."""
+        return any(ROLES[name].body is not None for name in self.makers)
+
+    def maker(self, index: int) -> RoleName:
+        """Returns the role that makes the step of this number: of several, the last one."""
+        found = (name for name in reversed(self.makers) if (makes := ROLES[name].makes) and makes(index))
+        return next(found)
+
+
+def _media(facts: Facts) -> int:
+    return int(facts.media)
+
+
+def _experts(facts: Facts) -> int:
+    return facts.windows * facts.experts
+
+
+def _steps(facts: Facts) -> int:
+    return facts.windows * facts.steps
+
+
+def _each(index: int) -> bool:
+    return True
+
+
+_RECORD, _END, _UPDATE = Proof("record"), Proof("end"), Proof("update")
+
+_ROWS = (
+    Role(
+        name="text",
+        when="prompts",
+        calls=lambda facts: facts.prompts,
+        makes=None,
+        body=None,
+        warm=False,
+        proven=Proof("lengths"),
+    ),
+    Role(name="once", when="media", calls=_media, makes=None, body=None, warm=True, proven=_RECORD),
+    Role(
+        name="window",
+        when="media",
+        calls=lambda facts: facts.windows * _media(facts),
+        makes=None,
+        body=None,
+        warm=True,
+        proven=_RECORD,
+    ),
+    Role(name="prepare", when="expert", calls=_experts, makes=None, body=None, warm=True, proven=_RECORD),
+    Role(name="context", when="expert", calls=_experts, makes=None, body=None, warm=True, proven=_RECORD),
+    Role(
+        name="step",
+        when="steps",
+        calls=lambda facts: facts.made("step"),
+        makes=_each,
+        body=None,
+        warm=True,
+        proven=_UPDATE,
+    ),
+    Role(
+        name="scan",
+        when="steps",
+        calls=lambda facts: _steps(facts) if facts.noise else _experts(facts),
+        makes=_each,
+        body="step",
+        warm=True,
+        proven=_UPDATE,
+    ),
+    Role(name="enter", when="steps", calls=_steps, makes=None, body=None, warm=True, proven=_END),
+    Role(name="keys", when="expert", calls=_experts, makes=None, body=None, warm=True, proven=_END),
+    Role(name="layer", when="steps", calls=_steps, makes=None, body=None, warm=True, proven=_END),
+    Role(name="leave", when="steps", calls=_steps, makes=_each, body=None, warm=True, proven=_UPDATE),
+    Role(
+        name="decode",
+        when="video",
+        calls=lambda facts: facts.windows * facts.videos,
+        makes=None,
+        body=None,
+        warm=True,
+        proven=_RECORD,
+    ),
+    Role(
+        name="spread",
+        when="loading",
+        calls=lambda facts: 0,
+        makes=None,
+        body=None,
+        warm=False,
+        proven=Proof("weights"),
+    ),
+)
+
+ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS})
+"""By name, in the order in which they run."""
+
+_FORMS = (
+    Form("step", ("prepare", "step"), streams=False),
+    Form("scan", ("prepare", "scan"), streams=False),
+    Form("stream", ("context", "enter", "keys", "layer", "leave"), streams=True),
+)
+
+FORMS: Mapping[str, Form] = MappingProxyType({form.name: form for form in _FORMS})
+"""The forms of the denoising loop, the preferred one first."""
+
+STEPWISE: FormName = "step"
+"""The form with a call for each step, and the host's word between them."""
+
+
+LOOPS = ("both", *FORMS, "all")
+"""What a profile is built with: one form, those of whole steps, or all."""
+
+
+def roles_of(form: str) -> tuple[Role, ...]:
+    """Returns the roles of a generation with this form of the loop, without those that bring weights."""
+    in_forms = {name for one in FORMS.values() for name in one.roles}
+    others = in_forms - set(FORMS[form].roles)
+    return tuple(role for name, role in ROLES.items() if role.when != "loading" and name not in others)
+
+
+def roles_when(*when: When) -> tuple[RoleName, ...]:
+    """Returns the names of the roles whose programs run in these parts of a generation."""
+    return tuple(role.name for role in ROLES.values() if role.when in when)
+
+
+def forms_of(loop: str) -> tuple[str, ...]:
+    """Returns the forms that a profile is built with, the preferred one first, for its choice of them."""
+    whole = tuple(name for name, form in FORMS.items() if not form.streams)
+    return {"both": whole, "all": tuple(FORMS)}.get(loop, (loop,))

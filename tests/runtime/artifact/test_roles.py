@@ -1,0 +1,94 @@
+"""The table of roles: every role says all of its behaviour, and the counts of calls follow from it."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+from msgspec.structs import replace
+
+from wanrun.artifact.roles import (
+    FORMS,
+    LOOPS,
+    ROLES,
+    Facts,
+    FormName,
+    Proof,
+    Role,
+    RoleName,
+    forms_of,
+    roles_of,
+)
+
+FACTS = Facts(form="step", steps=10, experts=2, windows=3, prompts=2, videos=4, media=True, noise=False)
+
+
+def test_every_role_and_form_of_a_manifest_has_a_row() -> None:
+    assert ROLES.keys() == set(typing.get_args(RoleName)) and all(ROLES[name].name == name for name in ROLES)
+    assert tuple(FORMS) == typing.get_args(FormName) and LOOPS == ("both", "step", "scan", "stream", "all")
+    in_forms = {name for form in FORMS.values() for name in form.roles}
+    assert in_forms == {role.name for role in ROLES.values() if role.when in ("expert", "steps")}
+
+
+@pytest.mark.parametrize("field", Role.__struct_fields__)
+def test_nothing_of_a_role_can_be_forgotten(field: str) -> None:
+    row = {name: getattr(ROLES["step"], name) for name in Role.__struct_fields__}
+    del row[field]
+    with pytest.raises(TypeError, match=f"Missing required argument '{field}'"):
+        Role(**row)
+
+
+def test_a_program_that_makes_steps_is_proven_by_their_update() -> None:
+    for name, proven in (("step", Proof("record")), ("decode", Proof("update"))):
+        with pytest.raises(ValueError, match="a program is proven by its update if it makes steps"):
+            replace(ROLES[name], proven=proven)
+
+
+CALLS = {"text": 2, "once": 1, "window": 3, "decode": 12}
+
+
+@pytest.mark.parametrize(
+    ("form", "noise", "expected"),
+    [
+        ("step", False, {"prepare": 6, "step": 30}),
+        ("step", True, {"prepare": 6, "step": 30}),
+        ("scan", False, {"prepare": 6, "scan": 6}),
+        ("scan", True, {"prepare": 6, "scan": 30}),
+        ("stream", False, {"context": 6, "enter": 30, "keys": 6, "layer": 30, "leave": 30}),
+    ],
+)
+def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> None:
+    facts = replace(FACTS, form=form, noise=noise)
+    calls = {role.name: role.calls(facts) for role in roles_of(form)}
+    assert calls == CALLS | expected
+    # Of a loop the compiler counts one step.
+    assert {role.name: role.cost(facts) for role in roles_of(form)} == calls | (
+        {"scan": 30} if form == "scan" else {}
+    )
+    of_text = replace(facts, media=False)
+    assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0]
+
+
+def test_of_several_programs_that_make_steps_the_last_one_that_wants_a_step_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from wanrun.artifact import roles
+
+    every_third = replace(
+        ROLES["step"],
+        name="leave",
+        makes=lambda index: index % 3 == 2,
+        calls=lambda facts: facts.made("leave"),
+    )
+    form = replace(FORMS["step"], roles=("prepare", "step", "leave"))
+    monkeypatch.setattr(roles, "ROLES", {**ROLES, "leave": every_third})
+    monkeypatch.setattr(roles, "FORMS", {**FORMS, "step": form})
+    assert form.makers == ("step", "leave") and not form.looped
+    assert [form.maker(index) for index in range(4)] == ["step", "step", "leave", "step"]
+    assert ROLES["step"].calls(FACTS) == 3 * 7 and every_third.calls(FACTS) == 3 * 3
+
+
+def test_the_forms_of_a_choice() -> None:
+    assert forms_of("both") == ("step", "scan") and forms_of("all") == ("step", "scan", "stream")
+    assert forms_of("scan") == ("scan",)
+    assert [FORMS[name].looped for name in FORMS] == [False, True, False]

@@ -1,0 +1,87 @@
+"""Of what is elsewhere a run fetches the files that it reads, and no other profile's or target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from helpers.damage import PROFILE, linked
+from helpers.manifests import with_profiles
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import Embedding, Recorded
+from wanrun.artifact.named import EMBEDDING, EXECUTABLE, GOLDEN, PROGRAM, REQUIREMENTS, TOKENIZER, WEIGHTS
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.needs import needed
+from wanrun.text.embeddings import EmbeddingFormat
+
+
+@pytest.fixture
+def artifact(toy_artifact: Path) -> Artifact:
+    """A manifest with two profiles, two targets of which one is not for this machine, and two embeddings."""
+    here = open_artifact(toy_artifact)
+    first = here.manifest.profiles[PROFILE]
+    manifest = with_profiles(here.manifest, [first, replace(first, guidance=False, index=1)])
+    (cpu,) = manifest.targets.values()
+    environment = {**cpu.environment, "machine": "elsewhere"}
+    other = replace(cpu, folder="executables/other", environment=environment)
+    names = EmbeddingFormat(manifest)
+    embeddings = {
+        names.key(prompt, first.options.dtype): Embedding(
+            file=f"embeddings/{prompt}.npy", sha256="0", prompt=prompt, dtype=first.options.dtype, length=1
+        )
+        for prompt in ("a cat", "blurry")
+    }
+    golden = {name: Recorded(file=f"golden/{name}.json", sha256="0") for name in manifest.profiles}
+    changed = manifest.changed(targets={"cpu": cpu, "other": other}, embeddings=embeddings, golden=golden)
+    return Artifact(changed, toy_artifact)
+
+
+def test_one_profile_of_one_target(artifact: Artifact) -> None:
+    profile = artifact.manifest.profiles[PROFILE]
+    names = needed(artifact, profiles=[profile], prompts=["a cat", "a dog"])
+    executables = artifact.manifest.targets["cpu"].executables[PROFILE].values()
+    assert {one.kind for one in names} == {WEIGHTS, TOKENIZER, PROGRAM, EXECUTABLE, EMBEDDING}
+    assert {one.name for one in names if one.kind is EXECUTABLE} == {
+        f"executables/cpu/{entry.file}" for entry in executables
+    }
+    programs = artifact.manifest.programs(artifact.manifest.targets["cpu"], profile).values()
+    assert {one.name for one in names if one.kind is PROGRAM} == {program.file for program in programs}
+    assert [one.name for one in names if one.kind is EMBEDDING] == ["embeddings/a cat.npy"]
+    weights = [one for one in names if one.kind is WEIGHTS]
+    assert {one.of for one in weights} == artifact.manifest.components.keys()
+
+
+def test_all_profiles_of_the_target(artifact: Artifact) -> None:
+    names = {one.name for one in needed(artifact)}
+    left = {one for one in artifact.named() if one.name not in names}
+    assert {one.kind for one in left} == {EXECUTABLE, REQUIREMENTS, GOLDEN}
+    assert {one.of for one in left if one.kind is EXECUTABLE} == {"other"}
+
+
+@pytest.mark.parametrize(("embeddings", "reads"), [("all", False), ("artifact", False), ("none", True)])
+def test_the_text_encoder_is_for_other_prompts(artifact: Artifact, embeddings: str, reads: bool) -> None:
+    names = needed(artifact, prompts=["a  cat", "blurry"], embeddings=embeddings)
+    assert ("text_encoder" in {one.of for one in names if one.kind is WEIGHTS}) == reads
+
+
+def test_weights_that_are_elsewhere_are_not_read(artifact: Artifact) -> None:
+    assert WEIGHTS not in {one.kind for one in needed(artifact, weights=str(artifact.folder / "weights"))}
+
+
+def test_what_does_not_fit_is_refused_as_a_load_does(artifact: Artifact) -> None:
+    with pytest.raises(ArtifactError, match="target v9 is not built"):
+        needed(artifact, target="v9")
+    with pytest.raises(UsageError, match="memory cannot be"):
+        needed(artifact, memory="none")
+
+
+def test_what_was_built_elsewhere_is_tried_by_its_witness(proxied_artifact: Path, tmp_path: Path) -> None:
+    """The profile's recorded result, or a small profile with one that stands for it."""
+    artifact = open_artifact(linked(proxied_artifact, tmp_path / "artifact"))
+    target = next(name for name in artifact.manifest.targets if name != "cpu")
+    (witness,) = artifact.manifest.golden
+    for profile in artifact.manifest.profiles.values():
+        names = needed(artifact, profiles=[profile], target=target, allow_compile=True)
+        assert [one.of for one in names if one.kind is GOLDEN] == [witness]

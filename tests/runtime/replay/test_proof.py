@@ -1,0 +1,218 @@
+"""Programs that make steps are refused if one of their arguments does not decide what they return."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import wanrun
+from helpers.damage import linked
+from helpers.doctored_updates import DOCTORED
+from helpers.manifests import plain_manifest
+from helpers.small_loop import MAX_STEPS, SHAPE, small_programs
+from wanbuild.check import verify
+from wanbuild.programs import denoiser
+from wanbuild.programs.denoiser import solver_step
+from wanbuild.programs.export import builder_of, export_program
+from wanbuild.targets.target import resolve_target
+from wanrun.artifact.artifact import open_artifact
+from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.roles import FORMS, ROLES, roles_of
+from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.noise import initial_noise
+from wanrun.errors import VerificationError
+from wanrun.executables.lowering import lower
+from wanrun.executables.store import LoadedProgram
+from wanrun.generation.sampler import Sampler
+from wanrun.replay.golden import Replay, replayed
+from wanrun.replay.proof import Bounded, check_all_ran, prove_encoders, prove_steps, updated
+from wanrun.replay.velocity import SCALE, Start, velocity
+from wanrun.weights.programs import Programs
+
+WRONG = r"makes other steps than the solver's table says: wrong \w+"
+
+
+def prove(form: str, max_steps: int = MAX_STEPS, **options: Any) -> None:
+    """Proves the small programs of a form, with both experts; options as of ``small_programs``."""
+    facts = {"width": 40, "height": 32, "num_frames": 9, "num_videos": 1, "num_references": 0}
+    built = types.SimpleNamespace(max_steps=max_steps, dtype="float32")
+    profile: Any = types.SimpleNamespace(**facts, guidance=False, options=built)
+    programs: Any = small_programs(max_steps=max_steps, **options)
+    sampler = Sampler(programs, plain_manifest(), profile, cast(Any, None))
+    start = Start(("transformer", "transformer_2"), np.empty(0), Conditions(), initial_noise(0, SHAPE))
+    prove_steps(sampler, start, form, velocity(sampler, start, form))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("form", "rows"), [("step", 16), ("scan", 16), ("scan", 2), ("scan", 1)])
+def test_right_programs_pass(form: str, rows: int, dtype: str) -> None:
+    """Also if the loop's table has few rows."""
+    prove(form, rows, dtype=dtype)
+
+
+@pytest.mark.parametrize("form", ["step", "scan"])
+@pytest.mark.parametrize("name", DOCTORED)
+def test_a_doctored_update(name: str, form: str) -> None:
+    """In bfloat16, whose roundings are allowed most."""
+    with pytest.raises(VerificationError, match=WRONG):
+        prove(form, dtype="bfloat16", update=DOCTORED[name])
+
+
+@pytest.mark.parametrize("forgotten", ["first", "last"])
+def test_a_loop_that_forgets_which_steps_it_makes(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = jax.lax.fori_loop
+
+    def loop(first: Any, last: Any, body: Any, state: Any) -> Any:
+        first, last = (first - first, last - first) if forgotten == "first" else (first, first + 1)
+        return own(first, last, body, state)
+
+    monkeypatch.setattr(jax.lax, "fori_loop", loop)
+    with pytest.raises(VerificationError, match=WRONG):
+        prove("scan", update=functools.partial(solver_step))  # an update of its own is not compiled yet
+
+
+def test_a_state_that_nothing_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wanrun.replay.proof.HISTORY", ("last", "m1", "m2", "m3"))
+    with pytest.raises(VerificationError, match="denoise_step passes on what nothing proves"):
+        prove("step")
+
+
+def test_bounds_hold_what_float32_may_round() -> None:
+    """Of the recurrence in float32, from a state in bfloat16, against float64: also in the worst case."""
+    rng, rounding = np.random.default_rng(3), 2.0**-8
+    rows = rng.uniform(-1, 1, (2, 9)).astype(np.float32)
+    state = {name: rng.standard_normal(200) for name in ("latents", "last", "m1", "m2")}
+    made = [rng.standard_normal(200) for _ in rows]
+    exact = updated(rows, state, made, rounding)
+    errors = [one * (1 + rounding * rng.choice([-1, 1], 200)) for one in made]
+    off = updated(rows, state, errors, rounding)
+    for name in ("latents", "last"):
+        assert np.all(np.abs(off[name].values - exact[name].values) <= exact[name].bound)
+    assert np.array_equal(exact["m2"].values, made[0]) and np.array_equal(exact["m1"].values, made[1])
+    assert Bounded.stored(np.full(1, -2.0), 0.5).rounded(0.25).bound == 1.5
+
+
+@pytest.fixture(scope="module")
+def opened(media_toy: Callable[[str], tuple[Path, Path]]) -> Iterator[tuple[wanrun.Pipeline, Replay]]:
+    """A pipeline of a profile with all forms of the loop and two experts, and its replay."""
+    with wanrun.load(media_toy("wan2.2-i2v")[1], embeddings="none") as pipeline:
+        yield pipeline, replayed(pipeline, pipeline.environment)
+
+
+@pytest.fixture
+def doctored_leave(
+    opened: tuple[wanrun.Pipeline, Replay], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Any], None]:
+    """Puts a program at the end of streamed steps that is compiled with something else in the denoiser."""
+
+    def put(what: str, other: Any) -> None:
+        pipeline, _ = opened
+        builder = builder_of(pipeline.manifest, pipeline.profile, resolve_target("cpu", {}))
+        spec = builder.named("stream_leave")
+        with mock.patch.object(denoiser, what, other):
+            data = export_program(spec, "cpu")
+        lowered = lower(data, spec.name, spec.donate, jax.devices("cpu")[0])
+        own, program = Programs.bound, LoadedProgram(lowered.compile(), spec.inputs)
+
+        def bound(self: Programs, name: str, **components: str) -> Any:
+            right = own(self, name, **components)
+            return program if name == spec.name else right
+
+        monkeypatch.setattr(Programs, "bound", bound)
+
+    return put
+
+
+@pytest.mark.parametrize("name", DOCTORED)
+def test_a_doctored_end_of_streamed_steps(
+    name: str, opened: tuple[wanrun.Pipeline, Replay], doctored_leave: Callable[[str, Any], None]
+) -> None:
+    pipeline, replay = opened
+    doctored_leave("solver_step", DOCTORED[name])
+    session = pipeline.session(pipeline.profile)
+    replay.prove(session, "step")
+    with pytest.raises(VerificationError, match=f"stream_leave {WRONG}"):
+        replay.prove(session, "stream")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda scale: 0 * scale + SCALE, "guidance_scale changes nothing of what stream_leave returns"),
+        (lambda scale: scale * scale / SCALE, f"stream_leave {WRONG}"),
+    ],
+    ids=["ignored", "squared"],
+)
+def test_guidance_that_is_wrong_but_for_one_scale(
+    change: Callable[[Any], Any],
+    message: str,
+    opened: tuple[wanrun.Pipeline, Replay],
+    doctored_leave: Callable[[str, Any], None],
+) -> None:
+    pipeline, replay = opened
+    own = denoiser.updated
+
+    def updated(output: Any, x: Any, past: Any, row: Any, scale: Any) -> dict[str, Any]:
+        return own(output, x, past, row, change(scale))
+
+    with mock.patch("wanbuild.programs.streaming.updated", updated):
+        doctored_leave("updated", updated)
+    with pytest.raises(VerificationError, match=message):
+        replay.prove(pipeline.session(pipeline.profile), "stream")
+
+
+def test_a_wrong_program_is_not_recorded(
+    media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path, doctored_leave: Callable[[str, Any], None]
+) -> None:
+    """The video of the form of single steps is right."""
+    artifact = linked(media_toy("wan2.2-i2v")[1], tmp_path / "artifact")
+    doctored_leave("solver_step", DOCTORED["predictor without m1"])
+    with pytest.raises(VerificationError, match=f"stream_leave {WRONG}"):
+        verify.record(artifact, lambda line: None)
+    assert read_manifest(artifact).golden == {}
+
+
+def test_a_record_runs_every_role(
+    media_toy: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it did not run would be refused: forms of the loop besides the video's own, until proven."""
+    artifact, own, checked = media_toy("wan2.2-i2v")[1], Replay.prove, set[str]()
+
+    def prove(self: Replay, sampler: Sampler, form: str) -> None:
+        if not FORMS[form].streams:
+            own(self, sampler, form)
+            return
+        programs = sampler.programs
+        idle = programs.weights.executables.idle(sampler.profile)
+        assert {programs[name].role for name in idle} == set(FORMS[form].roles)
+        with pytest.raises(VerificationError, match=r"stream_\w+ has not run, so nothing proves it"):
+            check_all_ran(pipelines[0])
+        own(self, sampler, form)
+
+    def check(pipeline: wanrun.Pipeline) -> None:
+        check_all_ran(pipeline)
+        programs = pipeline.session(pipeline.profile).programs
+        checked.update(programs[name].role for name in programs)
+
+    pipelines: list[wanrun.Pipeline] = []
+    monkeypatch.setattr(verify, "prove_encoders", lambda one, texts: _note(pipelines, one, texts))
+    monkeypatch.setattr(verify, "check_all_ran", check)
+    monkeypatch.setattr(Replay, "prove", prove)
+    here = open_artifact(artifact)
+    (profile,) = here.manifest.profiles.values()
+    verify._run(here, profile, None)
+    roles = {role.name for form in FORMS for role in roles_of(form)} - {"once"}  # it has no image encoder
+    assert checked == roles == ROLES.keys() - {"spread", "once"}
+
+
+def _note(pipelines: list[wanrun.Pipeline], pipeline: wanrun.Pipeline, texts: Any) -> None:
+    pipelines.append(pipeline)
+    prove_encoders(pipeline, texts)
