@@ -215,6 +215,12 @@ def test_packages_import_along_the_arrows(modules: Mapping[str, set[str]]) -> No
     assert sorted(against) == sorted(wrong())
 
 
+def test_the_build_s_commands_alone_know_those_of_the_runtime(modules: Mapping[str, set[str]]) -> None:
+    importing = {module for module, others in modules.items() if "wancli" in map(package, others)}
+    names = {module.rpartition(".")[2] for module in importing if package(module) == "wanbuild"}
+    assert names == {"building", "cli", "command", "flags"}
+
+
 def test_modules_make_no_circle(modules: Mapping[str, set[str]]) -> None:
     """What imports something is not imported by it, by whatever way, in one package or through several."""
     left = wrong()
