@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import wanrun
+from helpers.manifests import plain_manifest
 from wanrun.errors import ArtifactError, NoSpaceError
 from wanserve.messages import (
     NO_ROOM,
@@ -40,8 +41,8 @@ class Device:
         self.free, self.closed, self.loads = memory, list[str](), list[str]()
         self.happens: Callable[[], object] = lambda: None
 
-    def load(self, artifact: str, **keywords: Any) -> Any:
-        name = Path(artifact).name
+    def load(self, artifact: wanrun.Artifact, **keywords: Any) -> Any:
+        name = artifact.folder.name
         self.loads.append(name)
         self.happens()
         if self.free < 10:
@@ -52,7 +53,7 @@ class Device:
             self.closed.append(name)
             self.free += 10
 
-        return SimpleNamespace(artifact=Path(artifact), manifest=None, close=close, run=self.run)
+        return SimpleNamespace(artifact=artifact, manifest=None, close=close, run=self.run)
 
     def run(self, generation: Any, on_step: Any, timings: Any, cancel: Any) -> Any:
         with timings.phase("text"):
@@ -78,9 +79,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device(25)
 
 
-def pipelines(device: Device, toy: Path) -> Pipelines:
-    folders = {name: str(toy.parent / name) for name in "abc"}
-    return Pipelines(folders, {}, device.load, lambda: None)
+def pipelines(device: Device, folder: Path) -> Pipelines:
+    for name in "abc":
+        (folder / name).mkdir(exist_ok=True)
+        plain_manifest().write(folder / name)
+    artifacts = {name: (str(folder / name), "") for name in "abc"}
+    return Pipelines(artifacts, {}, device.load, lambda: None)
 
 
 def test_the_least_used_is_released_for_want_of_memory(device: Device, tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_the_least_used_is_released_for_want_of_memory(device: Device, tmp_path:
 
 def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Path) -> None:
     """By the bytes of the weights in the manifest."""
-    folders = {"a": str(toy_artifact), "b": str(toy_artifact)}
+    folders = {name: (str(toy_artifact), "") for name in "ab"}
     size = sum(one.nbytes for one in wanrun.open_artifact(toy_artifact).manifest.components.values())
     for free, closed in ((2 * size, 0), (size, 1)):
         device.closed.clear()
@@ -113,7 +117,7 @@ def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Pat
 
 def run(device: Device, folder: Path, cancelled: bool = False) -> tuple[list[OfWorker], bool]:
     told: list[OfWorker] = []
-    worker = Worker(told.append, pipelines(device, folder))
+    worker = Worker(told.append, pipelines(device, folder.parent))
     job = Run("1", "a", {"prompt": "p"}, str(folder), "mp4")
     worker.take(job)
     if cancelled:
