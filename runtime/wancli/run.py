@@ -119,7 +119,7 @@ def wanrun(
 
     wanrun serve ARTIFACT... answers over HTTP, and has a page (wanrun serve --help).
     """
-    opened = functools.partial(wanhub.open_artifact, artifact, print_error)
+    opened = functools.cache(functools.partial(wanhub.open_artifact, artifact, print_error))
     if public_key is not None:
         wanhub.check_signed(opened(), public_key)
         options["verify"] = "sha256"  # also of what is read now
