@@ -26,7 +26,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
@@ -137,7 +137,7 @@ def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
 
     for profile in manifest.profiles.values():
         dtype = profile.options.dtype
-        with open_profile(two, profile) as pipeline:
+        with open_profile(open_artifact(two), profile) as pipeline:
             miss = pipeline.encode_prompts(PROMPTS)
         assert miss.dtype == DTYPES[dtype] and np.count_nonzero(miss[0, : tokens.lengths[0]])
         artifacts = ArtifactEmbeddings(Artifact(manifest, two))
@@ -385,6 +385,7 @@ import contextlib, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 from wanbuild.check import embed
+from wanrun.artifact.artifact import open_artifact
 from wanrun.text.embeddings import ArtifactEmbeddings
 from wanrun.artifact.manifest import Embedding, read_manifest
 
@@ -434,8 +435,8 @@ def reset():
 
 def listed():
     '''Prompts of the artifact, whose embeddings are sound.'''
-    found = read_manifest(artifact)
-    stored = ArtifactEmbeddings(Artifact(found, artifact))
+    opened = open_artifact(artifact)
+    found, stored = opened.manifest, ArtifactEmbeddings(opened)
     for key in found.embeddings:
         stored.read(key)
     return sorted(record.prompt for record in found.embeddings.values())
