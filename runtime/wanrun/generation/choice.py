@@ -50,7 +50,11 @@ class Choice:
 
     @property
     def streams(self) -> bool:
-        """Whether the transformer's layers pass through the device one by one."""
+        """Whether the transformer's layers pass through the device one by one.
+
+        Raises:
+            ArtifactError: if the profile has no programs for the form of the loop.
+        """
         return FORMS[resolve_loop(self.profile, self.policy.form)].streams
 
     def target(self, profile: Profile) -> SelectedTarget:

@@ -146,12 +146,13 @@ def on_device(
     with timings.phase("manifest"):
         profile, selected = choice.profile, choice.target(choice.profile)
         _say(selected, given.report)
+    streams = choice.streams  # refuses a form that is not built
     policy = together(given.group, manifest, selected.name, profile, policy, given.prompts, given.inputs)
     selected = _tried(choice, selected, given, timings)
     cancel, ahead, expert = given.cancel or CancelToken(), dict[str, Memory](), first_expert(manifest, policy)
     cancel.check()
     # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
-    if not (policy.lazy or policy.low_memory or selected.mesh or choice.streams):
+    if not (policy.lazy or policy.low_memory or selected.mesh or streams):
         ahead[expert] = Memory(manifest.components[expert])
         ahead[expert].touch_ahead()  # while jax is imported
         undo.callback(ahead[expert].stop)
