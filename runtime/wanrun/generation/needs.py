@@ -12,6 +12,7 @@ from wanrun.artifact.select import SelectedTarget
 from wanrun.generation.choice import Choice
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import policy_of
+from wanrun.request.options import resolve_loop
 from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
 from wanrun.text.prompt import clean_prompt
 from wanrun.trust.proxy import witness_of
@@ -42,6 +43,7 @@ def needed(
     choice = Choice(artifact, policy)
     first = profiles[0] if profiles else choice.profile
     selected = choice.target(first)
+    resolve_loop(first, policy.form)  # a form that is not built is refused before anything is fetched
     text = choice.text_target(selected, first)
     targets = [selected.name, *([] if text is None else [text.name])]
     own = artifact.only(profiles=_read_profiles(artifact, selected, profiles), targets=targets)
