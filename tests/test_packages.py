@@ -55,7 +55,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanhub": Package(
             "wanrun",
             (
-                "address atomic",
+                "address atomic marker",
                 "pins reading signature",
                 "origin",
                 "store",

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wanbuild.listed import REBUILT, REQUIREMENTS
-from wanhub.origin import is_copy
+from wanhub.marker import is_copy
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
 from wanrun.artifact.named import EXECUTABLE

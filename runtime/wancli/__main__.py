@@ -1,4 +1,4 @@
-"""The command ``wanrun``, also as ``python -m wanrun``; ``wanrun serve`` is the package ``wanserve``."""
+"""The command ``wanrun``, also as ``python -m wanrun``; ``wanrun serve`` is ``wancli.serve``."""
 
 import sys
 

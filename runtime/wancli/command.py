@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from wanhub.marker import is_copy
 from wanrun.claims import FOLDER, Claims, Place
 from wanrun.errors import UsageError
 from wanrun.request.request import RANDOM
@@ -132,16 +133,12 @@ def check_outputs(context: click.Context) -> None:
     """Checks what a command's options name, by their types.
 
     Raises:
-        ArtifactError: for a copy whose marker is damaged.
         UsageError: as ``Claims.write_to``.
     """
-    from wanhub.origin import read_origin
-
     artifact = context.params.get("folder") or context.params.get("artifact")
     claims = Claims()
     if isinstance(artifact, Path):
-        origin = read_origin(artifact)
-        claims = Claims(artifact, "" if origin is None else origin.address)
+        claims = Claims(artifact, _origin(artifact))
     if lock := os.environ.get(LOCK):
         claims.read(Path(lock), LOCK)
     overwrite = bool(context.params.get("overwrite") or context.meta.get(OVERWRITE))
@@ -157,6 +154,16 @@ def check_outputs(context: click.Context) -> None:
     for param, value in given:
         if isinstance(param.type, Output):
             claims.write_to(param.type.place, str(value), _spelled(param), overwrite)
+
+
+def _origin(folder: Path) -> str:
+    """Returns the address that the files of a folder come from; empty for none."""
+    if not is_copy(folder):
+        return ""
+    from wanhub.origin import read_origin
+
+    origin = read_origin(folder)
+    return "" if origin is None else origin.address
 
 
 def _spelled(param: click.Parameter) -> str:
@@ -254,7 +261,6 @@ def fetch_all(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> None
         ArtifactError, UsageError: as ``wanhub.open_artifact`` and ``fetch``.
     """
     import wanhub
-    from wanhub.origin import is_copy
 
     if is_copy(folder):
         artifact = wanhub.open_artifact(folder)

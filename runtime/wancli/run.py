@@ -263,5 +263,5 @@ def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None
 
     generations = [job.generation for job in work.jobs]
     profiles = list({one.profile.name: one.profile for one in generations}.values())
-    names = needed(work.artifact, profiles=profiles, prompts=work.first_prompts(), **loading)
+    names = needed(work.artifact, loading, profiles=profiles, prompts=work.first_prompts())
     wanhub.fetch(work.artifact, names, print_error, lambda progress: timings.phase("fetch", None, progress))

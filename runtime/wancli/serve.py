@@ -204,7 +204,7 @@ def _settings(
 def _fetch(artifact: wanrun.Artifact, loading: dict[str, Any]) -> None:
     """Fetches what workers read of an artifact that is elsewhere: all profiles of its target."""
     if artifact.origin:
-        fetch(artifact, wanrun.needed(artifact, **loading))
+        fetch(artifact, wanrun.needed(artifact, loading))
 
 
 def _started(settings: Settings) -> WorkerProcess | None:

@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import BinaryIO, Final
 
 import wanrun
-from wanhub.origin import MARKER, read_origin
+from wanhub.marker import MARKER
+from wanhub.origin import read_origin
 from wanhub.reading import Report
 from wanhub.signature import MANIFEST, SIGNATURE
 from wanhub.store import Store, quiet
@@ -79,7 +80,9 @@ class Copy:
             UsageError: if there is no room, or the folder cannot be written; and as ``Store``.
         """
         self.store  # noqa: B018 - one for all threads
-        groups = wanrun.groups({one.name: one for one in names}.values())
+        wanted = {one.name: one for one in names}
+        incomplete = {one.group for one in self.missing(wanted.values())}
+        groups = [group for group in wanrun.groups(wanted.values()) if group[0].group in incomplete]
         with ThreadPoolExecutor(THREADS, thread_name_prefix="fetch") as pool:
             coming = [[pool.submit(self._fetched, one, advance) for one in group] for group in groups]
             try:
@@ -90,8 +93,12 @@ class Copy:
                 raise
 
     def _fetched(self, named: wanrun.Named, advance: Progress) -> list[bytes] | None:
-        """Fetches a file, unless another process does: it is waited for. Returns the digests of its rows."""
-        path = self.artifact.path(named)
+        """Fetches a file that is missing, and returns the digests of its rows; None if it is there.
+
+        Another process that fetches it is waited for.
+        """
+        if (path := self.artifact.path(named)).is_file():
+            return None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{path.name}.part")

@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 import wanrun
-from wanhub.origin import read_copied, read_origin
-from wanrun.errors import UsageError
+from wanhub.marker import is_copy
+from wanrun.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from wanhub.reading import Report
@@ -56,6 +58,10 @@ def open_artifact(place: str | os.PathLike[str], report: Report = silent) -> wan
         UsageError: as ``find``.
     """
     folder = find(place, report)
+    if not is_copy(folder):
+        return wanrun.open_artifact(folder)
+    from wanhub.origin import read_copied, read_origin
+
     if (origin := read_origin(folder)) is None:
         return wanrun.open_artifact(folder)
     return read_copied(folder, f"the copy {folder}", f"remove {folder}, and fetch it again", origin.address)
@@ -71,7 +77,7 @@ def fetch(
 
     Args:
         artifact: the artifact, as of ``open_artifact``.
-        names: its files, such as those of ``wanrun.needed``.
+        names: its files, such as those of ``wanrun.needed``; of a parameter all.
         report: gets a line about a wait, from any thread.
         showing: shows how many bytes have come, if any are to come.
 
@@ -82,12 +88,12 @@ def fetch(
         return
     from wanhub.copy import Copy
 
-    copy = Copy(artifact, report)
-    if not (missing := copy.missing(names)):
+    copy, files = Copy(artifact, report), list(names)
+    if not (missing := copy.missing(files)):
         return
     came, total = list[int](), sum(one.nbytes or 0 for one in missing)  # of some it is not known
     with nullcontext() if showing is None else showing(lambda: (sum(came), max(total, sum(came)))):
-        copy.fetch(missing, came.append)
+        copy.fetch(files, came.append)
 
 
 def load(place: str | os.PathLike[str], **loading: Any) -> Pipeline:
@@ -100,10 +106,10 @@ def load(place: str | os.PathLike[str], **loading: Any) -> Pipeline:
     Raises:
         ArtifactError, UsageError: as ``open_artifact``, ``fetch`` and ``wanrun.load``.
     """
-    report = loading.get("report", silent)
+    report = loading.get("report") or silent
     artifact = open_artifact(place, report)
     if artifact.origin:
-        fetch(artifact, wanrun.needed(artifact, **loading), report)
+        fetch(artifact, wanrun.needed(artifact, loading), report)
     return wanrun.load(artifact, **loading)
 
 
@@ -122,5 +128,12 @@ def check_signed(artifact: wanrun.Artifact, public_key: Path) -> None:
     """
     from wanhub.signature import check_signature
 
-    check_signature(artifact.folder, public_key)
+    signed = msgspec.json.decode(check_signature(artifact.folder, public_key), type=wanrun.Manifest)
+    if signed != artifact.manifest:
+        raise ArtifactError(
+            f"{artifact} was changed while its signature was checked",
+            expected=artifact.manifest.manifest_digest,
+            found=signed.manifest_digest,
+            remedy="run it again",
+        )
     artifact.check_all(artifact.named(), missing=bool(artifact.origin))

@@ -14,7 +14,8 @@ import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
 from wanhub.copy import check_places
-from wanhub.origin import MARKER, Origin, mark, read_copied
+from wanhub.marker import MARKER
+from wanhub.origin import Origin, mark, read_copied
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
 from wanhub.reading import ForbiddenError, Report
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE

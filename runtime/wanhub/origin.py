@@ -10,10 +10,9 @@ import msgspec
 import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.atomic import write_atomic
+from wanhub.marker import MARKER, is_copy
 from wanhub.signature import MANIFEST
 from wanrun.errors import ArtifactError
-
-MARKER: Final = ".partial-copy.json"
 
 MAX_MARKER_BYTES: Final = 2**16
 
@@ -46,30 +45,14 @@ def mark(folder: Path, origin: Origin) -> None:
         write_atomic(marker, data, 0o644 if origin.url in origin.address else 0o600)
 
 
-def is_copy(folder: Path) -> bool:
-    """Whether a folder is a copy, whose files may not all be there."""
-    try:
-        return (folder / MARKER).is_file()
-    except OSError:
-        return False
-
-
 def read_origin(folder: Path) -> Origin | None:
-    """Returns where the files of a folder come from; None of one that is no copy.
-
-    Raises:
-        ArtifactError: if its marker is damaged.
-    """
+    """Returns where the files of a folder come from; None of one that is no copy, or does not say it."""
     if not is_copy(folder):
         return None
     try:
         return msgspec.json.decode(wanrun.read_bounded(folder / MARKER, MAX_MARKER_BYTES), type=Origin)
-    except (OSError, ValueError) as error:
-        raise ArtifactError(
-            f"{folder / MARKER} is damaged",
-            found=str(error)[:200],
-            remedy=f"remove {folder}, and fetch it again",
-        ) from None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanrun.Artifact:

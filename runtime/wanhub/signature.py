@@ -1,7 +1,7 @@
 """Signatures of artifacts, in the format of OpenSSF Model Signing (OMS 1.0), made with keys that lie here.
 
 What is signed is ``manifest.json``. It has the digest of every other file, so one small signature covers all;
-whoever requires it has every file compared with its digest too (``wanrun.intact``, and ``PartialCopy`` as it
+whoever requires it has every file compared with its digest too (``wanhub.check_signed``, and ``Copy`` as it
 fetches). Source: https://github.com/ossf/model-signing-spec, and the library model-signing.
 """
 
@@ -68,8 +68,11 @@ def signer(private_key: Path, password: str | None = None) -> Signer:
     return sign
 
 
-def check_signature(folder: Path, public_key: Path) -> None:
+def check_signature(folder: Path, public_key: Path) -> bytes:
     """Checks that an artifact's manifest was signed with a key; reads nothing else of the artifact.
+
+    Returns:
+        The bytes of the manifest that were checked.
 
     Raises:
         ArtifactError: if there is no signature, or it is of another manifest or by another key.
@@ -87,6 +90,7 @@ def check_signature(folder: Path, public_key: Path) -> None:
                 found=error.strerror,
                 remedy="have its maker run wanbuild sign, or leave --require-signature out",
             ) from None
+        manifest = (alone / MANIFEST).read_bytes()
         try:
             config.verify(alone, signature)  # all that was signed, and nothing else
         except Exception as error:  # the library's own, those of JSON, protobuf and cryptography
@@ -98,6 +102,7 @@ def check_signature(folder: Path, public_key: Path) -> None:
                 found="one of another manifest" if other else said[:200],
                 remedy="do not run it; ask its maker",
             ) from None
+        return manifest
 
 
 def is_signed(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from helpers.damage import flip, linked
 from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
 from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wancli.run import wanrun as command
 from wanhub import reading
 from wanhub.copy import Copy
@@ -340,6 +341,27 @@ def test_what_is_damaged_is_fetched_again(published: UploadHub, cache: Path) -> 
     published.forget()
     copy.fetch(copy.missing(names), came.append)
     assert [request.name for request in published.requests] == [weight(copy.artifact.manifest)]
+
+
+def test_a_parameter_of_which_a_file_is_there(
+    toy_checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fetch leaves it that was killed; toys have one file of each."""
+    monkeypatch.setattr("wanbuild.conversion.orbax.SMALL_BYTES", 0)
+    convert(ConvertRequest(toy_checkpoint, tmp_path / "a"))
+    artifact = wanhub.open_artifact(open_copy((tmp_path / "a").as_uri(), cache, quiet))
+    group = max(wanrun.groups(artifact.named()), key=len)
+    assert len(group) > 1
+    wanhub.fetch(artifact, group)
+    artifact.path(group[0]).unlink()
+    wanhub.fetch(artifact, group)
+    artifact.check(group)
+    artifact.path(group[0]).unlink()
+    artifact.path(group[1]).write_bytes(artifact.path(group[-1]).read_bytes())  # another file than it was
+    with pytest.raises(ArtifactError, match="is damaged"):
+        wanhub.fetch(artifact, group)
+    wanhub.fetch(artifact, group)
+    artifact.check(group)
 
 
 def test_a_copy_is_not_changed_by_a_build(published: UploadHub, cache: Path) -> None:

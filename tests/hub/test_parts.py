@@ -23,7 +23,8 @@ from wancli.run import wanrun as wanrun_command
 from wanhub import copy
 from wanhub.address import parse_address
 from wanhub.atomic import write_atomic
-from wanhub.origin import MARKER, Origin, mark
+from wanhub.marker import MARKER
+from wanhub.origin import Origin, mark
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
 from wanhub.signature import KEY_PASSWORD, MAX_MANIFEST_BYTES, SIGNATURE, check_signature, is_signed, signer
 from wanhub.store import resolved

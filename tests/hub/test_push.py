@@ -25,7 +25,7 @@ from wanbuild.share.card import BEGIN, END
 from wanbuild.share.pull import PullRequest, pull
 from wanbuild.share.push import PushRequest, push
 from wancli.run import wanrun
-from wanhub.origin import MARKER
+from wanhub.marker import MARKER
 from wanhub.pins import lock_file, read_pins
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import read_manifest

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from wanhub.origin import is_copy
+from wanhub.marker import is_copy
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
 from wanrun.errors import unwritable

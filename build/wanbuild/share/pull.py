@@ -10,8 +10,8 @@ from pathlib import Path
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
 from wanhub.copy import Copy
+from wanhub.marker import MARKER
 from wanhub.opening import open_newest
-from wanhub.origin import MARKER
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
@@ -45,7 +45,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     """Moves the address's pin to its newest revision, and fetches it; returns the artifact's folder.
 
     Files that are there are checked, and fetched again if they are damaged. A folder with some of the targets
-    stays a partial copy: what is missing is fetched if it is asked for. What was whole stays whole.
+    stays a copy: a command fetches what it needs of the others. What was whole stays whole.
 
     Raises:
         ArtifactError: if the address does not answer, or a file of it is damaged.
@@ -65,7 +65,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     copy.discard_damaged(files)
     missing = copy.missing(files)
     with Progress(sum(one.nbytes or 0 for one in missing), "fetch") as progress:
-        copy.fetch(missing, progress.advance)
+        copy.fetch(files, progress.advance)
     opened.pin(report)
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
     report(f"{came}; targets: {', '.join(chosen.manifest.targets)}")

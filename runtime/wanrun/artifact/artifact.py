@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +166,8 @@ class Artifact:
 
     def check_all(self, names: Iterable[Named], *, missing: bool = False) -> None:
         """Compares files with the manifest, several at a time. Raises ArtifactError as ``check``."""
+        from concurrent.futures import ThreadPoolExecutor  # not for those who read a manifest alone
+
         with ThreadPoolExecutor(usable_cores(), thread_name_prefix="check") as pool:
             waiting = [pool.submit(self.check, group, missing=missing) for group in groups(names)]
             try:

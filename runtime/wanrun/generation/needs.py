@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
+from wanrun.errors import ArtifactError
 from wanrun.generation.choice import Choice
+from wanrun.generation.load import LoadKeywords
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import policy_of
 from wanrun.request.options import resolve_loop
@@ -20,10 +24,10 @@ from wanrun.trust.proxy import witness_of
 
 def needed(
     artifact: Artifact,
+    loading: Mapping[str, Any] = MappingProxyType({}),
     *,
     profiles: Sequence[Profile] | None = None,
     prompts: Sequence[str] | None = None,
-    **loading: Any,
 ) -> list[Named]:
     """Returns the files that ``load``, and generations after it, read of an artifact.
 
@@ -32,34 +36,39 @@ def needed(
 
     Args:
         artifact: the artifact, of which only the manifest needs to be there.
+        loading: keywords of ``load``, of which those decide that choose the target and the weights. Its
+            ``prompts`` are those of the next generations, and do not decide.
         profiles: the profiles of the generations; None for all that the target has.
         prompts: their prompts, with the negative ones; None for any.
-        loading: keywords of ``load``, of which those decide that choose the target and the weights.
 
     Raises:
         ArtifactError, UsageError: as ``load``: if nothing fits this machine, or an option is wrong.
     """
-    policy = policy_of({name: loading[name] for name in LoadPolicy.__struct_fields__ if name in loading})
+    others = set(LoadKeywords.__struct_fields__) - set(LoadPolicy.__struct_fields__)
+    policy = policy_of({name: value for name, value in loading.items() if name not in others}, sorted(others))
     choice = Choice(artifact, policy)
     first = profiles[0] if profiles else choice.profile
     selected = choice.target(first)
     resolve_loop(first, policy.form)  # a form that is not built is refused before anything is fetched
     text = choice.text_target(selected, first)
     targets = [selected.name, *([] if text is None else [text.name])]
-    own = artifact.only(profiles=_read_profiles(artifact, selected, profiles), targets=targets)
-    unread = _unread(own, prompts, policy)
+    for profile in profiles or ():
+        with suppress(ArtifactError):  # told in its turn
+            targets.append(choice.target(profile).name)
+    own = artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
+    unread = _unread(own, None if selected.built_elsewhere else prompts, policy)
     unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
     kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
     return [*kept, *_spreading(artifact, selected)]
 
 
-def _read_profiles(
-    artifact: Artifact, selected: SelectedTarget, profiles: Sequence[Profile] | None
-) -> set[str]:
+def _read_profiles(choice: Choice, selected: SelectedTarget, profiles: Sequence[Profile] | None) -> set[str]:
     """Returns the names of profiles, with those by which executables that were built elsewhere are tried."""
-    manifest, target = artifact.manifest, selected.target
+    manifest, target = choice.artifact.manifest, selected.target
     if profiles is None:
-        built = target.executables.keys() or manifest.program_sets[target.program_set].programs.keys()
+        built = {*target.executables, choice.profile.name}
+        if choice.policy.allow_compile:
+            built |= manifest.program_sets[target.program_set].programs.keys()
         profiles = [manifest.profiles[name] for name in built]
     names = {profile.name for profile in profiles}
     if selected.built_elsewhere:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,14 @@ def path_of(value: object, name: str) -> Path:
 
 
 def artifact_of(given: object) -> Artifact:
-    """Returns the artifact in a folder, without links in its path; one that is open as it is.
+    """Returns the artifact in a folder, or one that is open, without links in its path.
 
     Raises:
         ArtifactError: as ``open_artifact``.
         UsageError: if the argument is no path, or nothing can have this name.
     """
     if isinstance(given, Artifact):
-        return given
+        return replace(given, folder=Path(os.path.realpath(given.folder)))
     if isinstance(given, str) and "://" in given:
         raise UsageError(
             f"{shortened(given)} is an address",

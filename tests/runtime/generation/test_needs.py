@@ -54,7 +54,8 @@ def test_one_profile_of_one_target(artifact: Artifact) -> None:
 
 
 def test_all_profiles_of_the_target(artifact: Artifact) -> None:
-    names = {one.name for one in needed(artifact)}
+    """Whatever is told of the next prompts."""
+    names = {one.name for one in needed(artifact, {"prompts": ["a cat", "blurry"], "warn": print})}
     left = {one for one in artifact.named() if one.name not in names}
     assert {one.kind for one in left} == {EXECUTABLE, REQUIREMENTS, GOLDEN}
     assert {one.of for one in left if one.kind is EXECUTABLE} == {"other"}
@@ -62,19 +63,23 @@ def test_all_profiles_of_the_target(artifact: Artifact) -> None:
 
 @pytest.mark.parametrize(("embeddings", "reads"), [("all", False), ("artifact", False), ("none", True)])
 def test_the_text_encoder_is_for_other_prompts(artifact: Artifact, embeddings: str, reads: bool) -> None:
-    names = needed(artifact, prompts=["a  cat", "blurry"], embeddings=embeddings)
+    names = needed(artifact, {"embeddings": embeddings}, prompts=["a  cat", "blurry"])
     assert ("text_encoder" in {one.of for one in names if one.kind is WEIGHTS}) == reads
 
 
 def test_weights_that_are_elsewhere_are_not_read(artifact: Artifact) -> None:
-    assert WEIGHTS not in {one.kind for one in needed(artifact, weights=str(artifact.folder / "weights"))}
+    assert WEIGHTS not in {
+        one.kind for one in needed(artifact, {"weights": str(artifact.folder / "weights")})
+    }
 
 
 def test_what_does_not_fit_is_refused_as_a_load_does(artifact: Artifact) -> None:
     with pytest.raises(ArtifactError, match="target v9 is not built"):
-        needed(artifact, target="v9")
+        needed(artifact, {"target": "v9"})
+    with pytest.raises(UsageError, match="unknown option"):
+        needed(artifact, {"profiles": ["x"]})
     with pytest.raises(UsageError, match="memory cannot be"):
-        needed(artifact, memory="none")
+        needed(artifact, {"memory": "none"})
 
 
 def test_what_was_built_elsewhere_is_tried_by_its_witness(proxied_artifact: Path, tmp_path: Path) -> None:
@@ -83,5 +88,7 @@ def test_what_was_built_elsewhere_is_tried_by_its_witness(proxied_artifact: Path
     target = next(name for name in artifact.manifest.targets if name != "cpu")
     (witness,) = artifact.manifest.golden
     for profile in artifact.manifest.profiles.values():
-        names = needed(artifact, profiles=[profile], target=target, allow_compile=True)
+        loading = {"target": target, "allow_compile": True}
+        names = needed(artifact, loading, profiles=[profile], prompts=[""])
+        assert "text_encoder" in {one.of for one in names}  # the recorded prompt is encoded
         assert [one.of for one in names if one.kind is GOLDEN] == [witness]

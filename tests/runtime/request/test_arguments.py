@@ -14,6 +14,7 @@ from helpers.damage import linked
 from helpers.manifests import plain_manifest
 from helpers.media_files import make_task
 from helpers.pictures import picture
+from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import UsageError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.opened.policy import LoadPolicy
@@ -51,7 +52,7 @@ def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     artifact = artifact_of(tmp_path / "link")
     assert artifact == artifact_of(str(tmp_path / "link")) and artifact.folder == tmp_path.resolve()
-    assert artifact_of(artifact) is artifact
+    assert artifact_of(artifact) == artifact == artifact_of(open_artifact(tmp_path / "link"))
 
 
 @pytest.mark.parametrize(
