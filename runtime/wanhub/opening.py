@@ -1,4 +1,4 @@
-"""Opens an address: pins its revision, and makes a partial copy of it in the user's cache."""
+"""Opens an address: pins its revision, and makes a copy of it in the user's cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wanrun.errors import ArtifactError, unwritable
 
 
 class Opened(NamedTuple):
-    """A partial copy of what an address has now.
+    """A copy of what an address has now.
 
     Attributes:
         folder: the copy.
@@ -37,7 +37,7 @@ class Opened(NamedTuple):
 
 
 def open_copy(text: str, cache: Path, report: Report) -> Path:
-    """Returns the folder of a partial copy of the artifact at an address, at the revision that is pinned.
+    """Returns the folder of a copy of the artifact at an address, at the revision that is pinned.
 
     An address without a pin gets one: the revision that it has now. With a pin and a copy nothing is asked
     for.
@@ -68,7 +68,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
 
 
 def open_newest(text: str, cache: Path, report: Report = quiet) -> Opened:
-    """Makes a partial copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
+    """Makes a copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
     asked, lock = parse_address(text), lock_file(cache)
     with held(lock):  # it is written last: a fault of it is told of before anything comes
         read_pins(lock)

@@ -176,7 +176,7 @@ def _of_call(call: Call, ended: Ended, sent: signal.Signals | None) -> list[str]
 def _in_python_s_own_start(ended: Ended) -> bool:
     """Whether Ctrl-C met Python before any of our modules: it ends with 1 where it imports ``site``."""
     early = ended.sent_after is not None and ended.sent_after < EARLY_SECONDS
-    ours = re.search(r"/wan(run|build)/", ended.err)
+    ours = re.search(r"/wan(build|cli|fleet|hub|report|run|serve)/", ended.err)
     return early and ended.code == 1 and ended.err.rstrip().endswith("KeyboardInterrupt") and not ours
 
 

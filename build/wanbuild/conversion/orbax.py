@@ -92,7 +92,7 @@ def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
 
 
 def add_metadata(artifact: Artifact) -> None:
-    """Gives a partial copy the files that are not chunk files, which it does not fetch: a run reads none.
+    """Gives a copy the files that are not chunk files, which it does not fetch: a run reads none.
 
     Raises:
         UsageError: if it cannot be written.

@@ -154,8 +154,7 @@ class Restore:
 
     Args:
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
-            whole. Of one of which some rows are read, only their crc32c can be checked; of a partial copy
-            the others are fetched too, which compares the sha256 when the last one comes.
+            whole. Of one of which some rows are read, only their crc32c can be checked.
         weights: a folder that holds the components instead of the artifact's ``weights`` folder.
         memory: the destination, if it is allocated already; for the same rows.
         rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.naive import load_params
 from helpers.naive_conversion import arrays_of, load_state
-from wanbuild.check.weights import check_weights, check_with_orbax
+from wanbuild.check.weights import check_places, check_with_orbax
 from wanbuild.components import kind_of
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.chosen import Quantise, chosen_layers, lost_lines, parse_quantise
@@ -141,7 +141,7 @@ def test_an_artifact_holds_rounded_rows(form: str, tmp_path: Path, monkeypatch: 
     listed = [float(match[1]) for line in lines if (match := re.match(r" +([0-9.]+) % in ", line))]
     assert len(listed) == 10 and listed == sorted(listed, reverse=True)
     assert listed[0] == pytest.approx(100 * worst, abs=0.006)
-    check_weights(tmp_path / "a", manifest, print)
+    check_places(Artifact(manifest, tmp_path / "a"))
     check_with_orbax(Artifact(manifest, tmp_path / "a"), print)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wanbuild.programs import denoiser as denoiser_module
-from wanbuild.programs.denoiser import HISTORY, Denoiser, solver_step
-from wanrun.denoising.solvers import COLUMNS, solver_table
+from wanbuild.programs.denoiser import Denoiser, solver_step
+from wanrun.denoising.solvers import COLUMNS, HISTORY, solver_table
 
 SHAPE = (1, 2, 3, 4, 5)
 Arrays = dict[str, np.ndarray]
