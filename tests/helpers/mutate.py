@@ -31,7 +31,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[2]
-TESTS: Mapping[str, str] = MappingProxyType({"runtime/wanrun": "tests/runtime"})
+TESTS: Mapping[str, str] = MappingProxyType(
+    {"runtime/wanrun": "tests/runtime", "runtime/wancli": "tests/cli"}
+)
 """Where the tests of a package lie: below it as the modules do."""
 
 SEED = 55
