@@ -6,11 +6,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from gpu_rows import Rows, main
+
+if TYPE_CHECKING:
+    from wanrun.artifact.artifact import Artifact
 
 
 def entries(rows: Rows, arguments: Mapping[str, Any]) -> None:
@@ -18,11 +21,11 @@ def entries(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
     A loader that crashes ends this process: the last row names the program.
     """
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
     from wanrun.machine.environment import open_devices
 
-    artifact = Path(arguments["artifact"])
-    manifest = read_manifest(artifact)
+    artifact = open_artifact(Path(arguments["artifact"]))
+    manifest = artifact.manifest
     target = manifest.targets[arguments["target"]]
     device = open_devices(target.environment["platform"])[0]
     built, here = target.environment, device.client.platform_version
@@ -36,7 +39,7 @@ def entries(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
 
 def _load(
-    rows: Rows, artifact: Path, target: Any, name: str, program: Any, entry: Any, device: jax.Device
+    rows: Rows, artifact: Artifact, target: Any, name: str, program: Any, entry: Any, device: jax.Device
 ) -> None:
     """Loads one executable from its bytes.
 
