@@ -19,8 +19,10 @@ from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.named import PROGRAM
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches
 
@@ -73,9 +75,10 @@ def _buildable(artifact: Artifact, report: Report) -> dict[str, TargetSpec]:
     """
     specs: dict[str, TargetSpec] = {}
     reasons: list[str] = []
-    for name in artifact.manifest.targets:
+    for name, target in artifact.manifest.targets.items():
+        mesh = artifact.manifest.program_sets[target.program_set].mesh
         try:
-            specs[name] = _like_here(artifact, name)
+            specs[name] = _like_here(artifact.folder, name, target, mesh)
         except UsageError as error:
             reasons.append(f"target {name} is left as it is: {error}")
     if not specs:
@@ -89,20 +92,18 @@ def _buildable(artifact: Artifact, report: Report) -> dict[str, TargetSpec]:
     return specs
 
 
-def _like_here(artifact: Artifact, name: str) -> TargetSpec:
+def _like_here(folder: Path, name: str, target: Target, mesh: Sizes) -> TargetSpec:
     """Returns a target's specification for a build here: the same machine, with the installed packages.
 
     Raises:
         UsageError: if this machine is of another kind.
     """
-    target = artifact.manifest.targets[name]
-    mesh = artifact.manifest.program_sets[target.program_set].mesh
     spec = resolve_target(name.removesuffix(name_suffix(mesh)), mesh)
     if built_elsewhere(target.environment):  # every machine that has its compiler can build it
         return spec
     packages = ("packages", "zstandard", "platform_version")
     built = {**target.environment, **{fact: spec.environment[fact] for fact in packages}}
-    differs = host_mismatches(built, artifact.folder / target.requirements.file)
+    differs = host_mismatches(built, folder / target.requirements.file)
     differs += device_mismatches(built, list(spec.devices))
     if differs:
         raise UsageError("this machine is of another kind", found="; ".join(map(str, differs)))
