@@ -55,7 +55,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanhub": Package(
             "wanrun",
             (
-                "address atomic marker",
+                "address atomic marker report",
                 "pins reading signature",
                 "origin",
                 "store",

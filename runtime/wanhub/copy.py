@@ -17,9 +17,9 @@ from typing import BinaryIO, Final
 import wanrun
 from wanhub.marker import MARKER
 from wanhub.origin import read_origin
-from wanhub.reading import Report
+from wanhub.report import Report, quiet
 from wanhub.signature import MANIFEST, SIGNATURE
-from wanhub.store import Store, quiet
+from wanhub.store import Store
 from wanrun.errors import ArtifactError, unwritable
 
 OWN: Final = frozenset({MARKER, MANIFEST, SIGNATURE})

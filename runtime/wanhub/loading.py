@@ -12,21 +12,17 @@ import msgspec
 
 import wanrun
 from wanhub.marker import is_copy
+from wanhub.report import Report, quiet
 from wanrun.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
-    from wanhub.reading import Report
     from wanrun import Pipeline
 
 Fetching = Callable[[Callable[[], tuple[int, int]]], AbstractContextManager[object]]
 """Shows the fetching of files while the block runs: gets what tells the bytes that came, and all."""
 
 
-def silent(line: str) -> None:
-    """Reports nothing."""
-
-
-def find(place: str | os.PathLike[str], report: Report = silent) -> Path:
+def find(place: str | os.PathLike[str], report: Report = quiet) -> Path:
     """Returns the folder of an artifact: that of a path, or of an address the copy in the user's cache.
 
     Of a copy the manifest is there; ``fetch`` brings the other files.
@@ -50,7 +46,7 @@ def find(place: str | os.PathLike[str], report: Report = silent) -> Path:
         raise UsageError(f"{text} needs {error.name}", remedy=remedy) from None
 
 
-def open_artifact(place: str | os.PathLike[str], report: Report = silent) -> wanrun.Artifact:
+def open_artifact(place: str | os.PathLike[str], report: Report = quiet) -> wanrun.Artifact:
     """Opens an artifact by its manifest, wherever it is; arguments as of ``find``.
 
     Raises:
@@ -70,7 +66,7 @@ def open_artifact(place: str | os.PathLike[str], report: Report = silent) -> wan
 def fetch(
     artifact: wanrun.Artifact,
     names: Iterable[wanrun.Named],
-    report: Report = silent,
+    report: Report = quiet,
     showing: Fetching | None = None,
 ) -> None:
     """Fetches files of an artifact that are not there; of one that is no copy nothing.
@@ -106,7 +102,7 @@ def load(place: str | os.PathLike[str], **loading: Any) -> Pipeline:
     Raises:
         ArtifactError, UsageError: as ``open_artifact``, ``fetch`` and ``wanrun.load``.
     """
-    report = loading.get("report") or silent
+    report = loading.get("report") or quiet
     artifact = open_artifact(place, report)
     if artifact.origin:
         fetch(artifact, wanrun.needed(artifact, loading), report)

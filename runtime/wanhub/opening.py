@@ -17,9 +17,10 @@ from wanhub.copy import check_places
 from wanhub.marker import MARKER
 from wanhub.origin import Origin, mark, read_copied
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
-from wanhub.reading import ForbiddenError, Report
+from wanhub.reading import ForbiddenError
+from wanhub.report import Report, quiet
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
-from wanhub.store import Store, quiet, resolved
+from wanhub.store import Store, resolved
 from wanrun.errors import ArtifactError, unwritable
 
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import wanrun
 from wanhub.address import Address, is_offline, unreachable
+from wanhub.report import Report
 from wanrun.errors import ArtifactError, UsageError
-
-Report = Callable[[str], None]
 
 RETRY_SECONDS: Final = (0.3, 1.0, 3.0, 8.0)
 """Waits before another try of what was refused, broken off or silent."""

@@ -9,7 +9,8 @@ import msgspec
 
 import wanrun
 from wanhub.address import Address, is_commit, no_such
-from wanhub.reading import Reader, Report
+from wanhub.reading import Reader
+from wanhub.report import Report, quiet
 from wanrun.errors import ArtifactError
 
 SMALL_SECONDS: Final = 120.0
@@ -17,10 +18,6 @@ SMALL_SECONDS: Final = 120.0
 
 MAX_ANSWER_BYTES: Final = 2**24
 """Of the hub's answer about a repository, which may list all of its files."""
-
-
-def quiet(line: str) -> None:
-    """Reports nothing."""
 
 
 class Store:

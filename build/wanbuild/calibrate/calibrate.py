@@ -78,9 +78,8 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         ArtifactError: if no profile with the step form of the loop can run here.
     """
     prompts = read_prompts(request.prompts)
-    with changing(
-        request.artifact.resolve()
-    ) as artifact:  # an artifact that cannot be written is told before hours of work
+    # An artifact that cannot be written is told before hours of work.
+    with changing(request.artifact.resolve()) as artifact:
         profile = _profile(artifact, request.profile)
     selected = select_target(artifact, profile)
     memo = Memo(_facts(request, artifact.manifest, profile, selected.name, prompts))
