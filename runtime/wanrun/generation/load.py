@@ -86,6 +86,11 @@ def _takes(
     return signed
 
 
+def python_only() -> list[str]:
+    """Returns the keywords of ``load`` that are no options of loading: only Python can give them."""
+    return [name for name in LoadKeywords.__struct_fields__ if name not in LoadPolicy.__struct_fields__]
+
+
 @_takes(LoadKeywords)
 def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeline:
     """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
@@ -102,7 +107,7 @@ def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeli
         CancelledError: once ``cancel`` is cancelled.
         ClusterError: if JAX cannot connect the processes of a group.
     """
-    others = [name for name in LoadKeywords.__struct_fields__ if name not in LoadPolicy.__struct_fields__]
+    others = python_only()
     given = LoadKeywords(**{name: keywords.pop(name) for name in others if name in keywords})
     check_objects(
         inputs=given.inputs,

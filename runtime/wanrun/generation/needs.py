@@ -13,7 +13,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
 from wanrun.generation.choice import Choice
-from wanrun.generation.load import LoadKeywords
+from wanrun.generation.load import python_only
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import policy_of
 from wanrun.request.options import resolve_loop
@@ -44,8 +44,8 @@ def needed(
     Raises:
         ArtifactError, UsageError: as ``load``: if nothing fits this machine, or an option is wrong.
     """
-    others = set(LoadKeywords.__struct_fields__) - set(LoadPolicy.__struct_fields__)
-    policy = policy_of({name: value for name, value in loading.items() if name not in others}, sorted(others))
+    others = python_only()
+    policy = policy_of({name: value for name, value in loading.items() if name not in others}, others)
     choice = Choice(artifact, policy)
     first = profiles[0] if profiles else choice.profile
     selected = choice.target(first)
