@@ -102,8 +102,30 @@ takes_overwrite = click.option(
 """The option of a command whose files replace none but those of the same option."""
 
 
+def understood(token: str) -> str:
+    """Returns an option's name without dashes in front as it is declared, for a name of other tools."""
+    written = token.replace("-", "_")
+    return _keys().get(written, written).replace("_", "-")
+
+
+@functools.cache
+def _keys() -> Mapping[str, str]:
+    """The option's name on the command line, with underscores, by every name that is understood."""
+    own = {name: row.key for row in rows() for name in (row.name, *row.also)}
+    return MappingProxyType({**own, **dict.fromkeys(OUTPUT, "output")})
+
+
+CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {"help_option_names": ["-h", "--help"], "max_content_width": 110, "token_normalize_func": understood}
+)
+"""Of every command, for click."""
+
+
 class Checked(click.Command):
-    """A command that checks its outputs before it does anything."""
+    """A command that checks its outputs before it does anything. Its help needs no group."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, context_settings=dict(CONTEXT_SETTINGS), **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command.
@@ -169,25 +191,6 @@ def _origin(folder: Path) -> str:
 def _spelled(param: click.Parameter) -> str:
     """Returns how a parameter is written on the command line."""
     return max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
-
-
-def understood(token: str) -> str:
-    """Returns an option's name without dashes in front as it is declared, for a name of other tools."""
-    written = token.replace("-", "_")
-    return _keys().get(written, written).replace("_", "-")
-
-
-@functools.cache
-def _keys() -> Mapping[str, str]:
-    """The option's name on the command line, with underscores, by every name that is understood."""
-    own = {name: row.key for row in rows() for name in (row.name, *row.also)}
-    return MappingProxyType({**own, **dict.fromkeys(OUTPUT, "output")})
-
-
-CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {"help_option_names": ["-h", "--help"], "max_content_width": 110, "token_normalize_func": understood}
-)
-"""Of both commands, for click."""
 
 
 class Written(click.ParamType):

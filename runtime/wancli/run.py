@@ -14,7 +14,6 @@ from msgspec import structs
 
 import wanhub
 from wancli.command import (
-    CONTEXT_SETTINGS,
     ENVIRONMENT,
     NUMBERS,
     SEED,
@@ -94,7 +93,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command(cls=Command, no_args_is_help=True, context_settings=dict(CONTEXT_SETTINGS))
+@click.command(cls=Command, no_args_is_help=True)
 @takes_artifact(ENVIRONMENT)
 @options_of("Artifact")(
     "--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit."

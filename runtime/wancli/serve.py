@@ -67,7 +67,6 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     "wanrun serve",
     cls=Command,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.argument("artifacts", nargs=-1, required=True, metavar="[NAME=]ARTIFACT...")
 @_network("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

@@ -94,8 +94,14 @@ def prompts(page: Page) -> list[str]:
     return [text.strip() for text in page.locator("#queue .job-prompt").all_inner_texts()]
 
 
+SETTLED = """Promise.all(document.getAnimations().filter((one) => one instanceof CSSTransition)
+    .map((one) => one.finished.catch(() => {})))"""
+"""Waits for the ends of transitions: a colour on its way to another has any contrast."""
+
+
 def check(page: Page, name: str) -> None:
     """Looks at the page as a screen reader does, and keeps a picture of it where that was asked for."""
+    page.evaluate(SETTLED)
     found = Axe().run(page)["violations"]
     assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in found] == [], name
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
