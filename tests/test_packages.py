@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-import wanrun
-
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -238,15 +236,6 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
         for name in done:
             del left[name]
     return sorted(left)
-
-
-@pytest.mark.parametrize(
-    "folder", [folder for folder in PACKAGES if Path(folder).name not in ("wanrun", "wancli", "wanbuild")]
-)
-def test_other_packages_use_what_the_runtime_exports(folder: str) -> None:
-    """Each could be somebody else's."""
-    for file in (REPOSITORY / folder).rglob("*.py"):
-        assert set(imported(file, "wanrun")) <= {"errors", *wanrun.__all__}, file.name
 
 
 def test_a_circle_is_found() -> None:

@@ -1,0 +1,143 @@
+"""Rules of the house that are kept by counting: the files that break one are listed in tests/exemptions.json.
+
+PYTHONPATH=tests python tests/helpers/rules.py
+
+The list may only shrink. Run as a script it takes out what is mended, and never puts anything in.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+REPOSITORY = Path(__file__).parents[2]
+EXEMPTIONS = REPOSITORY / "tests" / "exemptions.json"
+MOST_LINES = 400
+SENTENCE = 4
+"""Words that make a text one: no code, name or number has as many."""
+
+Counted = Mapping[str, int]
+"""How often each file breaks a rule, of those that do."""
+
+
+def _sources() -> list[Path]:
+    return [file for top in ("build", "runtime") for file in sorted((REPOSITORY / top).rglob("*.py"))]
+
+
+def _tests() -> list[Path]:
+    return sorted((REPOSITORY / "tests").rglob("*.py"))
+
+
+def _package(file: Path) -> str:
+    return file.relative_to(REPOSITORY).parts[1]
+
+
+@cache
+def _exports() -> Mapping[str, set[str]]:
+    """What each package of ours exports, by its name."""
+    found = {}
+    for top in ("build", "runtime"):
+        for file in (REPOSITORY / top).glob("*/__init__.py"):
+            lists = [
+                ast.literal_eval(node.value)
+                for node in ast.parse(file.read_text(encoding="utf-8")).body
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            ]
+            found[file.parent.name] = {name for names in lists for name in names}
+    return MappingProxyType(found)
+
+
+def inner_imports(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
+    """Imports of what another package of ours does not export; its errors everybody may know."""
+    exports = _exports()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            other, _, below = node.module.partition(".")
+            if other not in exports or other == _package(file) or below == "errors":
+                continue
+            yield from (alias for alias in node.names if below or alias.name not in exports[other])
+
+
+def long_docstrings(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
+    """Private functions, also by where they are, whose docstring has several lines."""
+    return _long_docstrings(tree, private=False)
+
+
+def _long_docstrings(tree: ast.AST, private: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        inside = private
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = private or (node.name.startswith("_") and not node.name.startswith("__"))
+            function = not isinstance(node, ast.ClassDef)
+            if inside and function and "\n" in (ast.get_docstring(node) or ""):
+                yield node
+            inside = inside or function
+        yield from _long_docstrings(node, inside)
+
+
+def long_modules(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
+    """A module that is too long."""
+    if len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES:
+        yield tree
+
+
+def compared_sentences(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
+    """Comparisons with a sentence, in an ``assert`` or as ``match=``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield from (
+                one for one in ast.walk(node.test) if isinstance(one, ast.Compare) and _sentences(one)
+            )
+        elif isinstance(node, ast.keyword) and node.arg == "match" and _sentences(node.value):
+            yield node
+
+
+def _sentences(tree: ast.AST) -> list[ast.AST]:
+    texts = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return [node for node in texts if len(node.value.split()) >= SENTENCE]
+
+
+Rule = Callable[[Path, ast.Module], Iterator[ast.AST]]
+RULES: Mapping[str, tuple[Callable[[], list[Path]], Rule]] = MappingProxyType(
+    {
+        "imports of what is no export": (_sources, inner_imports),
+        "long docstrings of private functions": (_sources, long_docstrings),
+        "modules above 400 lines": (_sources, long_modules),
+        "sentences compared in tests": (_tests, compared_sentences),
+    }
+)
+"""By what breaks one: the files that it is for, and the places in a file."""
+
+
+def counted(rule: str) -> Counted:
+    """How often each file breaks a rule."""
+    files, broken = RULES[rule]
+    found = {}
+    for file in files():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        found[file.relative_to(REPOSITORY).as_posix()] = sum(1 for _ in broken(file, tree))
+    return {name: count for name, count in found.items() if count}
+
+
+def exempted() -> Mapping[str, Counted]:
+    listed: dict[str, dict[str, int]] = json.loads(EXEMPTIONS.read_text(encoding="utf-8"))
+    return listed
+
+
+def main() -> None:
+    """Takes out of the list what is mended."""
+    left = {}
+    for rule, listed in exempted().items():
+        now = counted(rule)
+        left[rule] = {name: min(count, now[name]) for name, count in listed.items() if name in now}
+    EXEMPTIONS.write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
