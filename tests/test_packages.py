@@ -63,7 +63,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             ),
         ),
         "runtime/wanserve": Package(
-            "wanrun wanhub",
+            "wanrun wanhub wanreport",
             (
                 "devices job names process refusal retention settings",
                 "room sizes",

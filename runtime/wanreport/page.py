@@ -14,6 +14,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+from wanreport import STYLE
 from wanreport.report import (
     Cell,
     Column,
@@ -31,15 +32,13 @@ from wanreport.report import (
 )
 from wanreport.waterfall import drawing, scale, seconds
 
-_DARK = "@media (prefers-color-scheme: dark)"
-
 _SHORT = 32
 """Characters of a value below which two facts stand in a line."""
 
 
 def html(report: Report) -> str:
     """Returns the page of a report."""
-    style, script = _style(), _own("sort.js")
+    style, script = STYLE.read_text(encoding="utf-8"), _own("sort.js")
     policy = (
         f"default-src 'none'; img-src data:; media-src data:; style-src {_digest(style)}; "
         f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
@@ -55,7 +54,7 @@ def html(report: Report) -> str:
 <title>{escape(report.title)} – {escape(report.kind)}</title>
 <style>{style}</style>
 </head>
-<body>
+<body class="report">
 <header class="top"><p class="mark">wanrun</p><p class="kind">{escape(report.kind)}</p>
 <p class="made">{escape(report.made)}</p></header>
 <main>
@@ -72,12 +71,6 @@ def html(report: Report) -> str:
 
 def _own(name: str) -> str:
     return (resources.files("wanreport") / name).read_text(encoding="utf-8")
-
-
-def _style() -> str:
-    """Returns the server's values and elements, dark on screens alone, and the page's own styles."""
-    base = (resources.files("wanserve") / "page" / "base.css").read_text(encoding="utf-8")
-    return base.replace(_DARK, _DARK.replace("@media", "@media screen and")) + _own("report.css")
 
 
 def _digest(text: str) -> str:

@@ -26,6 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import wanrun
+from wanreport import STYLE
 from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.catalog import Catalog
@@ -134,6 +135,7 @@ class Service:
         ).routes()
         page = [
             Route("/", lambda request: FileResponse(PAGE / "index.html"), methods=["GET"]),
+            Route("/page/style.css", lambda request: FileResponse(STYLE), methods=["GET"]),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
         handlers: dict[Any, Callable[..., Any]] = {

@@ -94,14 +94,8 @@ def prompts(page: Page) -> list[str]:
     return [text.strip() for text in page.locator("#queue .job-prompt").all_inner_texts()]
 
 
-SETTLED = """Promise.all(document.getAnimations().filter((one) => one instanceof CSSTransition)
-    .map((one) => one.finished.catch(() => {})))"""
-"""Waits for the ends of transitions: a colour on its way to another has any contrast."""
-
-
 def check(page: Page, name: str) -> None:
     """Looks at the page as a screen reader does, and keeps a picture of it where that was asked for."""
-    page.evaluate(SETTLED)
     found = Axe().run(page)["violations"]
     assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in found] == [], name
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
@@ -271,6 +265,7 @@ def test_a_restart_while_it_is_open(browser: Browser, toy_artifact: Path, tmp_pa
     expect(page.locator("#key-error")).to_have_text("This key is wrong.")
     page.fill("#key", KEY.replace(" ", "-"))
     page.click("#key-submit")
+    expect(page.locator("#ready")).to_have_text("Ready")
     ask(page, "it goes on", "1500")
     expect(row(page, "it goes on").locator(".job-state")).to_have_text(re.compile("Step"), timeout=20_000)
     server.end(signal.SIGKILL)
