@@ -84,7 +84,7 @@ COMMANDS = (
         "imageio-ffmpeg",
         "pillow",
     ),
-    *("crc32c", "orbax-checkpoint", "tensorstore", "huggingface_hub", "gguf", "iced-x86"),
+    *("crc32c", "orbax-checkpoint", "huggingface_hub", "gguf", "iced-x86"),
 )
 """The packages that wanbuild and wanrun need."""
 

@@ -156,7 +156,7 @@ def machine() -> dict[str, Any]:
 PACKAGES = (
     *("jax", "numpy", "ml_dtypes", "flatbuffers", "zstandard", "msgspec", "tokenizers", "ftfy", "click"),
     *("imageio-ffmpeg", "pillow", "crc32c", "flax", "orbax-checkpoint", "safetensors"),
-    *("huggingface_hub", "tensorstore", "gguf", "iced-x86", "torch"),
+    *("huggingface_hub", "gguf", "iced-x86", "torch"),
 )
 """What ``pip install '.[build]'`` installs, and torch."""
 

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
-        "runtime/wanrun": ((), ("tensorstore",)),
+        "runtime/wanrun": ((), ()),
         "runtime/wancli": ((), ("serve",)),
         "runtime/wanfleet": ((), ("ray",)),
         "runtime/wanhub": ((), ("hub", "sign")),
@@ -102,8 +102,7 @@ def test_the_runtime_installs_nothing_of_the_build() -> None:
     distributions = packages_distributions()
     build = {normal(distributions[name.partition(".")[0]][0]) for name in BUILD_EXTRA}
     assert "orbax-checkpoint" in build
-    assert installed(("build",)) - installed(("tensorstore",)) == build
-    assert installed(("tensorstore",)) - installed(()) == {"tensorstore"}
+    assert installed(("build",)) - installed(()) == build
 
 
 def test_versions_are_pinned() -> None:
@@ -111,4 +110,4 @@ def test_versions_are_pinned() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").split()
     pinned = {normal(line.partition("==")[0]) for line in lines if "==" in line}
     assert len(pinned) == len(lines)
-    assert installed(("test", "tensorstore")) - pinned == set()
+    assert installed(("test",)) - pinned == set()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
 import pytest
 
-from helpers.damage import USED, own
+from helpers.damage import USED
 from helpers.said import complaints
 
 # Imports of these fail, as they do where the packages are not installed.
@@ -105,23 +103,6 @@ def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> 
     assert sorted(events["jaxpr_trace_duration"]) == programs
     assert sorted(events["backend_compile_duration"]) == [f"jit({name})" for name in programs]
     assert "cache_retrieval_time_sec" not in events  # JAX is handed the executables, and asks no cache
-
-
-def test_weights_in_another_form_want_tensorstore(artifact: Path, tmp_path: Path) -> None:
-    """An artifact whose transformer plain Orbax saved again cannot be used without TensorStore."""
-    own(artifact, "weights")
-    folder = artifact / "weights" / "transformer"
-    tree = ocp.PyTreeCheckpointer().restore(folder)
-    shutil.rmtree(folder)
-    ocp.PyTreeCheckpointer().save(folder, tree)
-    done = run_observed(True, artifact, tmp_path / "run")
-    (line,) = complaints(done.stderr)
-    assert done.returncode == 3, line
-    assert line == (
-        f"error: the weights in {folder} are not chunk files, which only TensorStore reads; found No module "
-        "named 'tensorstore'; pip install tensorstore, or give the weights that wanbuild wrote"
-    )
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
 
 
 def test_the_blocker_blocks() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import threading
 from bisect import bisect_left
@@ -15,24 +16,24 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from crc32c import crc32c
 
-from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
+from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, ArrayLayout, array_folder, zarr_metadata
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter, Tree, nest
 from wanrun.errors import ArtifactError
-from wanrun.files import check_digest, open_regular, sha256_of
+from wanrun.files import check_digest, open_regular, read_bounded, sha256_of
 from wanrun.machine.environment import usable_cores
 from wanrun.timing.clock import now
 from wanrun.weights.buffers import Memory
 
-if TYPE_CHECKING:
-    from wanrun.weights.tensorstore_reader import TensorStoreReader
-
 BLOCK_BYTES = 512 * 2**10
 """Bytes per read and checksum: small enough that the checksum reads from the second-level cache."""
+
+MAX_METADATA_BYTES = 2**20
+"""The largest zarr.json, in bytes; real ones have some hundreds."""
 
 REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
 
@@ -68,6 +69,19 @@ def _damage(
         found=found,
         remedy=REBUILD,
     )
+
+
+def _saved_again(folder: Path, layout: ArrayLayout) -> Path | None:
+    """Returns what shows that another program, as Orbax, saved an array of this checkpoint again."""
+    for trace in (folder / ".zarray", folder.parent / "manifest.ocdbt", folder.parent / "state"):
+        if trace.exists():
+            return trace
+    metadata = folder / "zarr.json"
+    try:
+        ours = json.loads(read_bounded(metadata, MAX_METADATA_BYTES)) == zarr_metadata(layout)
+    except (OSError, ValueError, RecursionError):  # missing or damaged, as its chunk file may be
+        return None
+    return None if ours else metadata
 
 
 def _read_exactly(
@@ -150,8 +164,6 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str, direct: int | None) -
 class Restore:
     """Reads a component with a thread pool; ``result`` waits for it.
 
-    Arrays that are not chunk files in the artifact's own layout are read through TensorStore.
-
     Args:
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
             whole. Of one of which some rows are read, only their crc32c can be checked.
@@ -193,8 +205,6 @@ class Restore:
             memory.touch_ahead()
         self._memory = memory
         self._lock = threading.Lock()
-        self._reader: TensorStoreReader | None = None
-        self._stored: set[str] = set()
         self._cancelled = False
         self._idle, self._done_bytes = True, 0
         self._rows = {
@@ -216,48 +226,25 @@ class Restore:
         """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
         if self._idle:
             self._idle, self.started_at = False, now()
-        layout, root = parameter.layout, self._root
+        layout, rows = parameter.layout, self._rows[path]
+        folder = self._root / array_folder(path)
+        file = folder / layout.chunk_file(index)
+        begin, end = (bisect_left(rows, (index + more) * layout.rows_per_chunk) for more in (0, 1))
+        destination = self._memory.view(path, layout)[begin * layout.row_bytes : end * layout.row_bytes]
+        chunk = _Chunk(f"{self.name}/{path}", file, parameter, index, rows[begin:end], destination)
         try:
-            if not isinstance(root, Path):
-                return self._read_stored(path, parameter)
-            folder = root / array_folder(path)
-            file, rows = folder / layout.chunk_file(index), self._rows[path]
-            begin, end = (bisect_left(rows, (index + more) * layout.rows_per_chunk) for more in (0, 1))
-            destination = self._memory.view(path, layout)[begin * layout.row_bytes : end * layout.row_bytes]
-            try:
-                digests = _read_chunk(
-                    _Chunk(f"{self.name}/{path}", file, parameter, index, rows[begin:end], destination),
-                    self._verify,
-                    self._direct,
-                )
-                self._count(len(destination))
-                return digests
-            except _NotAChunkError:
-                from wanrun.weights.tensorstore_reader import needs_tensorstore
-
-                if not needs_tensorstore(folder, layout):
-                    raise
-            return self._read_stored(path, parameter)
-        except CancelledError:  # ``result`` raises it; stored in a future, it would keep the memory alive
-            return []
-
-    def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
-        """Reads all wanted rows of a parameter through TensorStore, once; its chunks may ask in any order."""
-        from wanrun.weights.tensorstore_reader import TensorStoreReader
-
-        with self._lock:
-            if path in self._stored:
-                return []
-            self._stored.add(path)
-            if self._cancelled:
-                raise CancelledError
-            if self._reader is None:
-                self._reader = TensorStoreReader(self._root, self.name)
-            reader = self._reader
-        destination = self._memory.view(path, parameter.layout)
-        reader.read(path, parameter, destination, self._verify, self._rows[path])
+            digests = _read_chunk(chunk, self._verify, self._direct)
+        except _NotAChunkError:
+            if (trace := _saved_again(folder, layout)) is None:
+                raise
+            raise ArtifactError(
+                f"the weights in {self._root} were saved again by another program",
+                expected="the files that wanbuild wrote",
+                found=trace,
+                remedy=REBUILD,
+            ) from None
         self._count(len(destination))
-        return []
+        return digests
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
@@ -285,7 +272,7 @@ class Restore:
             for path, parameter in self._component.parameters.items():
                 digests = [digest for future in self._futures[path] for digest in future.result()]
                 whole = len(self._rows[path]) == parameter.layout.rows
-                if self._verify == "sha256" and whole and path not in self._stored:  # which the reader checks
+                if self._verify == "sha256" and whole:
                     what = f"weights are damaged: {self.name}/{path}"
                     check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
                 arrays[path] = self._memory.array(path, parameter.layout, bits)
@@ -303,7 +290,4 @@ class Restore:
             for future in futures:
                 future.cancel()
         self._memory.stop()
-        with self._lock:
-            self._cancelled = True
-            if self._reader is not None:
-                self._reader.cancel()
+        self._cancelled = True

@@ -12,8 +12,8 @@ import pytest
 
 from helpers.damage import PROFILE, PROGRAMS, flip, linked, own
 from helpers.opened import LIMIT_SECONDS, Opened, Watch, settled
-from helpers.stored_weights import chunk_bytes
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.layout import array_folder
+from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.errors import ArtifactError
 
 Open = Callable[..., Opened]
@@ -21,6 +21,17 @@ Open = Callable[..., Opened]
 
 def leaf(tree: Any) -> jax.Array:
     return jax.tree.leaves(tree)[0]
+
+
+def chunk_bytes(folder: Path, component: Component) -> dict[str, bytes]:
+    """The bytes of each parameter, from the chunk files: rows, each file with its crc32c at the end."""
+    values = {}
+    for path, parameter in component.parameters.items():
+        layout = parameter.layout
+        array = folder / array_folder(path)
+        files = [array / layout.chunk_file(index) for index in range(layout.chunks)]
+        values[path] = b"".join(file.read_bytes()[: layout.chunk_bytes] for file in files)
+    return values
 
 
 def test_a_program_is_bound_to_either_expert(shared: Path, open_here: Open) -> None:

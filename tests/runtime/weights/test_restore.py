@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -448,6 +450,38 @@ def test_a_component_that_is_not_there(converted: tuple[Path, Manifest], tmp_pat
     component = converted[1].components["vae"]
     with pytest.raises(ArtifactError, match="vae/decoder/conv_in/bias, the file cannot be read"):
         restore(tmp_path, component, name="vae")
+
+
+SAVED_AGAIN: Mapping[str, tuple[dict[str, bool], str]] = MappingProxyType(
+    {
+        "as Orbax does by itself": ({}, "manifest.ocdbt"),
+        "zarr": ({"use_ocdbt": False, "use_zarr3": False}, "embed/.zarray"),
+        "zarr3, compressed": ({"use_ocdbt": False, "use_zarr3": True}, "embed/zarr.json"),
+    }
+)
+"""Options of Orbax, and the file that shows that it wrote the weights."""
+
+
+@pytest.mark.parametrize("form", SAVED_AGAIN)
+def test_weights_that_orbax_saved_again(tmp_path: Path, form: str) -> None:
+    """They are refused as what they are; a damaged file of wanbuild's beside them is not taken for theirs."""
+    options, trace = SAVED_AGAIN[form]
+    arrays = {"embed": random_bits((96, 32), F32, 3)}
+    component = write_component(tmp_path, arrays)
+    folder = tmp_path / component.folder
+    shutil.rmtree(folder / "embed" / "c")
+    for damaged in (None, "", "[" * 100_000):
+        if damaged is not None:
+            (folder / "embed" / "zarr.json").write_text(damaged)
+        with pytest.raises(ArtifactError, match="damaged: model/embed"):
+            restore(tmp_path, component)
+    shutil.rmtree(folder)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)) as checkpointer:
+        checkpointer.save(folder, arrays)
+    with pytest.raises(ArtifactError) as caught:
+        restore(tmp_path, component)
+    assert caught.value.found == folder / trace
+    assert "wanbuild convert --force" in (caught.value.remedy or "")
 
 
 # --- some rows ---------------------------------------------------------------------------------------------
