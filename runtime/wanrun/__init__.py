@@ -29,6 +29,7 @@ __all__ = [
     "open_regular",
     "options",
     "read_bounded",
+    "relative_error",
     "resolve",
     "schema",
     "user_copies",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from wanrun.artifact.manifest import Manifest
     from wanrun.artifact.named import Named
     from wanrun.cluster.join import join
+    from wanrun.executables.tolerance import relative_error
     from wanrun.files import open_regular, read_bounded, user_copies
     from wanrun.generation.load import load
     from wanrun.generation.needs import needed
@@ -78,6 +80,7 @@ def __getattr__(name: str) -> Any:
         "open_regular": "wanrun.files",
         "options": "wanrun.request.rows",
         "read_bounded": "wanrun.files",
+        "relative_error": "wanrun.executables.tolerance",
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",
         "user_copies": "wanrun.files",

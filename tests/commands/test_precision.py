@@ -20,13 +20,13 @@ import pytest
 import wanrun
 from helpers.artifacts import shared
 from helpers.manifests import programs_of
-from wanbuild.check.reference import relative_error
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs import kinds as programs
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets.target import resolve_target
+from wanrun import relative_error
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise

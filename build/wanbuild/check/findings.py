@@ -13,9 +13,10 @@ import numpy as np
 from wanreport import pictures
 from wanreport.files import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Film, Films, Lines, Note, Part, Report, Section, Table
+from wanrun import relative_error
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.executables.tolerance import LEVELS, levels_apart, most_levels, relative_error
+from wanrun.executables.tolerance import LEVELS, levels_apart, most_levels
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
 from wanrun.replay.golden import Golden
@@ -105,7 +106,7 @@ class Findings:
             pairs.append(("velocity", expected.velocity, found.velocity, expected.velocity_tolerance))
         for what, before, after, most in pairs:
             same_size = len(before) == len(after)
-            error = relative_error(np.asarray(before), np.asarray(after)) if same_size else float("inf")
+            error = relative_error(np.asarray(after), np.asarray(before)) if same_size else float("inf")
             self._add(measured(f"{profile}: {what}", error, most, against))
         frames = (np.asarray(one.frame_samples, np.float64) for one in (expected, found))
         levels, most = levels_apart(*frames), most_levels(expected.tolerance)

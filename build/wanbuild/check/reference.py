@@ -27,6 +27,7 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
 from wanbuild.variants.variant import Variant
+from wanrun import relative_error
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
@@ -85,12 +86,6 @@ LIMITS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "bfloat16": {"component": 5e-2, "latents": 1e-1, "frames": 5e-2},
     }
 )
-
-
-def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
-    """Returns ‖value − reference‖ / ‖reference‖, computed in float64."""
-    reference = np.asarray(reference, np.float64)
-    return float(np.linalg.norm(np.asarray(value, np.float64) - reference) / np.linalg.norm(reference))
 
 
 @dataclass(frozen=True)

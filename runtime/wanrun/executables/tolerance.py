@@ -30,11 +30,17 @@ LEVELS = 255
 """Of a frame's values, which are rounded: where latents agree exactly, they may differ by one."""
 
 
-def relative_error(reference: np.ndarray, values: np.ndarray) -> float:
-    """Returns the norm of the difference, relative to the reference's; NaN where that is zero."""
+def relative_error(values: np.ndarray, reference: np.ndarray) -> float:
+    """Returns ‖values − reference‖ / ‖reference‖, computed in float64; NaN for a reference of zeros.
+
+    Args:
+        values: what is judged. It comes first, as in NumPy's own comparisons.
+        reference: what it should be, of the same shape.
+    """
     if not np.any(reference):
         return float("nan")
-    return float(np.linalg.norm(values - reference) / np.linalg.norm(reference))
+    reference = np.asarray(reference, np.float64)
+    return float(np.linalg.norm(np.asarray(values, np.float64) - reference) / np.linalg.norm(reference))
 
 
 def levels_apart(reference: np.ndarray, values: np.ndarray) -> float:

@@ -225,7 +225,7 @@ def _apart(what: str, expected: Sequence[float], found: Sequence[float], most: f
         raise VerificationError(
             f"golden/ has another number of samples of the {what}", expected=len(expected), found=len(found)
         )
-    if not (error := relative_error(np.asarray(expected), np.asarray(found))) <= most:
+    if not (error := relative_error(np.asarray(found), np.asarray(expected))) <= most:
         raise VerificationError(
             f"the {what} differ from golden/ by more than another kind of machine explains",
             expected=f"at most {most:g} relative",

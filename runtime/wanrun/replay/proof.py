@@ -163,7 +163,7 @@ class _Steps:
 
     def compare(self, what: str, expected: np.ndarray, found: np.ndarray, most: float) -> None:
         """Raises VerificationError if an array differs by more than this relative error."""
-        if not (error := relative_error(expected, found)) <= most:
+        if not (error := relative_error(found, expected)) <= most:
             raise VerificationError(
                 f"{self.name} makes other steps than the solver's table says: wrong {what}",
                 expected=f"at most {most:.1e} relative",
@@ -235,7 +235,7 @@ def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:
         for length, rows in pipeline.encoded_at_lengths(prompt).items():
             values = rows.astype(np.float64)
             first = values if first is None else first
-            error, most = relative_error(first, values), TOLERANCES[pipeline.profile.options.dtype]
+            error, most = relative_error(values, first), TOLERANCES[pipeline.profile.options.dtype]
             if not error <= most:
                 raise VerificationError(
                     f"the text encoder of {length} tokens differs from the shortest one",

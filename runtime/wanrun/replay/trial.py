@@ -133,7 +133,7 @@ def _compare_steps(
     most, errors = factor * VELOCITY_TOLERANCES[large.options.dtype], list[float]()
     for form in forms:
         found = velocity(pipeline.session(large), start, form)
-        errors.append(error := relative_error(expected, found))
+        errors.append(error := relative_error(found, expected))
         if not error <= most:
             raise VerificationError(
                 f"the steps of {large.name} differ from those of {pipeline.profile.name} for the same tokens",

@@ -11,7 +11,10 @@ from wanrun.executables.tolerance import levels_apart, most_levels, relative_err
 
 
 def test_a_relative_error() -> None:
-    assert relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
+    """Of the second argument: the two orders differ by far."""
+    assert relative_error(np.array([3.0, 4.5]), np.array([3.0, 4.0])) == pytest.approx(0.1)
+    one, four = np.ones(1), np.full(1, 4.0)
+    assert (relative_error(one, four), relative_error(four, one)) == (0.75, 3.0)
     assert math.isnan(relative_error(np.zeros(2), np.zeros(2)))  # and so at most nothing
 
 

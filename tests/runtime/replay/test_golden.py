@@ -8,14 +8,13 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from helpers.manifests import plain_manifest
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Recorded
 from wanrun.errors import ArtifactError, VerificationError
-from wanrun.replay.golden import Golden, compare, read_golden, relative_error
+from wanrun.replay.golden import Golden, compare, read_golden
 
 HERE = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2}, 1e-4, (0, 128, 255))
 ELSEWHERE = dataclasses.replace(HERE, machine={"cores": 4}, latents_sha256="2" * 64, frames_sha256="3" * 64)
@@ -81,8 +80,3 @@ def test_elsewhere_values_are_compared() -> None:
 def test_frames_that_differ(frames: tuple[int, ...]) -> None:
     with pytest.raises(VerificationError, match=r"the frames differ .* at most 1\.03 of 255 levels"):
         compare(HERE, dataclasses.replace(ELSEWHERE, frame_samples=frames))
-
-
-def test_a_relative_error() -> None:
-    assert relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
-    assert math.isnan(relative_error(np.zeros(2), np.zeros(2)))  # and so at most nothing

@@ -34,11 +34,11 @@ def found(toy_artifact: Path) -> dict[str, np.ndarray]:
 
 def test_forms_and_tables(found: dict[str, np.ndarray]) -> None:
     assert found["step"].shape == found["noise"].shape == (1, 1, 16, 3, 8, 12)
-    assert relative_error(found["step"], found["scan"]) < 1e-6
+    assert relative_error(found["scan"], found["step"]) < 1e-6
     assert np.array_equal(found["step"], found["same tables"])
-    assert relative_error(found["step"], found["no rotation"]) > 1e-2
-    assert relative_error(found["step"], found["noise"]) > 0.5
+    assert relative_error(found["no rotation"], found["step"]) > 1e-2
+    assert relative_error(found["noise"], found["step"]) > 0.5
 
 
 def test_both_halves_of_guidance_count_alike(found: dict[str, np.ndarray]) -> None:
-    assert relative_error(found["step"], found["prompts exchanged"]) < 1e-6
+    assert relative_error(found["prompts exchanged"], found["step"]) < 1e-6
