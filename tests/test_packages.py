@@ -53,7 +53,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanhub": Package(
             "wanrun",
             (
-                "address atomic marker report",
+                "address marker report",
                 "pins reading signature",
                 "origin",
                 "store",

@@ -181,21 +181,18 @@ class Outbox:
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:
         """Copies beside the final name, and then gives it that name, whose folder is made."""
         final.parent.mkdir(exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}-")
-        try:
-            with open(descriptor, "wb") as file, path.open("rb") as source:  # noqa: PTH123 - a descriptor
+        with wanrun.temporary_path(final) as copy:
+            with path.open("rb") as source, copy.open("xb") as file:
                 shutil.copyfileobj(source, file)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(name).chmod(0o644)
             if overwrite:
-                Path(name).replace(final)
-            else:
-                os.link(name, final)  # fails if there is one
-        except FileExistsError:
-            return False
-        finally:
-            Path(name).unlink(missing_ok=True)
+                copy.replace(final)
+                return True
+            try:
+                final.hardlink_to(copy)
+            except FileExistsError:
+                return False
         return True
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import wanrun
 from wanhub.address import Address, parse_address
-from wanhub.atomic import write_atomic
 from wanhub.copy import check_places
 from wanhub.marker import MARKER
 from wanhub.origin import Origin, mark, read_copied
@@ -143,7 +142,7 @@ def _made(
                 raise
     mark(folder, origin)
     if signature:
-        write_atomic(folder / SIGNATURE, signature)
+        wanrun.replace_file(folder / SIGNATURE, signature)
     else:
         (folder / SIGNATURE).unlink(missing_ok=True)
     return folder, manifest

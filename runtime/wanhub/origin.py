@@ -9,7 +9,6 @@ import msgspec
 
 import wanrun
 from wanhub.address import Address, parse_address
-from wanhub.atomic import write_atomic
 from wanhub.marker import MARKER, is_copy
 from wanhub.signature import MANIFEST
 from wanrun.errors import ArtifactError
@@ -42,7 +41,7 @@ def mark(folder: Path, origin: Origin) -> None:
     """
     marker, data = folder / MARKER, msgspec.json.encode(origin)
     if not marker.exists() or wanrun.read_bounded(marker, MAX_MARKER_BYTES) != data:
-        write_atomic(marker, data, 0o644 if origin.url in origin.address else 0o600)
+        wanrun.replace_file(marker, data, 0o666 if origin.url in origin.address else 0o600)
 
 
 def read_origin(folder: Path) -> Origin | None:

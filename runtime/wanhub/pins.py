@@ -12,7 +12,6 @@ from typing import Annotated, Final
 import msgspec
 
 import wanrun
-from wanhub.atomic import write_atomic
 from wanrun.errors import UsageError, unwritable
 
 VARIABLE: Final = "WANRUN_LOCK"
@@ -67,7 +66,7 @@ def pin(path: Path, address: str, value: Pin) -> None:
         if pins.get(address) != value:
             pins[address] = value
             text = msgspec.json.format(msgspec.json.encode(dict(sorted(pins.items()))), indent=2)
-            write_atomic(path, text + b"\n")
+            wanrun.replace_file(path, text + b"\n")
 
 
 @contextmanager

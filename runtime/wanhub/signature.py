@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import wanrun
-from wanhub.atomic import write_atomic
 from wanrun.errors import ArtifactError, UsageError, unwritable
 
 SIGNATURE: Final = "model.sig"
@@ -61,7 +60,7 @@ def signer(private_key: Path, password: str | None = None) -> Signer:
             with _manifest_alone(folder) as (alone, signature):
                 config.sign(alone, signature)
                 data = signature.read_bytes()
-            write_atomic(folder / SIGNATURE, data)
+            wanrun.replace_file(folder / SIGNATURE, data)
         except OSError as error:
             raise unwritable(f"the signature {folder / SIGNATURE}", error) from error
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
 from pathlib import Path
 
 from wanreport.page import html
 from wanreport.report import Report
+from wanrun import replace_file
 from wanrun.errors import unwritable
 
 
@@ -17,13 +17,8 @@ def write_report(path: Path, report: Report) -> None:
     Raises:
         UsageError: if it cannot be written.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
-        try:
-            temporary.write_text(html(report), encoding="utf-8", errors="backslashreplace")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, html(report).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise unwritable(f"the report {path}", error, "choose another --report") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageSequence
 
 from wanreport.report import Clip, Picture
+from wanrun import file_sha256
 from wanrun.errors import UsageError
 
 PLAYED: Mapping[str, str] = MappingProxyType(
@@ -107,8 +107,7 @@ def digest(video: Path) -> tuple[int, str]:
         UsageError: if it cannot be read.
     """
     try:
-        with video.open("rb") as file:
-            return video.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        return video.stat().st_size, file_sha256(video)
     except OSError as error:
         raise unreadable(video, error.strerror or str(error)) from None
 

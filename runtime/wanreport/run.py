@@ -14,6 +14,7 @@ from wanreport import pictures
 from wanreport.files import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Film, Films, Note, Picture, Report, Section, Table
 from wanreport.waterfall import waterfall
+from wanrun import in_bytes
 from wanrun.errors import UsageError, WanError
 
 
@@ -324,12 +325,3 @@ def _agreement(artifact: wanrun.Artifact, rows: Sequence[_Row]) -> tuple[Note, F
         Note(f"A run compares its videos with nothing. The artifact's golden/ has {what}."),
         Facts((Fact("Compare with golden/", command, code=True), with_diffusers)),
     )
-
-
-def in_bytes(count: float) -> str:
-    """Returns a number of bytes in the unit that fits, such as ``3.28 GB``."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 999.5 and len(units) > 1:
-        count /= 1000
-        del units[0]
-    return f"{count:.3g} {units[0]}"

@@ -21,7 +21,9 @@ __all__ = [
     "Step",
     "Timings",
     "__version__",
+    "file_sha256",
     "groups",
+    "in_bytes",
     "join",
     "load",
     "needed",
@@ -30,8 +32,10 @@ __all__ = [
     "options",
     "read_bounded",
     "relative_error",
+    "replace_file",
     "resolve",
     "schema",
+    "temporary_path",
     "user_copies",
 ]
 
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from wanrun.artifact.named import Named
     from wanrun.cluster.join import join
     from wanrun.executables.tolerance import relative_error
-    from wanrun.files import open_regular, read_bounded, user_copies
+    from wanrun.files import file_sha256, open_regular, read_bounded, replace_file, user_copies
     from wanrun.generation.load import load
     from wanrun.generation.needs import needed
     from wanrun.generation.pipeline import Pipeline
@@ -56,7 +60,9 @@ if TYPE_CHECKING:
     from wanrun.request.resolve import resolve
     from wanrun.request.rows import rows as options
     from wanrun.request.rows import schema
+    from wanrun.terminal.temporary import temporary_path
     from wanrun.timing.timings import Timings
+    from wanrun.units import in_bytes
 
 
 def __getattr__(name: str) -> Any:
@@ -72,7 +78,9 @@ def __getattr__(name: str) -> Any:
         "Result": "wanrun.generation.result",
         "Step": "wanrun.generation.step",
         "Timings": "wanrun.timing.timings",
+        "file_sha256": "wanrun.files",
         "groups": "wanrun.artifact.artifact",
+        "in_bytes": "wanrun.units",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
         "needed": "wanrun.generation.needs",
@@ -81,8 +89,10 @@ def __getattr__(name: str) -> Any:
         "options": "wanrun.request.rows",
         "read_bounded": "wanrun.files",
         "relative_error": "wanrun.executables.tolerance",
+        "replace_file": "wanrun.files",
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",
+        "temporary_path": "wanrun.terminal.temporary",
         "user_copies": "wanrun.files",
     }
     if name in modules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -32,18 +33,22 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durable(path: Path, data: bytes) -> None:
+def write_durable(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Writes a new file and fsyncs it; the caller must fsync the folder."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=functools.partial(os.open, mode=mode)) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes data to path atomically and durably, through a temporary file in the same folder."""
+def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Writes data to path atomically and durably, through a temporary file in the same folder.
+
+    Args:
+        mode: who may read it, less what the umask takes away.
+    """
     with temporary_path(path) as temporary:
-        write_durable(temporary, data)
+        write_durable(temporary, data, mode)
         temporary.replace(path)
     fsync_directory(path.parent)
 

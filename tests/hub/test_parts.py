@@ -22,7 +22,6 @@ from wanbuild.cli import wanbuild
 from wancli.run import wanrun as wanrun_command
 from wanhub import copy
 from wanhub.address import parse_address
-from wanhub.atomic import write_atomic
 from wanhub.marker import MARKER
 from wanhub.origin import Origin, mark
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
@@ -95,18 +94,6 @@ def test_the_lock_file_keeps_all_pins(tmp_path: Path, monkeypatch: pytest.Monkey
             os.mkfifo(place)
         with pytest.raises(UsageError, match=r"is no lock file; found (it is not a file|Is a directory)"):
             read_pins(place)
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomic(tmp_path / "a", b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("wanhub.atomic.os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomic(tmp_path / "a", b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
 
 
 def test_nothing_else_lies_among_weights(two_targets: Path) -> None:

@@ -29,12 +29,11 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "r.html"
     path.write_text("old")
 
-    def full(self: Path, *arguments: object, **options: object) -> int:
-        self.touch()
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr("wanrun.files.os.fsync", full)
         with pytest.raises(
             NoSpaceError, match=r"no space left to write the report .*choose another --report"
         ):

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.pages import Seen
-from wanreport.run import in_bytes, number
+from wanreport.run import number
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 
@@ -112,7 +112,4 @@ def test_a_report_that_cannot_be_written(wan: Call, tmp_path: Path, fake: Fake) 
 
 
 def test_numbers() -> None:
-    assert [in_bytes(count) for count in (0, 999, 1000, 4.73e3, 999.6e3, 3.28e9, 5e15)] == [
-        *("0 B", "999 B", "1 kB", "4.73 kB", "1 MB", "3.28 GB", "5e+03 TB"),
-    ]
     assert [number(text) for text in ("3", "2.5", "unipc", "")] == [3.0, 2.5, None, None]
