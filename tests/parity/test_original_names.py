@@ -19,11 +19,11 @@ from wanbuild.components import kind_of
 from wanbuild.mapping.original import (
     MODULES,
     PARAMETERS,
-    PREFIXES,
     diffusers_names,
     fused_names,
 )
 from wanbuild.mapping.original_parts import vae_names
+from wanbuild.mapping.prefixes import TRANSFORMER
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.original_config import derive_config
@@ -37,7 +37,7 @@ def transformer_config(repository: str) -> dict[str, Any]:
     return dict(PUBLISHED_MODELS[repository]["transformer"])
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("prefix", [*TRANSFORMER, ""])
 @pytest.mark.parametrize("repository", REPOSITORIES)
 def test_every_published_key_gets_its_diffusers_name(repository: str, prefix: str) -> None:
     config = transformer_config(repository)

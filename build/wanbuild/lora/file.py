@@ -1,6 +1,6 @@
 """Matches one LoRA file with the parameters of a model.
 
-Layouts are those of ``lora.layouts``. The scale of a pair of matrices is alpha / rank, with alpha from the
+Layouts are those of ``mapping.lora``. The scale of a pair of matrices is alpha / rank, with alpha from the
 file's ``.alpha`` tensor or the adapter's configuration (``lora.scale``), or 1 if neither states it. The bias
 of an up matrix has the same scale; a full delta has none. The LoRA's own scale multiplies all of them.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wanbuild.lora.deltas import Delta, FullDelta, LowRankDelta
-from wanbuild.lora.layouts import Parameters, Part, Role, parse_key, unsupported
 from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
 from wanbuild.mapping.engine import LISTED, describe_problems
+from wanbuild.mapping.lora import Parameters, Part, Role, parse_key, unsupported
 from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorFile
 from wanrun.errors import SourceError
 from wanrun.files import open_regular

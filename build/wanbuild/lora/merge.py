@@ -7,7 +7,6 @@ or the file is refused with a list of the tensors that do not (``lora.file``).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from typing import Any, Self
 
 from wanbuild.lora.deltas import Delta, SummedDelta
 from wanbuild.lora.file import LoraFile
-from wanbuild.lora.layouts import Parameters
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
 from wanbuild.mapping.engine import describe_problems
+from wanbuild.mapping.lora import Parameters
+from wanbuild.source.experts import NOISE, expert_named
 from wanbuild.source.safetensors import TensorFile
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import file_sha256
@@ -42,22 +42,13 @@ class LoraRequest:
     component: str | None = None
 
 
-_EXPERT = re.compile(r"(?<![a-z])(high|low)(?=[_-]?noise|[_-]?lora|\.|$)")
-"""The expert in the name of a published LoRA's file, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
-
-
 def exchanged(loras: Sequence[LoraRequest]) -> list[str]:
     """Returns a warning for each LoRA of one expert whose file, or its folder, is named after the other."""
-    named = {"high": "transformer", "low": "transformer_2"}
-    warnings = []
-    for lora in loras:
-        found = {*_EXPERT.findall(lora.path.name.lower())} or {
-            *_EXPERT.findall(lora.path.parent.name.lower())
-        }
-        if lora.component is not None and len(found) == 1 and named[word := found.pop()] != lora.component:
-            other = "low" if word == "high" else "high"
-            warnings.append(f"{lora.path} is given to the {other}-noise expert; its name says {word}")
-    return warnings
+    return [
+        f"{lora.path} is given to the {NOISE[lora.component]}-noise expert; its name says {NOISE[named]}"
+        for lora in loras
+        if lora.component is not None and (named := expert_named(lora.path)) not in (None, lora.component)
+    ]
 
 
 def parse_lora(text: str) -> tuple[Path, float]:

@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from functools import cache
 from types import MappingProxyType
 
+from wanbuild.mapping.prefixes import common_prefix
 from wanrun.errors import SourceError
-
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "model.", "")
-"""Prefixes of the keys in single-file checkpoints, the longest first."""
 
 LISTED = 5
 """Keys named in full in one message; the others are counted."""
@@ -176,12 +174,6 @@ def _fused() -> Templates:
     )
 
 
-def common_prefix(keys: Iterable[str]) -> str:
-    """Returns the longest of ``PREFIXES`` that every key starts with; it may be the empty one."""
-    keys = tuple(keys)
-    return next(prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in keys))
-
-
 def listed(keys: Iterable[str]) -> str:
     """Returns the first keys for a message, and how many more there are."""
     keys = tuple(keys)
@@ -193,7 +185,7 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
 
     Args:
         keys: every key of the checkpoint, in the original naming or in diffusers', all with the same
-            prefix from ``PREFIXES``.
+            prefix, or with none.
         where: the file or component, for messages.
 
     Returns:
@@ -232,7 +224,7 @@ def fused_names(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Returns the diffusers names of the tensors that one original tensor holds, by its key.
 
     Args:
-        keys: every key of the checkpoint, all with the same prefix from ``PREFIXES``.
+        keys: every key of the checkpoint, all with the same prefix, or with none.
 
     Returns:
         Stored key -> the names of equally many of its rows each, in their order.

@@ -1,8 +1,4 @@
-"""ComfyUI's all-in-one checkpoints: one safetensors file with several parts, told apart by prefixes of names.
-
-Source: ComfyUI's supported_models.py (``unet_config`` of WAN21_T2V: ``model.diffusion_model.``,
-``vae_key_prefix``, ``text_encoder_key_prefix``) and the prefixes of its older models.
-"""
+"""ComfyUI's all-in-one checkpoints: one safetensors file with several parts, told apart by their prefixes."""
 
 from __future__ import annotations
 
@@ -11,32 +7,19 @@ from pathlib import Path
 
 from wanbuild.mapping.original import listed
 from wanbuild.mapping.original_parts import EMBEDDED
+from wanbuild.mapping.prefixes import PREFIXES
+from wanbuild.source.experts import LOW_NOISE
 from wanbuild.source.parts import OPTIONS, TOKENIZER
 from wanbuild.source.safetensors import TensorFile
 from wanrun.errors import SourceError
 
-PREFIXES: tuple[tuple[str, str], ...] = (
-    ("model.diffusion_model.", "transformer"),
-    ("vae.", "vae"),
-    ("first_stage_model.", "vae"),
-    ("text_encoders.umt5xxl.transformer.", "text_encoder"),
-    ("cond_stage_model.umt5xxl.transformer.", "text_encoder"),
-    ("text_encoders.umt5xxl.logit_scale", ""),
-    ("text_encoders.spiece_model", TOKENIZER),
-    ("cond_stage_model.spiece_model", TOKENIZER),
-)
-"""The start of a tensor's name, and its part; empty for what no part needs. The first is also that of files
-that hold a transformer alone."""
-
-_ALONE = PREFIXES[0][0]
-
 
 def _row(key: str) -> tuple[str, str] | None:
-    return next((row for row in PREFIXES if key.startswith(row[0])), None)
+    return next((row for row in PREFIXES.items() if key.startswith(row[0])), None)
 
 
 def _several(rows: Iterable[tuple[str, str]]) -> bool:
-    return any(prefix != _ALONE for prefix, _ in rows)
+    return any(part != "transformer" for _, part in rows)
 
 
 def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
@@ -54,7 +37,7 @@ def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
     found = [row for row in rows if row is not None]
     if not _several(found):
         return ""
-    part = "transformer" if name.startswith("transformer") else name
+    part = "transformer" if name == LOW_NOISE else name
     prefixes = [prefix for prefix, role in found if role == part]
     if len(prefixes) != 1:
         raise SourceError(
@@ -86,7 +69,7 @@ def all_in_one(source: str | Path | None) -> dict[str, Path]:
     if unknown := [key for key, row in rows.items() if row is None]:
         raise SourceError(
             f"{path} is an all-in-one file with tensors of no known part: {listed(unknown)}",
-            expected="names that start with " + ", ".join(prefix for prefix, _ in PREFIXES),
+            expected="names that start with " + ", ".join(PREFIXES),
             remedy="give its parts by their options, which read nothing else of it: --transformer FILE "
             "--vae FILE and so on",
         )

@@ -8,8 +8,10 @@ shapes and dtypes must be the same.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import shown
@@ -18,6 +20,17 @@ from wanrun.errors import SourceError, UsageError
 
 LOW_NOISE = TRANSFORMERS[1]
 """The component that only a checkpoint with two experts has."""
+
+NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, ("high", "low"), strict=True)))
+"""What the experts are named after in published files, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
+
+_NAMED = re.compile(r"(?<![a-z])(high|low)(?=[_-]?noise|[_-]?lora|\.|$)")
+
+
+def expert_named(file: Path) -> str | None:
+    """Returns the transformer that a file, or else its folder, is named after; None if after none or both."""
+    found = {*_NAMED.findall(file.name.lower())} or {*_NAMED.findall(file.parent.name.lower())}
+    return next((name for name, word in NOISE.items() if found == {word}), None)
 
 
 def check_experts(files: Mapping[str, Path]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from wanbuild.mapping.original import common_prefix
+from wanbuild.mapping.lora import parse_key, unsupported
+from wanbuild.mapping.prefixes import common_prefix
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.gguf_file import GgufFile
 from wanbuild.source.parts import NEEDED, OPTIONS
@@ -32,9 +33,6 @@ _PART = (
     "checkpoint whose part it replaces: wanbuild convert CHECKPOINT --artifact DIR {option} {path}"
 )
 _WHOLE = f"use a published checkpoint: {LAYOUT}"
-
-LORA = (".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".diff.", ".diff_b.", ".alpha.")
-"""Parts of the names of a LoRA's tensors, with a dot at their ends."""
 
 KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -126,8 +124,8 @@ def recognised(keys: Iterable[str]) -> tuple[str, str]:
         keys: names of tensors, with or without a prefix of single files.
     """
     names = list(keys)
-    prefix = common_prefix(names)
-    bare = [name.removeprefix(prefix) for name in names]
-    if bare and all(any(mark in f"{name}." for mark in LORA) for name in bare):
+    if names and all(parse_key(name) or unsupported(name) for name in names):
         return "a LoRA", ""
-    return next((KINDS[name] for name in bare if name in KINDS), ("a file of weights that is not known", ""))
+    prefix = common_prefix(names)
+    known = (KINDS.get(name.removeprefix(prefix)) for name in names)
+    return next(filter(None, known), ("a file of weights that is not known", ""))

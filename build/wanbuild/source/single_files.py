@@ -18,7 +18,7 @@ from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_file
 from wanbuild.source.configs import SCHEDULER, given_scheduler, of_parts
 from wanbuild.source.derived import shown_fields
-from wanbuild.source.experts import LOW_NOISE, check_experts
+from wanbuild.source.experts import LOW_NOISE, check_experts, expert_named
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import misfits, nearest_misfits
 from wanbuild.source.parts import NEEDED, OPTIONS, TOKENIZER
@@ -97,18 +97,18 @@ def _check_order(files: Mapping[str, Path]) -> None:
     Raises:
         UsageError: if they say that the experts are swapped.
     """
-    first, second = files["transformer"].name.lower(), files.get(LOW_NOISE)
+    first, second = files["transformer"], files.get(LOW_NOISE)
     if second is None:
-        if "high_noise" in first or "low_noise" in first:
+        if expert_named(first) is not None:
             warn(
-                f"{files['transformer']} is one of two experts by its name, and is converted alone; "
+                f"{first} is one of two experts by its name, and is converted alone; "
                 f"give both: {OPTIONS['transformer']} (high noise) and {OPTIONS[LOW_NOISE]} (low noise)"
             )
-    elif "low_noise" in first and "high_noise" in second.name.lower():
+    elif expert_named(first) == LOW_NOISE and expert_named(second) == "transformer":
         raise UsageError(
             "the experts are swapped, by their names",
             expected=f"{OPTIONS['transformer']} for high noise and {OPTIONS[LOW_NOISE]} for low noise",
-            found=f"{files['transformer'].name} and {second.name}",
+            found=f"{first} and {second}",
             remedy="swap the two files",
         )
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from wanbuild.mapping.original import MODULES, PARAMETERS
+from wanbuild.mapping.prefixes import TRANSFORMER
 
-_PREFIXES = re.compile(r"(base_model\.model\.|model\.diffusion_model\.|diffusion_model\.|transformer\.)*")
+_PREFIXES = re.compile(f"({'|'.join(map(re.escape, TRANSFORMER))})*")
 _UNDERSCORED = re.compile(r"lora_unet_|lycoris_")
 
 
