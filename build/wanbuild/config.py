@@ -1,7 +1,7 @@
 """Reads a component's config.json into a frozen dataclass, and refuses unknown fields and values.
 
 A config class lists the fields that it reads as dataclass fields (a default applies if the file lacks
-the field), and two class variables:
+the field; the types carry the least and the most value: ``Size``, ``Number``), and two class variables:
 
 - ``FIXED``: fields that are not read because only one value is implemented; any other value is an error;
 - ``IGNORED``: fields that cannot change a result at inference.
@@ -15,12 +15,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
 import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from wanrun.errors import SourceError
 from wanrun.files import UnusableFileError, open_regular
@@ -66,11 +68,11 @@ MAX_SIZE = 2**20
 MAX_NUMBER = 1e6
 """The largest magnitude of a config's floating-point number. Models compute in float32 and bfloat16."""
 
-Divisor = Annotated[float, 1e-12]
+Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
+Index = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
+Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+Divisor = Annotated[float, Meta(ge=1e-12, le=MAX_NUMBER)]
 """A divisor or a number under a root, such as an epsilon or a standard deviation: zero would give NaN."""
-
-Size = Annotated[int, 1]
-"""A whole number of at least one in a list; numbers outside of lists are checked for that anyway."""
 
 MAX_JSON_BYTES = 256 * 2**20
 """The largest JSON file that is read: more than ten times the largest published one, a tokenizer."""
@@ -89,43 +91,6 @@ def shown(value: Any, limit: int = 80) -> str:
     """Returns a value's text for a message, cut after ``limit`` characters to keep the line readable."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-def _coerce(value: Any, annotation: Any, least: int = 1) -> Any:
-    """Returns value as the annotated type.
-
-    Raises:
-        TypeError: if the value is not of that type.
-        ValueError: for an integer outside least to ``MAX_SIZE``, or a number outside its range.
-    """
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        (inner,) = (arg for arg in args if arg is not type(None))
-        return _coerce(value, inner, least)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise TypeError
-        items = (args[0],) * len(value) if args[1:] == (...,) else args
-        if len(value) != len(items):
-            raise TypeError
-        return tuple(_coerce(item, kind, 0) for item, kind in zip(value, items, strict=True))
-    if origin is typing.Annotated:
-        number = _coerce(value, args[0], least)
-        most = MAX_SIZE if args[0] is int else MAX_NUMBER
-        if not args[1] <= number <= most:
-            raise ValueError(f"outside {args[1]:g} to {most:g}")
-        return number
-    if annotation is float and type(value) is int and abs(value) <= MAX_SIZE:
-        value = float(value)
-    if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
-        raise TypeError
-    if annotation is int and not least <= value <= MAX_SIZE:
-        raise ValueError(f"outside {least} to {MAX_SIZE}")
-    if annotation is float and abs(value) > MAX_NUMBER:
-        raise ValueError(f"outside {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
-    return value
 
 
 def _same(value: Any, expected: Any) -> bool:
@@ -183,12 +148,9 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
     for name, field in fields.items():
         if name in data:
             try:
-                values[name] = _coerce(data[name], hints[name])
-            except TypeError:
-                kind = str(field.type).replace("Divisor", "float").replace("Size", "int")
-                problems.append(f"{name} is {shown(data[name])}, not {kind}")
-            except ValueError as error:
-                problems.append(f"{name} is {shown(data[name])}, {error}")
+                values[name] = msgspec.convert(data[name], hints[name])
+            except msgspec.ValidationError as error:
+                problems.append(f"{name} is {shown(data[name])}: {error}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(f"{name} is missing")
     for name in sorted(data.keys() - values.keys()):

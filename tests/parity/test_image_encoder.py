@@ -289,15 +289,15 @@ def test_the_config_that_transformers_saves(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', not 'gelu' or 'quick_gelu'"),
-        ({"hidden_act": None}, "hidden_act is None, not str"),
+        ({"hidden_act": None}, "hidden_act is None: Expected `str`"),
         ({"qkv_bias": True}, "unknown field qkv_bias = True"),
         ({"model_type": "siglip_vision_model"}, "only 'clip_vision_model' is supported"),
         ({"architectures": ["SiglipVisionModel"]}, "expected CLIPVisionModel or CLIP.*; found 'SiglipV"),
         ({"num_attention_heads": 3}, "hidden_size 28 is not 3 equal heads"),
         ({"num_channels": 4}, "num_channels is 4 and images have 3"),
         ({"patch_size": 43}, "patch_size 43 is larger than image_size 42"),
-        ({"image_size": [42, 42]}, r"image_size is \[42, 42\], not int"),
-        ({"layer_norm_eps": "1e-5"}, "layer_norm_eps is '1e-5', not float"),
+        ({"image_size": [42, 42]}, r"image_size is \[42, 42\]: Expected `int`"),
+        ({"layer_norm_eps": "1e-5"}, "layer_norm_eps is '1e-5': Expected"),
     ],
 )
 def test_a_config_that_is_not_supported(changes: dict[str, Any], problem: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
-from wanbuild.config import MAX_SIZE, shown
+from wanbuild.config import MAX_SIZE, Size, shown
 from wanbuild.models.transformer_config import TransformerConfig
 
 # diffusers' class default, because published config files say null.
@@ -43,19 +43,19 @@ class AnimateConfig(TransformerConfig):
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanAnimateTransformer3DModel",)
 
-    in_channels: int = 36
-    image_dim: int | None = 1280
-    latent_channels: int = 16
+    in_channels: Size = 36
+    image_dim: Size | None = 1280
+    latent_channels: Size = 16
     # config.py can only read a bare dict, so every item is checked here.
     motion_encoder_channel_sizes: dict | None = field(default=None, hash=False)  # type: ignore[type-arg]
-    motion_encoder_size: int = 512
-    motion_style_dim: int = 512
-    motion_dim: int = 20
-    motion_encoder_dim: int = 512
-    face_encoder_hidden_dim: int = 1024
-    face_encoder_num_heads: int = 4
-    inject_face_latents_blocks: int = 5
-    motion_encoder_batch_size: int = 8
+    motion_encoder_size: Size = 512
+    motion_style_dim: Size = 512
+    motion_dim: Size = 20
+    motion_encoder_dim: Size = 512
+    face_encoder_hidden_dim: Size = 1024
+    face_encoder_num_heads: Size = 4
+    inject_face_latents_blocks: Size = 5
+    motion_encoder_batch_size: Size = 8
 
     def _problems(self) -> list[str]:
         return super()._problems() + self._channel_problems() + self._face_problems()

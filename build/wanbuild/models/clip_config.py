@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import ConfigError, Divisor
+from wanbuild.config import ConfigError, Divisor, Size
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:
@@ -53,13 +53,13 @@ class ImageEncoderConfig:
     )
     """projection_dim belongs to the layer that only CLIPVisionModelWithProjection has."""
 
-    hidden_size: int = 768
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    num_channels: int = 3
-    image_size: int = 224
-    patch_size: int = 32
+    hidden_size: Size = 768
+    intermediate_size: Size = 3072
+    num_hidden_layers: Size = 12
+    num_attention_heads: Size = 12
+    num_channels: Size = 3
+    image_size: Size = 224
+    patch_size: Size = 32
     hidden_act: str = "quick_gelu"
     layer_norm_eps: Divisor = 1e-5
 

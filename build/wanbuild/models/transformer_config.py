@@ -33,20 +33,20 @@ class TransformerConfig:
     )
     IGNORED: ClassVar[frozenset[str]] = frozenset({"window_size", "torch_dtype", "dtype", "model_type"})
 
-    num_attention_heads: int
-    attention_head_dim: int
-    ffn_dim: int
-    num_layers: int
-    text_dim: int
-    in_channels: int = 16
-    out_channels: int = 16
-    freq_dim: int = 256
+    num_attention_heads: Size
+    attention_head_dim: Size
+    ffn_dim: Size
+    num_layers: Size
+    text_dim: Size
+    in_channels: Size = 16
+    out_channels: Size = 16
+    freq_dim: Size = 256
     eps: Divisor = 1e-6
     patch_size: tuple[Size, Size, Size] = (1, 2, 2)
-    rope_max_seq_len: int = 1024
-    image_dim: int | None = None
-    added_kv_proj_dim: int | None = None
-    pos_embed_seq_len: int | None = None
+    rope_max_seq_len: Size = 1024
+    image_dim: Size | None = None
+    added_kv_proj_dim: Size | None = None
+    pos_embed_seq_len: Size | None = None
 
     def __post_init__(self) -> None:
         if problems := self._problems():

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wanbuild.config import ConfigError, Divisor
+from wanbuild.config import ConfigError, Divisor, Size
 from wanbuild.models.forms import for_one_cpu, operand
 from wanbuild.models.layers import Linear, RMSNorm
 from wanbuild.models.loops import from_bits, map_leading, to_bits
@@ -73,14 +73,14 @@ class TextEncoderConfig:
         }
     )
 
-    vocab_size: int
-    d_model: int
-    d_kv: int
-    d_ff: int
-    num_layers: int
-    num_heads: int
-    relative_attention_num_buckets: int = 32
-    relative_attention_max_distance: int = 128
+    vocab_size: Size
+    d_model: Size
+    d_kv: Size
+    d_ff: Size
+    num_layers: Size
+    num_heads: Size
+    relative_attention_num_buckets: Size = 32
+    relative_attention_max_distance: Size = 128
     layer_norm_epsilon: Divisor = 1e-6
 
     def __post_init__(self) -> None:

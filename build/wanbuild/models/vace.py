@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from wanbuild.config import Index, Size
 from wanbuild.models.blocks import KV, WanBlock
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import stacked
@@ -30,8 +31,8 @@ class VACEConfig(TransformerConfig):
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanVACETransformer3DModel",)
 
-    vace_layers: tuple[int, ...] = (0, 5, 10, 15, 20, 25, 30, 35)
-    vace_in_channels: int = 96
+    vace_layers: tuple[Index, ...] = (0, 5, 10, 15, 20, 25, 30, 35)
+    vace_in_channels: Size = 96
 
     def _problems(self) -> list[str]:
         layers = self.vace_layers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import ConfigError, Divisor
+from wanbuild.config import ConfigError, Divisor, Index, Number, Size
 
 # diffusers' class defaults, because published config files omit both lists.
 _LATENTS_MEAN = (
@@ -48,18 +48,18 @@ class VAEConfig:
         ConfigError: if the lists contradict each other.
     """
 
-    base_dim: int = 96
-    decoder_base_dim: int | None = None
-    z_dim: int = 16
-    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
-    num_res_blocks: int = 2
+    base_dim: Size = 96
+    decoder_base_dim: Size | None = None
+    z_dim: Size = 16
+    dim_mult: tuple[Index, ...] = (1, 2, 4, 4)
+    num_res_blocks: Size = 2
     temperal_downsample: tuple[bool, ...] = (False, True, True)
     is_residual: bool = False
-    patch_size: int | None = None
-    in_channels: int = 3
-    out_channels: int = 3
-    scale_factor_spatial: int = 8
-    latents_mean: tuple[float, ...] = _LATENTS_MEAN
+    patch_size: Size | None = None
+    in_channels: Size = 3
+    out_channels: Size = 3
+    scale_factor_spatial: Size = 8
+    latents_mean: tuple[Number, ...] = _LATENTS_MEAN
     latents_std: tuple[Divisor, ...] = _LATENTS_STD
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("AutoencoderKLWan",)

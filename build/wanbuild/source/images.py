@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import Divisor, parse_config, read_json, shown
+from wanbuild.config import Divisor, Number, Size, parse_config, read_json, shown
 from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import SourceError
 
@@ -54,9 +54,9 @@ class ImageProcessorConfig:
         }
     )
 
-    size: int = 224
-    crop_size: int = 224
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    size: Size = 224
+    crop_size: Size = 224
+    image_mean: tuple[Number, Number, Number] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[Divisor, Divisor, Divisor] = (0.26862954, 0.26130258, 0.27577711)
     rescale_factor: Divisor = 1 / 255
 

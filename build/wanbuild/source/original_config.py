@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import Divisor, Size, parse_config
+from wanbuild.config import Divisor, Index, Size, parse_config
 from wanrun.errors import SourceError
 
 HEAD_DIM = 128
@@ -49,18 +49,18 @@ class OriginalConfig:
         }
     )
 
-    dim: int
-    ffn_dim: int
-    in_dim: int
-    out_dim: int
-    num_heads: int
-    num_layers: int
-    freq_dim: int = 256
-    text_dim: int = 4096
+    dim: Size
+    ffn_dim: Size
+    in_dim: Size
+    out_dim: Size
+    num_heads: Size
+    num_layers: Size
+    freq_dim: Size = 256
+    text_dim: Size = 4096
     eps: Divisor = 1e-6
     patch_size: tuple[Size, Size, Size] = (1, 2, 2)
-    vace_layers: tuple[int, ...] | None = None
-    vace_in_dim: int | None = None
+    vace_layers: tuple[Index, ...] | None = None
+    vace_in_dim: Size | None = None
 
 
 def is_original(config: Mapping[str, Any]) -> bool:

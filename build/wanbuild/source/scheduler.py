@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from wanbuild.config import parse_config, shown
+from wanbuild.config import Number, parse_config, shown
 from wanrun.errors import SourceError
 
 Solver = Literal["unipc", "dpm++", "euler"]
@@ -68,7 +68,7 @@ class UniPCConfig:
 
     prediction_type: str
     use_flow_sigmas: bool
-    flow_shift: float | None = None
+    flow_shift: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DPMSolverConfig:
 
     prediction_type: str
     use_flow_sigmas: bool
-    flow_shift: float | None = None
+    flow_shift: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class FlowMatchEulerConfig:
     }
     SOLVER: ClassVar[Solver] = "euler"
 
-    shift: float | None = None
+    shift: Number | None = None
 
 
 @dataclass(frozen=True)
