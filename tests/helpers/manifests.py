@@ -93,10 +93,10 @@ def programs_of(manifest: Manifest, profile: str, target: str = "cpu") -> Mappin
 
 
 def plain_program(**fields: Any) -> Program:
-    """A program of nothing but these fields."""
+    """A program of nothing but these fields, checked as those of a manifest are."""
     nothing = {"file": "f", "sha256": "", "inputs": (), "donate": (), "role": "prepare"}
     avals = {"inputs": {}, "outputs": {}, **fields.pop("avals", {})}
-    return Program(**{**nothing, "avals": avals, **fields})
+    return msgspec.convert({**nothing, "avals": avals, **fields}, Program)
 
 
 EXPORTED = datetime.date(2026, 11, 1)

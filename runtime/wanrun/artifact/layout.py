@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from wanrun.artifact.record import Record
 
@@ -32,6 +34,9 @@ BITS: Mapping[str, str] = MappingProxyType({"bfloat16": "uint16", "float8_e4m3fn
 """The dtypes that programs for XLA's CPU backend take as unsigned integers of the same bits, and as which."""
 
 
+Count = Annotated[int, Meta(ge=1)]
+
+
 class ArrayLayout(Record, frozen=True):
     """Rows and chunk files of one parameter.
 
@@ -42,17 +47,15 @@ class ArrayLayout(Record, frozen=True):
         chunks: number of chunk files, a divisor of ``rows``.
     """
 
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Count, ...], Meta(min_length=1)]
     dtype: str
-    rows: int
-    chunks: int
+    rows: Count
+    chunks: Count
 
     def __post_init__(self) -> None:
-        if any(type(number) is not int for number in (*self.shape, self.rows, self.chunks)):
-            raise ValueError(f"shape {self.shape}, {self.rows} rows, {self.chunks} chunks: not all integers")
-        if not self.shape or min(self.shape) < 1 or self.dtype not in ITEM_BYTES:
-            raise ValueError(f"no layout for shape {self.shape} and dtype {self.dtype}")
-        if self.rows < 1 or self.shape[0] % self.rows or self.chunks < 1 or self.rows % self.chunks:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"no layout for dtype {self.dtype}")
+        if self.shape[0] % self.rows or self.rows % self.chunks:
             raise ValueError(f"{self.rows} rows in {self.chunks} chunks do not divide {self.shape}")
 
     @property

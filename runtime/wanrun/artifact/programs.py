@@ -54,7 +54,7 @@ class Program(Record, frozen=True):
     sha256: str
     inputs: tuple[str, ...]
     donate: tuple[NotNegative, ...]
-    avals: Mapping[str, Any]
+    avals: Mapping[str, Mapping[str, Any]]
     role: RoleName
     place: NotNegative = 0
 
@@ -66,10 +66,7 @@ class Program(Record, frozen=True):
             raise ValueError(f"donate of a program with {len(self.inputs)} inputs is {self.donate}")
         if self.avals.keys() != {"inputs", "outputs"}:
             raise ValueError(f"avals of a program are of {sorted(self.avals)}, not of inputs and outputs")
-        for kind, described in self.avals.items():
-            if not isinstance(described, Mapping):
-                raise ValueError(f"avals of a program have {described!r} for {kind}")
-            _check_avals(described, kind)
+        _check_avals(self.avals, "avals")
         taken, returned = self.avals["inputs"].keys(), self.avals["outputs"].keys()
         if ROLES[self.role].makes and not (set(self.donated) == returned and returned <= taken):
             raise ValueError(

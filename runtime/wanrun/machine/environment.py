@@ -39,24 +39,6 @@ COMPILERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The packages that compile for a platform."""
 
-ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
-    {
-        "platform": str,
-        "machine": str,
-        "packages": dict,
-        "variables": dict,
-        "zstandard": bool,
-        "device_kind": str,
-        "device_count": int,
-        "platform_version": str,
-    }
-)
-"""The facts in every target's environment, with their types.
-
-A CPU target also has cpu_features, and a target of a level has cpu_level, its name. A target that was built
-without its chip, for a topology, has topology and device_kinds: all of JAX's names of that chip.
-"""
-
 
 def usable_cores() -> int:
     """Returns the number of cores that this process may run on."""
@@ -90,20 +72,6 @@ def has_package(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def check_environment(environment: Mapping[str, Any]) -> None:
-    """Raises ValueError unless a target's recorded environment has every fact with the right type."""
-    for name, kind in ENVIRONMENT_FACTS.items():
-        if not isinstance(environment.get(name), kind):
-            raise ValueError(f"{name} of a target's environment is {environment.get(name)!r}")
-    for name in ("cpu_features", "device_kinds"):
-        texts = environment.get(name, [])
-        if not isinstance(texts, list | tuple) or any(not isinstance(text, str) for text in texts):
-            raise ValueError(f"{name} of a target's environment is {texts!r}")
-    for name in ("topology", "cpu_level"):
-        if not isinstance(environment.get(name, ""), str):
-            raise ValueError(f"{name} of a target's environment is {environment[name]!r}")
 
 
 def built_elsewhere(environment: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import jax
 import msgspec
 import pytest
 
-from helpers.manifests import plain_manifest, plain_program, plain_target
+from helpers.manifests import ENVIRONMENT, plain_manifest, plain_program, plain_target
 from wanbuild.programs import export
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.export import profile_of, used_sets, with_programs
@@ -20,12 +20,7 @@ from wanrun.artifact.manifest import Manifest, Recorded
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Kernels, Profile, Program
 from wanrun.artifact.targets import Executable
-from wanrun.machine.environment import ENVIRONMENT_FACTS
 
-ENVIRONMENT: dict[str, Any] = {
-    **{name: kind() for name, kind in ENVIRONMENT_FACTS.items()},
-    "platform": "cpu",
-}
 SMALL, LARGE = Shape(96, 64, 9, 1, True), Shape(192, 128, 17, 1, True)
 
 

@@ -82,7 +82,7 @@ STATE = {"inputs": {"x": "float32[]"}, "outputs": {"x": "float32[]"}}
 )
 def test_a_program_that_makes_no_sense(fields: Mapping[str, Any]) -> None:
     plain_program(role="step", inputs=("x",), donate=(0,), avals=STATE)
-    with pytest.raises(ValueError, match=r"of a program|described as|a step returns"):
+    with pytest.raises(msgspec.ValidationError):
         plain_program(**fields)
 
 

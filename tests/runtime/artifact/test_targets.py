@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+from helpers.manifests import ENVIRONMENT
 from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.errors import ArtifactError
-from wanrun.machine.environment import ENVIRONMENT_FACTS
-
-ENVIRONMENT = {name: kind() for name, kind in ENVIRONMENT_FACTS.items()}
 
 
 def target(**changes: Any) -> Target:
     plain: dict[str, Any] = {
         "program_set": "cpu-0",
         "folder": "executables/cpu",
-        "environment": ENVIRONMENT,
+        "environment": dict(ENVIRONMENT),
         "requirements": Requirements(file="requirements.txt", sha256="0"),
         "executables": {"p": {"prepare": Executable("entry", 3, "0")}},
         "statistics": {},
@@ -40,13 +39,19 @@ def test_paths_stay_in_the_artifact(path: str) -> None:
         Executable(path, 3, "0")
 
 
-@pytest.mark.parametrize("fact", ENVIRONMENT_FACTS)
+@pytest.mark.parametrize("fact", ENVIRONMENT)
 def test_every_fact_of_the_machine_is_there(fact: str) -> None:
     without = {name: value for name, value in ENVIRONMENT.items() if name != fact}
-    with pytest.raises(ValueError, match=f"^{fact} of a target's environment is None"):
-        target(environment=without)
-    with pytest.raises(ValueError, match=rf"^{fact} of a target's environment is \[\]"):
-        target(environment={**ENVIRONMENT, fact: []})
+    for wrong in (without, {**ENVIRONMENT, fact: []}):
+        with pytest.raises(msgspec.ValidationError, match=fact):
+            target(environment=wrong)
+
+
+@pytest.mark.parametrize("facts", [{"topology": 3}, {"topology": "1", "device_kinds": "cpu"}])
+def test_facts_of_another_type(facts: Mapping[str, Any]) -> None:
+    target(environment={**ENVIRONMENT, "topology": "1", "device_kinds": ["cpu"], "other": 1})
+    with pytest.raises(msgspec.ValidationError):
+        target(environment={**ENVIRONMENT, **facts})
 
 
 def test_a_size_below_zero_is_no_size() -> None:
