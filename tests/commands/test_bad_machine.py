@@ -198,7 +198,7 @@ def test_a_mismatch_may_be_compiled_around(
     manifest = read_manifest(artifact)
     overlay, program = overlay_folder(manifest, "cpu"), programs_of(manifest, PROFILE)["decode_video"]
     options = manifest.targets["cpu"].options_of("decode_video")
-    keep(kept_file(overlay, "compiled", program, options, jax.devices("cpu")), decode.read_bytes())
+    keep(kept_file(overlay, program, options, jax.devices("cpu")), decode.read_bytes())
     before = sorted(path for path in artifact.rglob("*"))
 
     warnings, timings = _generate(artifact, tmp_path / "first.npy", capsys, "--allow-compile")

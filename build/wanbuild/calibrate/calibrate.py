@@ -84,7 +84,7 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     selected = select_target(artifact, profile)
     memo = Memo(_facts(request, artifact.manifest, profile, selected.name, prompts))
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
-    with load(artifact, profile=profile.name, tuned=False, loop=STEPWISE) as pipeline:
+    with load(artifact, profile=profile.name, loop=STEPWISE) as pipeline:
         runs = Runs(pipeline, memo, request.reference_steps)
         own = runs.resolved(prompts.chosen_by[0])
         check_calibratable(own)

@@ -58,7 +58,7 @@ def open_profile(artifact: Artifact, profile: Profile, lazy: bool = False) -> Pi
     """
     selected = select_target(artifact, profile)
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
-    return load(artifact, profile=profile.name, embeddings="none", tuned=False, lazy=lazy)
+    return load(artifact, profile=profile.name, embeddings="none", lazy=lazy)
 
 
 def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Warn = no_warning) -> Manifest:

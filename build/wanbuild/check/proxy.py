@@ -108,7 +108,6 @@ def _recorded_here(artifact: Artifact, proxy: Profile) -> Golden:
             weights=str(artifact.folder / WEIGHTS.folder),
             memory="stream" if streams else "low",
             embeddings="none",
-            tuned=False,
             lazy=True,
             progress=True,
         ) as pipeline:

@@ -12,23 +12,17 @@ from wanrun.files import canonical_json, sha256_of, user_cache
 from wanrun.machine.environment import host_environment
 
 
-def overlay_path(manifest: Manifest, target: str) -> Path:
-    """Returns the user's cache folder of programs that were compiled here.
+def overlay_folder(manifest: Manifest, target: str) -> Path:
+    """Makes the user's cache folder of an artifact's programs that were compiled here.
 
     Each kind of host has its own folder: machines may share a home, and the cache key ignores the CPU model.
-    """
-    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
-    digest = manifest.content_digest.removeprefix("sha256:")
-    return user_cache() / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
-
-
-def overlay_folder(manifest: Manifest, target: str) -> Path:
-    """Makes the folder of ``overlay_path``, in which programs that were compiled here are kept.
 
     Raises:
         UsageError: if the folder cannot be written.
     """
-    folder = overlay_path(manifest, target)
+    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
+    digest = manifest.content_digest.removeprefix("sha256:")
+    folder = user_cache() / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):

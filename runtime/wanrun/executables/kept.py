@@ -18,25 +18,27 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2**32
 
+AUTOTUNING = ("autotun", "triton_gemm")
+"""Parts of the names of the compiler's options that are for where there is no chip to tune kernels on."""
+
+
+def options_here(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a target's compiler options for a compilation on the chip, where kernels can be tuned."""
+    return {name: value for name, value in options.items() if not any(part in name for part in AUTOTUNING)}
+
 
 def kept_file(
-    folder: Path,
-    kind: str,
-    program: Program,
-    options: Mapping[str, Any],
-    devices: Sequence[jax.Device],
-    *others: str,
+    folder: Path, program: Program, options: Mapping[str, Any], devices: Sequence[jax.Device]
 ) -> Path:
     """Returns the path of a program's executable that was compiled here.
 
     Args:
-        folder: the user's cache of an artifact and a target on this host: see ``entries.overlay_path``.
-        kind: ``compiled`` or ``tuned``.
-        others: further facts, such as the digest of the executable that it was compared with.
+        folder: the user's cache of an artifact and a target on this host: see ``entries.overlay_folder``.
+        options: the compiler's options that it was compiled with.
     """
-    called = [program.sha256, program.inputs, program.donate, *others]
+    called = [program.sha256, program.inputs, program.donate]
     facts = [called, dict(options), device_environment(devices)]
-    return folder / f"{kind}-{sha256_of(canonical_json(facts))}.executable"
+    return folder / f"compiled-{sha256_of(canonical_json(facts))}.executable"
 
 
 def read_kept(path: Path) -> bytes | None:

@@ -12,18 +12,16 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError, shortened
-from wanrun.executables.entries import overlay_folder, overlay_path
-from wanrun.executables.kept import keep, kept_file, read_kept
+from wanrun.executables.entries import overlay_folder
+from wanrun.executables.kept import keep, kept_file, options_here, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
 from wanrun.executables.seam import compile_here, load
-from wanrun.executables.tuning import Contest, Outcome, is_tuned, tolerance_of, tuned_options
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.clock import now
@@ -81,14 +79,12 @@ class _Files:
 
     Attributes:
         entry: its executable; the reason if there is none to be used, and the program is compiled here.
-        built: the digest of the artifact's executable; empty without one.
     """
 
     name: str
     program: Program
     data: bytes
     entry: bytes | ArtifactError
-    built: str
 
 
 class Executables:
@@ -187,7 +183,7 @@ class Executables:
                 entry = error.again()
             else:
                 raise
-        return _Files(name, program, data, entry, "" if built is None else built.sha256)
+        return _Files(name, program, data, entry)
 
     def _entry(self, profile: Profile, name: str, built: Executable | None) -> bytes:
         """Returns a program's executable after checking it, and that it may be used on this chip."""
@@ -205,17 +201,13 @@ class Executables:
         with self._opened.recorder.phase("executables", name):
             if files is None:  # the profile is not checked yet
                 files = self._read(profile, name, program)
-            compiled = self._tuned(files)
-            retuned = compiled is None and policy.retune and is_tuned(program)
             try:
-                if compiled is None:
-                    compiled = self._handed(files, files.entry, self._target.options_of(name))
+                compiled = self._handed(files, files.entry, self._target.options_of(name))
             except ArtifactError as error:
                 if isinstance(files.entry, bytes) and not policy.allow_compile:
                     raise
-                compiled, retuned = self._compiled_here(files, error.what), False
-        loaded = LoadedProgram(compiled, program.inputs)
-        return self._contest(profile, files, loaded) if retuned else loaded
+                compiled = self._compiled_here(files, error.what)
+        return LoadedProgram(compiled, program.inputs)
 
     def _handed(
         self, files: _Files, entry: bytes | ArtifactError, options: Mapping[str, Any]
@@ -239,34 +231,11 @@ class Executables:
             raise CancelledError
         return lowered
 
-    def _kept(self, files: _Files, kind: str) -> tuple[Path, dict[str, Any]]:
-        """Returns the file of what is compiled here, and the compiler's options for it.
-
-        There is a chip here to tune kernels on, which there was not where the target was built.
-        """
-        folder = overlay_path(self._opened.manifest, self._opened.selected.name)
-        options = tuned_options(self._target.options_of(files.name))
-        compared = [files.built] if kind == "tuned" else []
-        devices = self._opened.device.devices
-        return kept_file(folder, kind, files.program, options, devices, *compared), options
-
-    def _tuned(self, files: _Files) -> jax.stages.Compiled | None:
-        """Loads what an earlier ``--retune`` has kept in the user's cache; None if that is nothing."""
-        policy = self._opened.policy
-        if not (files.built and policy.tuned) or policy.retune or self._opened.device.group is not None:
-            return None
-        path, options = self._kept(files, "tuned")
-        if (entry := read_kept(path)) is None:
-            return None
-        try:
-            return self._handed(files, entry, options)
-        except ArtifactError:
-            return None  # the artifact's is used
-
     def _compiled_here(self, files: _Files, reason: str) -> jax.stages.Compiled:
         """Loads the executable that an earlier run has compiled here, or compiles and keeps it."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
-        path, options = self._kept(files, "compiled")
+        options = options_here(self._target.options_of(files.name))
+        path = kept_file(overlay, files.program, options, self._opened.device.devices)
         if (entry := read_kept(path)) is not None:
             try:
                 return self._handed(files, entry, options)
@@ -284,27 +253,6 @@ class Executables:
             told = f"which cannot be {told}: {error.strerror}"
         self._opened.warn(f"compiled {files.name} in {seconds:.1f} s, {told}: {reason}")
         return compiled
-
-    def _contest(self, profile: Profile, files: _Files, built: LoadedProgram) -> LoadedProgram:
-        """Compiles a program here, to be compared with the artifact's executable at the first call."""
-        overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
-        path, options = self._kept(files, "tuned")
-        compiled, entry = compile_here(self._lower(files, options))
-
-        def decided(outcome: Outcome) -> None:
-            times = f"{outcome.seconds:.3g} s a call here, {outcome.built_seconds:.3g} s as it was built"
-            if outcome.better:
-                keep(path, entry)
-                said = f"kept in {overlay}"
-            else:
-                path.unlink(missing_ok=True)
-                differs = outcome.difference and f"differs {outcome.difference}, so "
-                said = f"{differs}the artifact's is used"
-            self._opened.report(f"retuned {files.name}: {times}; {said}")
-
-        here = LoadedProgram(compiled, built.inputs)
-        weights, tolerance = self._opened.manifest.components.keys(), tolerance_of(profile)
-        return LoadedProgram(Contest(built, here, weights, tolerance, decided), built.inputs)
 
 
 def refresh_command(artifact: Artifact) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -54,3 +55,23 @@ def levels_apart(reference: np.ndarray, values: np.ndarray) -> float:
 def most_levels(tolerance: float) -> float:
     """Returns the levels that frames may be apart, where a relative error of latents is allowed."""
     return 1 + LEVELS * tolerance
+
+
+def first_difference(built: Any, here: Any, tolerance: float) -> str:
+    """Says by how much the first outputs differ that do not agree, of two trees; empty where all do."""
+    import jax
+
+    said = jax.tree.map(lambda one, other: difference(one, other, tolerance), built, here)
+    return next(filter(None, jax.tree.leaves(said)), "")
+
+
+def difference(built: np.ndarray, here: np.ndarray, tolerance: float) -> str:
+    """Says by how much two results of one program differ; empty where they agree."""
+    if built.dtype == np.uint8:
+        apart, most = levels_apart(built, here), most_levels(tolerance)
+        return "" if apart <= most else f"by {apart:.3g} levels, at most {most:.3g}"
+    first, second = built.astype(np.float64), here.astype(np.float64)
+    if np.array_equal(first, second, equal_nan=True):
+        return ""
+    error = relative_error(first, second)
+    return "" if error <= tolerance else f"by {error:.1e} relative, at most {tolerance:g}"

@@ -46,7 +46,6 @@ def together(
         return policy
     for name, expected, first in (
         ("allow_compile", "a target that fits every host", "run wanbuild compile, and "),
-        ("retune", "a target that fits every host", "run wanbuild compile, and "),
         ("text_encoder_device", "the same embeddings in all of them, and their CPUs may differ", ""),
     ):
         if getattr(policy, name):

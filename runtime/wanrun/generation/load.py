@@ -130,8 +130,6 @@ def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeli
         pipeline = Pipeline(weights, texts, choice.profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs, given.cancel)
-        if policy.retune:
-            pipeline.retune()
         undo.pop_all()
     return pipeline
 

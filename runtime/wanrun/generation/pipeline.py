@@ -179,14 +179,6 @@ class Pipeline:
             with self._device(timings):
                 self._session.warm_up(timings)
 
-    def retune(self) -> None:
-        """Compares the programs that loading has compiled here with the artifact's executables.
-
-        Of the two forms of the loop only the form of ``load`` is compared, and the text encoder is not.
-        """
-        with self._call(self.timings) as timings, self._device(timings):
-            self._session.warm_up(timings)
-
     def generate(
         self,
         prompt: str,

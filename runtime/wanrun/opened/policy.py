@@ -46,14 +46,6 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     allow_compile: Annotated[
         bool, option("Compile programs without a fitting executable, into the user's cache.", section=LOADING)
     ] = False
-    retune: Annotated[
-        bool,
-        option(
-            "Compile the programs on this machine too, and keep those that are faster in the user's cache, "
-            "for later runs.",
-            section=LOADING,
-        ),
-    ] = False
     verify: Annotated[
         Literal["fast", "sha256"], option("Checksums of the weights to check while reading.", section=LOADING)
     ] = "fast"
@@ -111,7 +103,6 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
         str | None, option("The transformer that is needed first.", default="the high-noise one")
     ] = None
     lazy: Annotated[bool, option("Load nothing before it is used.")] = False
-    tuned: Annotated[bool, option("Use what an earlier retune has kept.")] = True
     trial: Annotated[
         bool,
         option(

@@ -8,6 +8,7 @@ is compared with the same program compiled here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from wanrun.artifact.roles import FORMS, ROLES
 from wanrun.artifact.select import named_profile
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, VerificationError, WanError
-from wanrun.executables.tolerance import ALIKE, VELOCITY_TOLERANCES, W8A8_FACTOR, relative_error
-from wanrun.executables.tuning import drawn_like, first_difference
+from wanrun.executables.tolerance import (
+    ALIKE,
+    VELOCITY_TOLERANCES,
+    W8A8_FACTOR,
+    first_difference,
+    relative_error,
+)
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.replay.golden import (
@@ -39,6 +45,9 @@ from wanrun.trust.proxy import witness_of
 from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]
+
+DRAWN = 65_537
+"""Random values that are drawn; larger arrays repeat them."""
 
 
 def tried(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
@@ -66,7 +75,6 @@ def tried(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Ve
             target=target,
             embeddings="none",
             lazy=True,
-            tuned=False,
             trial=True,
             **how,
         )
@@ -163,11 +171,24 @@ def _compare_others(pipeline: Pipeline, large: Profile) -> None:
             (loading,) = executables.request(large, [name])
             forms = loading.result(), executables.compiled(large, name)
             for number in (0, 1):
-                drawn = lambda x, n=number: drawn_like(x) if x.ndim else np.full_like(x, n)  # noqa: E731
-                inputs = jax.tree.map(drawn, zeros(program.avals["inputs"]))
+                inputs = jax.tree.map(partial(_drawn, number=number), zeros(program.avals["inputs"]))
                 results = [jax.tree.map(np.asarray, form(**weights, **inputs)) for form in forms]
                 if wrong := first_difference(results[0], results[1], most):
                     raise VerificationError(f"{name} differs from what is compiled here {wrong}")
+
+
+def _drawn(zero: np.ndarray, number: int) -> np.ndarray:
+    """Returns random values of an array's shape and dtype, normal or bytes; scalars are ``number``."""
+    import jax
+
+    if not zero.ndim:
+        return np.full_like(zero, number)
+    random = np.random.default_rng(zero.ndim)
+    if zero.ndim > 1 and zero.dtype == np.uint8:
+        return np.resize(random.integers(0, 256, DRAWN, dtype=np.uint8), zero.shape)
+    if zero.ndim > 1 and jax.dtypes.issubdtype(zero.dtype, np.floating):
+        return np.resize(random.standard_normal(DRAWN, np.float32), zero.shape).astype(zero.dtype)
+    return zero.copy()  # rows of coefficients, tokens
 
 
 def _is_kept(error: Exception, kind: type[WanError]) -> bool:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from wanrun.executables.tolerance import levels_apart, most_levels, relative_error
+from wanrun.executables.tolerance import first_difference, levels_apart, most_levels, relative_error
 
 
 def test_a_relative_error() -> None:
@@ -23,3 +23,13 @@ def test_levels() -> None:
     assert levels_apart(black, other) == levels_apart(other, black) == 100.0
     assert levels_apart(black, black[0]) == math.inf
     assert most_levels(1e-2) == pytest.approx(3.55)
+
+
+def test_differences() -> None:
+    zeros, ones = np.zeros((2, 2), np.float32), np.ones((2, 2), np.float32)
+    assert first_difference(zeros, zeros, 1e-4) == "" == first_difference(ones, ones * (1 + 1e-5), 1e-4)
+    assert first_difference(zeros, ones * 1e-9, 1e-4) == "by nan relative, at most 0.0001"
+    assert first_difference(ones, ones * np.nan, 1e-4) != ""
+    black, white = zeros.astype(np.uint8), ones.astype(np.uint8)
+    assert first_difference({"a": ones, "b": white}, {"a": ones, "b": black}, 1e-4) == ""
+    assert first_difference({"b": 9 * white}, {"b": black}, 1e-4) == "by 9 levels, at most 1.03"

@@ -51,9 +51,7 @@ def test_all_load_the_same(toy_artifact: Path) -> None:
     assert load(toy_artifact, group, LoadPolicy(embeddings="none")).embeddings == "none"
 
 
-@pytest.mark.parametrize(
-    "option", [{"allow_compile": True}, {"retune": True}, {"text_encoder_device": "cpu"}]
-)
+@pytest.mark.parametrize("option", [{"allow_compile": True}, {"text_encoder_device": "cpu"}])
 def test_nothing_is_done_that_hosts_may_do_otherwise(toy_artifact: Path, option: dict[str, Any]) -> None:
     (name,) = option
     with pytest.raises(UsageError, match=f"{name} is not possible with several processes"):
