@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
-from wanbuild.check.command import embed_command, inspect_command, verify_command, warn_of_age
+from wanbuild.check.command import embed_command, inspect_command, verify_command
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
 from wanbuild.share.command import COMMANDS
@@ -201,10 +202,19 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     help="For chips that are not here, also build small profiles and record their results, by which wanrun "
     "checks the others there.",
 )
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Instead build every profile that the artifact has once more, with its options and with this JAX, "
+    "for each of its targets that this machine can build.",
+)
 @DEBUG
-def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> None:
+def compile_command(artifact: Path, guidance: bool | None, again: bool, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs."""
-    _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
+    if again:
+        _compile_again(artifact, options["proxies"])
+    else:
+        _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
 
 
 @wanbuild.command(cls=Building)
@@ -263,25 +273,27 @@ def _compile(artifact: Path, **options: Any) -> None:
         raise fitting_instead(artifact, error) from error
     if request.proxies:
         _record_proxies(artifact)
-    warn_of_age(artifact)
+
+
+def _compile_again(artifact: Path, proxies: bool) -> None:
+    """Builds what the manifest records; the options that say what is built are refused."""
+    from wanbuild.programs.again import compile_again
+
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name not in ("folder", "artifact", "again", "proxies"):
+            flag = option.opts[0]
+            raise UsageError(f"--again and {flag} exclude each other", remedy=f"leave {flag} out")
+    compile_again(artifact, report)
+    if proxies:
+        _record_proxies(artifact)
 
 
 def _record_proxies(artifact: Path) -> None:
     from wanbuild.check.proxy import record_proxies
 
     record_proxies(artifact, report)
-
-
-@wanbuild.command(cls=Building)
-@_ARTIFACT
-@DEBUG
-def refresh(artifact: Path) -> None:
-    """Exports and compiles every profile again, with this JAX."""
-    from wanbuild.programs.refresh import refresh_artifact
-
-    refresh_artifact(artifact, report)
-    _record_proxies(artifact)
-    report(f"refreshed {artifact}")
 
 
 @wanbuild.command(cls=Building)

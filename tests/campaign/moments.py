@@ -54,7 +54,7 @@ COMMANDS: tuple[tuple[Callable[[Sample, Path, Path], Call], float, int], ...] = 
     (lambda sample, artifact, folder: sample.convert(folder / "new"), 1.5, 3),
     (_wanbuild("compile", *OTHER_PROFILE), 10.0, 2),
     (_build, 10.0, 1),
-    (_wanbuild("refresh"), 8.0, 1),
+    (_wanbuild("compile", "--again"), 8.0, 1),
     (_wanbuild("embed", "--prompt", "a fox"), 3.0, 2),
     (_wanbuild("verify"), 3.0, 2),
     (_wanbuild("verify", "--record"), 4.0, 2),

@@ -203,7 +203,6 @@ def test_what_the_option_has_written_is_replaced(
     write_report(tmp_path / "r.html", Report("Report of a run", "A run", "made", True, now()))
     assert TIMINGS.made(tmp_path / "t.json") and REPORT.made(tmp_path / "r.html")
     assert not TIMINGS.made(tmp_path / "r.html") and not REPORT.made(tmp_path / "t.json")
-    monkeypatch.setattr(checking, "warn_of_age", lambda artifact: None)
     replayed = {"profiles": {"96x64x9-b1-cfg": "digests equal"}}
     compared = {"vae": asdict(Check("vae", 0.1, 0.2)), "final latents": asdict(Check("final latents", 0, 1))}
     for outcome in (replayed, {"profiles": {}}, {"recorded": True}, compared, replayed):

@@ -62,7 +62,6 @@ def commands(toy_checkpoint: Path, toy_artifact: Path, folder: Path) -> dict[str
     return {
         "convert": ["convert", toy_checkpoint, "--artifact", folder / "built"],
         "compile": ["compile", "--artifact", toy_artifact, "--size", "96x64", "--frames", 5],
-        "refresh": ["refresh", "--artifact", toy_artifact],
         "verify": ["verify", "--artifact", toy_artifact],
         "build": ["build", recipe],
         "toy": ["toy", folder / "toy"],

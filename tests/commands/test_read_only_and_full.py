@@ -42,7 +42,7 @@ def read_only(artifact_copy: Path) -> Path:
     "command",
     [
         ("compile", "--target", "cpu", "--size", "32x32", "--frames", "1"),
-        ("refresh",),
+        ("compile", "--again"),
         ("verify", "--record"),
         ("embed", "--prompt", "a fox"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -99,10 +98,6 @@ def plain_program(**fields: Any) -> Program:
     return msgspec.convert({**nothing, "avals": avals, **fields}, Program)
 
 
-EXPORTED = datetime.date(2026, 11, 1)
-"""When programs of a test were exported."""
-
-
 def program_set(programs: Mapping[str, Mapping[str, Program]]) -> ProgramSet:
     """A set of these programs, by profile and name."""
     kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
@@ -112,7 +107,6 @@ def program_set(programs: Mapping[str, Mapping[str, Program]]) -> ProgramSet:
         mesh={},
         jax="0",
         programs=programs,
-        exported=dict.fromkeys(programs, EXPORTED),
     )
 
 
@@ -151,7 +145,7 @@ def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:
         return dict.fromkeys(new, entries[first]) if first in entries else {}
 
     sets = {
-        key: msgspec.structs.replace(old, programs=of_first(old.programs), exported=of_first(old.exported))
+        key: msgspec.structs.replace(old, programs=of_first(old.programs))
         for key, old in manifest.program_sets.items()
     }
     targets = {
@@ -184,6 +178,7 @@ def full_manifest() -> Manifest:
         mesh={"data": 2},
         rules={"heads": ("tensor",)},
         layers={"blocks": (0, 1)},
+        exported={profile.name: "2026-11-01"},
     )
     target = plain_target(
         {"variables": {"XLA_FLAGS": ""}, "cpu_features": ["avx"]},

@@ -14,18 +14,6 @@ from wanrun.claims import REPORT, Place
 from wanrun.errors import UsageError
 from wanrun.terminal.lines import print_result, report, warn
 
-
-def warn_of_age(artifact: Path) -> None:
-    """Warns of programs that will soon be too old for newer versions of JAX."""
-    from wanbuild.programs.export_age import age_warning
-    from wanrun.artifact.artifact import open_artifact
-
-    opened = open_artifact(artifact)
-    for programs in opened.manifest.program_sets.values():
-        if (old := age_warning(opened, programs)) is not None:
-            warn(old)
-
-
 _OUTCOME = Place(
     mark=re.compile(
         rb'\{\n  ("profiles": \{(\}\n|\n    "\d+x\d+x\d+-)|"recorded": true\n\}'
@@ -64,7 +52,6 @@ def verify_command(
         verdict = "is whole, and nothing was replayed"
     if json_file is not None:
         replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
-    warn_of_age(artifact)
     report(f"{artifact} {verdict}")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wanbuild.programs.export_age import readable_until
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
 from wanrun.artifact.model import Model
@@ -77,7 +76,6 @@ def _program_set(programs: ProgramSet) -> dict[str, Any]:
         "kernels": msgspec.to_builtins(programs.kernels),
         "mesh": dict(programs.mesh),
         "jax": programs.jax,
-        "exported": {profile: f"{day}" for profile, day in programs.exported.items()},
         "profiles": {
             profile: {
                 name: {"inputs": list(program.inputs), "donate": list(program.donate), **program.avals}
@@ -225,12 +223,7 @@ def _division_lines(target: dict[str, Any]) -> Iterator[str]:
 
 
 def _exports(manifest: Manifest) -> Iterator[str]:
-    """Yields, for each program set, the days of export and the last day on which newer JAX reads it."""
+    """Yields, for each program set, the version of JAX that exported it."""
     for key, programs in manifest.program_sets.items():
-        days = sorted(set(programs.exported.values()))
-        if days:
-            yield ""
-            yield (
-                f"programs {key}: exported by jax {programs.jax} on {', '.join(map(str, days))}, "
-                f"read by newer versions until {readable_until(days[0])}"
-            )
+        yield ""
+        yield f"programs {key}: exported by jax {programs.jax}"

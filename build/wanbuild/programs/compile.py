@@ -96,10 +96,12 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         for target in targets[1:]:  # the first one is about to be built
             builder_of(manifest, wanted[0], target)
         for target in targets:
-            artifact = build_target(artifact, target, wanted, report)
+            artifact = built_for(artifact, target, wanted, report)
+            write_built(artifact)
             built = artifact.manifest
             if request.proxies and (small := missing_proxies(built, built.targets[target.name], report)):
-                artifact = build_target(artifact, target, small, report)
+                artifact = built_for(artifact, target, small, report)
+                write_built(artifact)
     return artifact.manifest
 
 
@@ -120,15 +122,15 @@ def check_request(request: CompileRequest, manifest: Manifest) -> None:
                 builder_of(manifest, profile_of(manifest, shape, request.options), target)
 
 
-def build_target(
+def built_for(
     artifact: Artifact,
     spec: TargetSpec,
     wanted: Sequence[Profile],
     report: Callable[[str], None],
 ) -> Artifact:
-    """Exports and compiles profiles for a target, and commits the manifest that lists them.
+    """Exports and compiles profiles for a target, beside what is there; ``write_built`` commits them.
 
-    The caller holds the build lock and JAX's flags, and removes files that are no longer listed.
+    The caller holds the build lock and JAX's flags, and removes files that are not listed.
     """
     exported, key = with_programs(artifact, spec, wanted)
     manifest, sets = artifact.manifest, exported.manifest.program_sets
@@ -143,9 +145,13 @@ def build_target(
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
     check_set(changed.manifest, key)
-    write_requirements(changed.folder, targets)
-    changed.write()
     return changed
+
+
+def write_built(artifact: Artifact) -> None:
+    """Commits what was built: the manifest, and before it the requirements files that it lists."""
+    write_requirements(artifact.folder, artifact.manifest.targets)
+    artifact.write()
 
 
 def _compile_target(

@@ -11,7 +11,6 @@ import msgspec
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.export_age import today
 from wanbuild.programs.jax_flags import jax_options
 from wanbuild.programs.signature import aval_text
 from wanbuild.programs.spec import ProgramSpec
@@ -106,13 +105,7 @@ def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profi
     profiles = _indexed(manifest.profiles, wanted)
     facts: dict[str, Any] = {"platform": target.platform, "kernels": target.kernels, "jax": jax.__version__}
     rules = {axis: tuple(along) for axis, along in PARAMETERS.items()} if target.mesh else {}
-    empty = ProgramSet(
-        **facts,
-        mesh=target.mesh,
-        programs={},
-        exported={},
-        rules=rules,
-    )
+    empty = ProgramSet(**facts, mesh=target.mesh, programs={}, rules=rules)
     sets = {key: _of_these(old, manifest.profiles, profiles) for key, old in manifest.program_sets.items()}
     own = sets.get(empty.key, empty)
     programs = dict(own.programs)
@@ -121,10 +114,9 @@ def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profi
     builders = {name: builder_of(manifest, profiles[name], target) for name in names}
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
         programs[name] = _export_profile(artifact, name, builder, target.platform)
-    exported = {**own.exported, **dict.fromkeys(names, today())}
     streams = (name for name in names if any(FORMS[form].streams for form in profiles[name].options.forms))
     layers = next((layers_of(builders[name]) for name in streams), own.layers)
-    sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported, layers=layers)
+    sets[empty.key] = msgspec.structs.replace(own, programs=programs, layers=layers)
     changed = _changed_programs(manifest.program_sets, sets)
     targets = {
         name: _without(old, {profile for key, profile in changed if key == old.program_set})
@@ -194,11 +186,8 @@ def _indexed(old: Mapping[str, Profile], wanted: Sequence[Profile]) -> dict[str,
 def _of_these(programs: ProgramSet, old: Mapping[str, Profile], new: Mapping[str, Profile]) -> ProgramSet:
     """Returns the program set with only the profiles whose options are the same as before."""
     names = [name for name in programs.programs if old[name].options == new[name].options]
-    return msgspec.structs.replace(
-        programs,
-        programs={name: programs.programs[name] for name in names},
-        exported={name: programs.exported[name] for name in names},
-    )
+    kept = {name: programs.programs[name] for name in names}
+    return msgspec.structs.replace(programs, programs=kept, exported={})
 
 
 def _changed_programs(old: Mapping[str, ProgramSet], new: Mapping[str, ProgramSet]) -> set[tuple[str, str]]:

@@ -76,10 +76,6 @@ class TargetSpec:
         name = f"{self.name.removesuffix(suffix)}{W8A8}{suffix}"
         return replace(self, name=name, kernels=msgspec.structs.replace(self.kernels, w8a8=True))
 
-    def reopened(self) -> TargetSpec:
-        """Returns the target with its devices, where JAX may have started anew for another target."""
-        return resolve_target(self.name.removesuffix(name_suffix(self.mesh)), self.mesh)
-
     @property
     def programs_for(self) -> tuple[Kernels, Mapping[str, int], Sequence[jax.Device]]:
         """The last arguments of a ``ProgramBuilder`` for this target."""

@@ -105,9 +105,7 @@ class Artifact:
         narrowed = manifest.changed(
             targets={name: shorter(one, "executables", "statistics") for name, one in kept.items()},
             program_sets={
-                key: shorter(one, "programs", "exported")
-                for key, one in manifest.program_sets.items()
-                if key in sets
+                key: shorter(one, "programs") for key, one in manifest.program_sets.items() if key in sets
             },
             profiles=of_profiles(manifest.profiles),
             golden=of_profiles(manifest.golden),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 import sys
 from collections.abc import Mapping
@@ -223,8 +222,7 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
         rules: on a mesh, the axes that a logical axis of a parameter is cut along.
         jax: version of the JAX that exported the programs.
         programs: by profile and program name.
-        exported: by profile, the day in UTC when its programs were last exported; the content digest leaves
-            it out.
+        exported: the days of exports in an artifact that has them; nothing reads or writes them.
         layers: where layers stream, the stacks of the transformer, each with the layers of the first one that
             its own follow.
     """
@@ -234,17 +232,13 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
     mesh: Mapping[str, AtLeastOne]
     jax: str
     programs: Mapping[str, Mapping[str, Program]]
-    exported: Mapping[str, datetime.date]
     rules: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     layers: Mapping[str, tuple[NotNegative, ...]] = msgspec.field(default_factory=dict)
+    exported: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_sizes(self.mesh)
         check_rules(self.rules)
-        if self.exported.keys() != self.programs.keys():
-            raise ValueError(
-                f"days of export are given for {sorted(self.exported)}, not for all programs alone"
-            )
 
     @property
     def content(self) -> dict[str, Any]:

@@ -255,19 +255,13 @@ class Executables:
         return compiled
 
 
-def refresh_command(artifact: Artifact) -> str:
-    """Returns the command that exports and compiles an artifact's programs again."""
-    return f"wanbuild refresh --artifact {shlex.quote(str(artifact))}"
-
-
 def unreadable(
     artifact: Artifact, programs: ProgramSet, name: str, reader: str, reason: object
 ) -> ArtifactError:
     """Returns the error for a program of a set that the JAX of version ``reader`` cannot read."""
-    oldest = min(programs.exported.values(), default=None)
     return ArtifactError(
-        f"program {name} of {artifact}, which jax {programs.jax} exported on {oldest}, cannot be read",
+        f"program {name} of {artifact}, which jax {programs.jax} exported, cannot be read",
         expected=f"one that jax {reader} reads",
         found=reason,
-        remedy=f"run {refresh_command(artifact)}",
+        remedy=f"run wanbuild compile {shlex.quote(str(artifact))} --again",
     )

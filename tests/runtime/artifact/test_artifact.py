@@ -50,7 +50,7 @@ def test_some_targets_and_profiles_alone(artifact: Artifact) -> None:
     second = replace(manifest.profiles[PROFILE], guidance=False, index=1)
     more = with_profiles(manifest, [manifest.profiles[PROFILE], second])
     other = replace(own, mesh={"context": 2})
-    set_of = {**more.program_sets, other.key: replace(other, programs={}, exported={})}
+    set_of = {**more.program_sets, other.key: replace(other, programs={})}
     both = Artifact(
         more.changed(
             targets={

@@ -62,6 +62,16 @@ def test_times_are_not_part_of_the_digest(toy_artifact: Path) -> None:
     assert manifest.changed(targets={}).manifest_digest != manifest.manifest_digest
 
 
+def test_days_of_export_of_an_older_artifact_are_read(tmp_path: Path) -> None:
+    old = full_manifest()
+    ((key, programs),) = old.program_sets.items()
+    new = old.changed(program_sets={key: msgspec.structs.replace(programs, exported={})})
+    old.write(tmp_path)
+    assert read_manifest(tmp_path) == old
+    assert old.content_digest == new.content_digest and old.manifest_digest != new.manifest_digest
+    assert "exported" not in new.as_json()["program_sets"][key]
+
+
 def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
     text = (toy_artifact / MANIFEST).read_text()
     assert text == json.dumps(written, sort_keys=True, indent=1) + "\n"

@@ -1,8 +1,9 @@
-"""``wanbuild refresh``: programs that are old, damaged, or not read by this JAX, and targets of elsewhere."""
+"""``wanbuild compile --again``: programs that are damaged or unread by this JAX, and targets of elsewhere."""
 
 from __future__ import annotations
 
-import datetime
+import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 
 from helpers.artifacts import compiled_store
 from helpers.compiled_once import compiled_once
-from helpers.damage import PROFILE, PROGRAMS, Refused, edit_environment, executable, flip, one_error, program
-from helpers.manifests import plain_program, programs_of, without_profiles
+from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, one_error, program
+from helpers.manifests import programs_of, without_profiles
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
+from wanbuild.programs import again
+from wanbuild.programs.again import compile_again
+from wanbuild.programs.build_options import BuildOptions
+from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.entry_compiler import EntryCompiler
-from wanbuild.programs.export_age import today
-from wanbuild.programs.refresh import refresh_artifact
+from wanbuild.targets.target import resolve_target
 from wancli.run import wanrun
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -26,7 +30,6 @@ from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.terminal.console import run
 
-OLD = datetime.date(2025, 1, 31)
 NO_PROGRAM = b"StableHLO of a layout that no JAX knows"
 
 
@@ -51,10 +54,10 @@ def video(artifact: Path, folder: Path) -> bytes:
     return output.read_bytes()
 
 
-def refreshed(artifact: Path) -> tuple[Manifest, list[str]]:
-    """Refreshes, and checks every file; returns the manifest and what was reported."""
+def built_again(artifact: Path) -> tuple[Manifest, list[str]]:
+    """Builds again, and checks every file; returns the manifest and what was reported."""
     lines: list[str] = []
-    manifest = refresh_artifact(artifact, lines.append)
+    manifest = compile_again(artifact, lines.append)
     assert manifest == read_manifest(artifact)
     check_files(Artifact(manifest, artifact), lambda line: None)
     return manifest, lines
@@ -92,28 +95,52 @@ def with_target(artifact: Path, name: str, **environment: Any) -> Manifest:
     return changed
 
 
-def test_old_programs(
-    artifact_copy: Path, tmp_path: Path, expected: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They run, and ``inspect`` says until when newer versions read them."""
+def test_damaged_files_of_two_profiles(artifact_copy: Path, tmp_path: Path, expected: bytes) -> None:
+    """Each is built with its own options, and only what is damaged is compiled."""
+    options = BuildOptions(dtype="float32", loop="step", vae_decode_chunk=2)
+    compile_artifact(CompileRequest(artifact_copy, ["cpu"], [(64, 32)], [5], [False], options=options), print)
     before = read_manifest(artifact_copy)
-    changed_set(artifact_copy, exported={PROFILE: OLD})
-    capsys.readouterr()
+    assert len(before.profiles) == 2
+    flip(program(artifact_copy, "prepare"), 1000)
+    for path in artifact_copy.glob("programs/64x32x5-b1-nocfg/*"):
+        path.unlink()
+    flip(executable(artifact_copy, "prepare"), 1000)
+    executable(artifact_copy, "denoise_loop").unlink()
+    (artifact_copy / "requirements.txt").unlink()
+    after, lines = built_again(artifact_copy)
+    assert sum("compiled in" in line for line in lines) == 2
+    assert sum("up to date" in line for line in lines) == len(lines) - 2
+    assert after.content_digest == before.content_digest
+    built, own = after.targets["cpu"], before.targets["cpu"]
+    assert built == msgspec.structs.replace(own, executables=built.executables)
+    assert [*built.executables] == [*own.executables] == [*before.profiles]
     assert video(artifact_copy, tmp_path) == expected
-    assert not capsys.readouterr().err
-    assert run(wanbuild, ["inspect", "--artifact", str(artifact_copy)]) == 0
-    assert f"on {OLD}, read by newer versions until 2025-07-31" in capsys.readouterr().out
 
-    day = today()
-    after, lines = refreshed(artifact_copy)
-    assert sum("up to date" in line for line in lines) == len(PROGRAMS)
-    assert "target cpu: this JAX exports what was there; a newer one's programs last longer" in lines
-    (one,) = after.program_sets.values()
-    assert one.exported.keys() == {PROFILE} and day <= one.exported[PROFILE] <= today()
-    assert after.content_digest == before.content_digest and after.profiles == before.profiles
+
+def test_targets_that_share_programs_keep_their_profiles(
+    artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs that change with the first target are the second one's too."""
+    shutil.copytree(artifact_copy / "executables/cpu", artifact_copy / "executables/cpu-9")
+    built = read_manifest(artifact_copy)
+    other = msgspec.structs.replace(built.targets["cpu"], folder="executables/cpu-9")
+    before = built.changed(targets={"cpu": built.targets["cpu"], "cpu-9": other})
+    before.write(artifact_copy)
+    replace_program(artifact_copy, "prepare", NO_PROGRAM)
+    here = resolve_target("cpu", {})
+    monkeypatch.setattr(again, "resolve_target", lambda name, mesh: dataclasses.replace(here, name=name))
+    after, _ = built_again(artifact_copy)
+    assert after.content_digest == before.content_digest and after.targets.keys() == before.targets.keys()
+    for name, target in after.targets.items():
+        assert target.executables[PROFILE].keys() == before.targets[name].executables[PROFILE].keys()
+
+
+def test_what_is_built_is_recorded_and_not_given(
+    artifact_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
-    assert video(artifact_copy, tmp_path) == expected
-    assert not capsys.readouterr().err
+    assert run(wanbuild, ["compile", str(artifact_copy), "--again", "--frames", "5"]) == 2
+    assert one_error(capsys) == "error: --again and --frames exclude each other; leave --frames out"
 
 
 def test_a_program_that_this_jax_does_not_read(
@@ -125,27 +152,12 @@ def test_a_program_that_this_jax_does_not_read(
     for option in ((), ("--allow-compile",)):
         line = refused(artifact_copy, *option)
         (one,) = read_manifest(artifact_copy).program_sets.values()
-        (day,) = one.exported.values()
-        origin = f"which jax {one.jax} exported on {day}, cannot be read"
+        origin = f"which jax {one.jax} exported, cannot be read"
         assert f"program denoise_step of {artifact_copy}, {origin}; expected one that jax {one.jax}" in line
-        assert line.endswith(f"; run wanbuild refresh --artifact {artifact_copy}")
-    after, lines = refreshed(artifact_copy)
+        assert line.endswith(f"; run wanbuild compile {artifact_copy} --again")
+    assert run(wanbuild, ["compile", str(artifact_copy), "--again"]) == 0
+    after = read_manifest(artifact_copy)
     assert after.profiles == before.profiles and after.content_digest == before.content_digest
-    assert not any("this JAX exports what was there" in line for line in lines)
-    assert video(artifact_copy, tmp_path) == expected
-
-
-def test_damaged_files(artifact_copy: Path, tmp_path: Path, expected: bytes) -> None:
-    before = read_manifest(artifact_copy)
-    flip(program(artifact_copy, "prepare"), 1000)
-    program(artifact_copy, "encode_text").unlink()
-    flip(executable(artifact_copy, "prepare"), 1000)
-    executable(artifact_copy, "denoise_loop").unlink()
-    (artifact_copy / "requirements.txt").unlink()
-    after, lines = refreshed(artifact_copy)
-    assert sum("compiled in" in line for line in lines) == 2
-    assert sum("up to date" in line for line in lines) == len(PROGRAMS) - 2
-    assert after.content_digest == before.content_digest
     assert video(artifact_copy, tmp_path) == expected
 
 
@@ -167,14 +179,14 @@ def test_other_packages_and_a_kill_in_the_middle(
     with monkeypatch.context() as patch:
         patch.setattr(EntryCompiler, "compile", killed)
         with pytest.raises(KeyboardInterrupt):
-            refresh_artifact(artifact_copy, lambda line: None)
+            compile_again(artifact_copy, lambda line: None)
     assert read_manifest(artifact_copy) == before
     (artifact_copy / "requirements.txt").unlink()  # which edit_environment left as it was
     for name, entry in before.targets["cpu"].executables[PROFILE].items():
         path = artifact_copy / before.targets["cpu"].folder / entry.file
         assert sha256_of(path.read_bytes()) == entry.sha256, name
 
-    after, lines = refreshed(artifact_copy)
+    after, lines = built_again(artifact_copy)
     assert "target cpu: the environment has changed, its executables are compiled again" in lines
     assert after.targets["cpu"].environment["packages"] == packages
     assert (after.targets["cpu"].folder, after.profiles) == ("executables/cpu-2", before.profiles)
@@ -185,27 +197,12 @@ def test_other_packages_and_a_kill_in_the_middle(
 
 def test_a_target_of_elsewhere_is_kept(artifact_copy: Path) -> None:
     before = with_target(artifact_copy, "tpu-v9", platform="tpu")
-    after, lines = refreshed(artifact_copy)
+    after, lines = built_again(artifact_copy)
     assert any(
         line.startswith("target tpu-v9 is left as it is: target tpu-v9 is not known") for line in lines
     )
     assert after.targets["tpu-v9"] == before.targets["tpu-v9"]
     assert after.program_sets.keys() == before.program_sets.keys()
-
-
-def test_a_target_of_elsewhere_without_programs_is_left_out(artifact_copy: Path) -> None:
-    lone = artifact_copy / "programs" / "lone.stablehlo"
-    lone.write_bytes(NO_PROGRAM)
-    before = with_target(artifact_copy, "tpu-v9", platform="tpu")
-    key = before.targets["tpu-v9"].program_set
-    own = msgspec.structs.replace(
-        before.program_sets[key],
-        programs={PROFILE: {"prepare": plain_program(file="programs/lone.stablehlo", sha256="0" * 64)}},
-    )
-    before.changed(program_sets={**before.program_sets, key: own}).write(artifact_copy)
-    after, lines = refreshed(artifact_copy)
-    assert any(line.startswith("target tpu-v9: left out, its programs are gone") for line in lines)
-    assert list(after.targets) == ["cpu"] and len(after.program_sets) == 1 and not lone.exists()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +215,7 @@ def test_another_kind_of_machine_builds_nothing(
     edit_environment(artifact_copy, **facts)
     before = read_manifest(artifact_copy)
     capsys.readouterr()
-    assert run(wanbuild, ["refresh", "--artifact", str(artifact_copy)]) == 3
+    assert run(wanbuild, ["compile", "--artifact", str(artifact_copy), "--again"]) == 3
     line = one_error(capsys)
     assert f"no target of {artifact_copy} can be built here; found target cpu is left as it is" in line
     assert "this machine is of another kind" in line and "expected" in line
@@ -228,4 +225,4 @@ def test_another_kind_of_machine_builds_nothing(
 def test_an_artifact_without_targets(artifact_copy: Path) -> None:
     without_profiles(read_manifest(artifact_copy)).write(artifact_copy)
     with pytest.raises(ArtifactError, match="can be built here; found no targets; run wanbuild compile"):
-        refresh_artifact(artifact_copy, print)
+        compile_again(artifact_copy, print)

@@ -1,0 +1,72 @@
+"""Exports and compiles what an artifact's manifest records once more; weights are not read.
+
+This replaces programs that are damaged, or that the installed JAX does not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from wanbuild.programs.compile import built_for, write_built
+from wanbuild.programs.jax_flags import pinned
+from wanbuild.staging import changing
+from wanbuild.targets.mesh import name_suffix
+from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import Sizes
+from wanrun.artifact.targets import Target
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches
+
+
+def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
+    """Builds all profiles, with their recorded options, for every target that this machine can build.
+
+    A target that this machine cannot build stays as it is. Nothing is replaced before all is built.
+
+    Args:
+        folder: the artifact's folder.
+        report: gets one line per program, and one per target that is not built.
+
+    Returns:
+        The artifact's new manifest.
+
+    Raises:
+        ArtifactError: if there is no artifact, or if none of its targets can be built here.
+    """
+    with changing(folder.resolve()) as before, pinned(platforms_of(before.manifest.targets)):
+        artifact, left = before, list[str]()
+        for name, target in before.manifest.targets.items():
+            try:
+                mesh = before.manifest.program_sets[target.program_set].mesh
+                spec = _like_here(before.folder, name, target, mesh)
+            except UsageError as error:
+                left.append(f"target {name} is left as it is: {error}")
+                continue
+            profiles = [before.manifest.profiles[profile] for profile in target.executables]
+            artifact = built_for(artifact, spec, profiles, report)
+        if len(left) == len(before.manifest.targets):
+            raise ArtifactError(
+                f"no target of {before} can be built here",
+                found="; ".join(left) or "no targets",
+                remedy="run it on a machine of that kind" if left else "run wanbuild compile",
+            )
+        write_built(artifact)
+    for reason in left:
+        report(reason)
+    return artifact.manifest
+
+
+def _like_here(folder: Path, name: str, target: Target, mesh: Sizes) -> TargetSpec:
+    """Returns the specification of a recorded target; raises UsageError on another kind of machine."""
+    spec = resolve_target(name.removesuffix(name_suffix(mesh)), mesh)
+    if built_elsewhere(target.environment):  # every machine that has its compiler can build it
+        return spec
+    packages = ("packages", "zstandard", "platform_version")  # those that are installed here count
+    built = {**target.environment, **{fact: spec.environment[fact] for fact in packages}}
+    differs = host_mismatches(built, folder / target.requirements.file)
+    differs += device_mismatches(built, list(spec.devices))
+    if differs:
+        raise UsageError("this machine is of another kind", found="; ".join(map(str, differs)))
+    return spec
