@@ -27,10 +27,7 @@ class Building(Checked):
                 found=", ".join(f"no {name}" for name in missing),
                 remedy="pip install '.[build]' in the checkout",
             )
-        from wanrun.machine.environment import importing_jax
-
-        with importing_jax():
-            return super().invoke(context)
+        return super().invoke(context)
 
 
 def _installed(name: str) -> bool:

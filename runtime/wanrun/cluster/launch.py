@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wanrun.errors import UsageError, field, shortened
-from wanrun.machine.environment import importing_jax
 
 MAX_PROCESSES = 1024
 
@@ -99,8 +98,7 @@ def found_cluster(
     Raises:
         UsageError: if nothing is found.
     """
-    with importing_jax():
-        from jax._src.clusters import ClusterEnv
+    from jax._src.clusters import ClusterEnv
 
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     named = os.environ.get("JAX_LOCAL_DEVICE_IDS")

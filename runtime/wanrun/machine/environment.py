@@ -7,14 +7,12 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import ArtifactError, Mismatch
-from wanrun.machine.address_space import check_address_space
 from wanrun.machine.attached import ROOT, WORDS, attached
 from wanrun.machine.cpu import cpu_features, highest_level
 from wanrun.machine.jax_process import starting
@@ -176,14 +174,6 @@ def device_mismatches(
     ]
 
 
-@contextlib.contextmanager
-def importing_jax() -> Iterator[None]:
-    """Checks first that JAX can be imported: a limit of the address space may be too low (WanError)."""
-    if "jax" not in sys.modules:
-        check_address_space(usable_cores())
-    yield
-
-
 def open_devices(
     platform_name: str | None = None, count: int = 1, alone: bool = True, beside: str | None = None
 ) -> list[jax.Device]:
@@ -201,8 +191,7 @@ def open_devices(
         ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
     """
     try:
-        with importing_jax():
-            import jax
+        import jax
 
         platforms = [name for name in (platform_name, beside) if name is not None]
         with starting(*platforms) if platforms else contextlib.nullcontext():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wanrun.artifact.mesh import jax_mesh, num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import Mismatch, UsageError, artifact_mismatch
-from wanrun.machine.environment import device_mismatches, importing_jax, open_devices
+from wanrun.machine.environment import device_mismatches, open_devices
 from wanrun.timing.timings import Timings
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def open_device(
         from wanrun.cluster.jax_service import local_devices, start_jax
 
         count = local_devices(selected.mesh, group)
-    with timings.phase("import", "jax"), importing_jax():
+    with timings.phase("import", "jax"):
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
     with timings.phase("device"):
