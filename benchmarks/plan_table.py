@@ -1,10 +1,9 @@
 """One table of published models on chips: whether they fit, on which mesh, and predicted times.
 
-By formula, in seconds; with --compile the denoising step of each is compiled too, which takes minutes. Prints
-a table in Markdown and, at the end, one line of JSON.
+By formula, in seconds. Prints a table in Markdown and, at the end, one line of JSON.
 
     python benchmarks/plan_table.py
-    python benchmarks/plan_table.py --model wan2.1-t2v-14b --target v5p-8 --compile
+    python benchmarks/plan_table.py --model wan2.1-t2v-14b --target v5p-8
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
     parser.add_argument("--target", action="append", help="a chip and a number of devices; repeatable")
     parser.add_argument("--quantise", choices=("int8", "float8"), help="weights of 8 bits")
-    parser.add_argument("--compile", action="store_true", help="compile the denoising step")
     options = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     plans = []
@@ -60,10 +58,10 @@ def main() -> None:
         subject = read_subject(model, parse_quantise(options.quantise, ()))
         disk = in_bytes(sum(component.nbytes for component in subject.manifest.components.values()))
         for size, target in itertools.product(MODELS[model], options.target or TARGETS):
-            request = PlanRequest(target, size=size, compiles=options.compile, programs=("denoise_step",))
+            request = PlanRequest(target, size=size)
             first = f"| {model} | {disk} | {size[0]}x{size[1]} | {target} |"
             try:
-                plan = make_plan(subject, request, lambda line: None)
+                plan = make_plan(subject, request)
             except UsageError as error:
                 print(f"{first} {error} | | | | | |", flush=True)
                 plans.append({"model": model, "chip": target, "refused": str(error)})

@@ -23,7 +23,7 @@ from wanrun import __version__
 from wanrun.artifact.roles import LOOPS
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
-from wanrun.terminal.lines import print_error, print_result, report, warn
+from wanrun.terminal.lines import print_result, report, warn
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
@@ -241,8 +241,7 @@ def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **option
         lines = json.dumps(best_json(found), indent=2).split("\n") if as_json else best_lines(found)
         print_result(*lines)
         return
-    planned = read_subject(subject, own)
-    made = make_plan(planned, request, print_error if not as_json else lambda line: None)
+    made = make_plan(read_subject(subject, own), request)
     print_result(*(json.dumps(in_json(made), indent=2).split("\n") if as_json else table(made)))
 
 

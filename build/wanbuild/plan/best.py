@@ -68,14 +68,13 @@ def best_settings(subject_of: Callable[[Quantise | None], Subject], request: Pla
     chip, _ = parse_chip(request.target)
     found: list[Best] = []
     refused: UsageError | None = None
-    request = replace(request, compiles=False)
     quantise: Quantise | None = None
     for setting in settings(chip):
         asked, kept = _with(request, setting, chip), quantise
         if setting.quantise is not None:
             kept = parse_quantise(setting.quantise, ())
         try:
-            plan = make_plan(subject_of(kept), asked, lambda line: None)
+            plan = make_plan(subject_of(kept), asked)
         except UsageError as error:
             refused = error
             continue

@@ -55,14 +55,8 @@ _OPTIONS = (
     click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time."),
     click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time."),
     click.option("--loop", type=click.Choice(tuple(FORMS)), help="Form of the loop.  [default: step]"),
-    click.option(
-        "--compile/--no-compile", "compiles", default=True, help="Compile, or predict by formula alone."
-    ),
-    click.option(
-        "--program", "programs", multiple=True, metavar="NAME", help="Compile this one alone; repeatable."
-    ),
-    click.option("--all-meshes", is_flag=True, help="List every mesh, and compile none that is not named."),
-    click.option("--best", is_flag=True, help="List the fastest known settings for the chip, by formula."),
+    click.option("--all-meshes", is_flag=True, help="List every mesh."),
+    click.option("--best", is_flag=True, help="List the fastest known settings for the chip."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 

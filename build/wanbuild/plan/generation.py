@@ -111,15 +111,10 @@ class Generation:
         """The programs of the planned form of the loop that make steps, that of full ones first."""
         return tuple(call for call in self.calls if ROLES[call.role].makes)
 
-    @property
-    def loop(self) -> Runs:
-        """The program of full steps."""
-        return self.makers[0]
-
     @functools.cached_property
     def _counted(self) -> Mapping[str, ProgramSpec]:
         """The programs for one device, by name."""
-        return {spec.name: spec for spec in self.specs(self.builder)}
+        return {spec.name: spec for spec in self._specs()}
 
     @functools.cached_property
     def builder(self) -> ProgramBuilder:
@@ -128,11 +123,11 @@ class Generation:
         kernels = msgspec.structs.replace(own, attention="cpu", attention_blocks=(), convolution="direct")
         return ProgramBuilder(self.manifest, self.shape, self.options, kernels)
 
-    def specs(self, builder: ProgramBuilder) -> Iterator[ProgramSpec]:
-        """Yields the programs of the generation that a builder makes: one form of the loop, one of text."""
-        specs = builder.programs()
+    def _specs(self) -> Iterator[ProgramSpec]:
+        """Yields the programs for one device: those of one form of the loop, and one of text."""
+        specs = self.builder.programs()
         last = {spec.role: spec.place for spec in specs if ROLES[spec.role].when == "prompts"}
-        planned, *others = (FORMS[name].roles for name in builder.options.forms)
+        planned, *others = (FORMS[name].roles for name in self.options.forms)
         left_out = {role for roles in others for role in roles} - set(planned)
         for spec in specs:
             if spec.role not in left_out and last.get(spec.role, spec.place) == spec.place:
@@ -238,10 +233,7 @@ def _beside(spec: ProgramSpec, components: Collection[str]) -> tuple[int, int]:
     given = [(name, tree) for name, tree in inputs if name not in components]
     total = {"kv": 0, "": 0}
     for name, tree in [*given, *spec.outputs.items()]:
-        total[name if name == "kv" else ""] += tree_bytes(tree)
+        total[name if name == "kv" else ""] += sum(
+            math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+        )
     return total["kv"], total[""]
-
-
-def tree_bytes(tree: Any) -> int:
-    """Returns the bytes of all arrays of a pytree, abstract ones too."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,7 +1,8 @@
-"""The memory that a generation takes on each device: by formula, or from the compiler's figures.
+"""The memory that a generation takes on each device, by formula.
 
-What lies on a device are weights, and beside them the largest program's inputs, outputs and temporaries and
-the code of all programs, as ``wanrun`` counts it too. Weights lie there in one of four ways (``HELD``).
+What lies on a device are weights, and beside them the largest program's inputs, outputs and temporaries, as
+``wanrun`` counts it too. The programs' code, some ten MB, is left out. Weights lie there in one of four ways
+(``HELD``).
 """
 
 from __future__ import annotations
@@ -38,23 +39,12 @@ class Figures:
     """The bytes of one program on one device.
 
     Args:
-        arguments: weights and inputs.
-        outputs: results, without those in the place of an argument.
+        arguments: weights, inputs and outputs.
         temporaries: the largest block of intermediate results.
-        code: the executable.
-        refused: whether the compiler refused it for its size.
     """
 
     arguments: int
-    outputs: int
     temporaries: int
-    code: int = 0
-    refused: bool = False
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.arguments + self.outputs + self.temporaries + self.code
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Need:
     Args:
         held: how weights lie: a key of ``HELD``.
         weights: bytes of weights.
-        working: bytes beside them, code included.
+        working: bytes beside them.
         limit: bytes of the device that may be used.
     """
 
@@ -100,16 +90,12 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
         figures: of its programs, by name.
     """
     weights = {name: generation.weights(name, sizes) for name in generation.components}
-    # A compiled program's arguments are the weights that it reads alone, and not all that lie there.
     working = {
         call.name: generation.beside_bytes(call.name, sizes) + figures[call.name].temporaries
         for call in generation.calls
     }
-    code = sum(one.code for one in figures.values())
-    during_text = (
-        max(working[call.name] for call in generation.calls if ROLES[call.role].when == "prompts") + code
-    )
-    largest = max(working.values()) + code
+    during_text = max(working[call.name] for call in generation.calls if ROLES[call.role].when == "prompts")
+    largest = max(working.values())
     experts = [weights.pop(name) for name in generation.experts]
     text = weights.pop("text_encoder")
     others, limit = sum(weights.values()), usable(generation.chip.memory_bytes)
@@ -143,7 +129,7 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     for call in generation.calls:
         weights = 0 if call.component is None else generation.weights(call.component, sizes)
         arguments = weights + generation.beside_bytes(call.name, sizes)
-        figures[call.name] = Figures(arguments, 0, int(_temporary_bytes(generation, call, sizes)))
+        figures[call.name] = Figures(arguments, int(_temporary_bytes(generation, call, sizes)))
     return figures
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +51,7 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
 
 def candidate(generation: Generation, sizes: Sizes) -> Candidate:
     """Returns what is predicted for one mesh, by formula alone."""
-    return _candidate(generation, sizes, estimated(generation, sizes))
-
-
-def with_figures(generation: Generation, one: Candidate, figures: Mapping[str, Figures]) -> Candidate:
-    """Returns a mesh with the compiler's figures of its programs."""
-    return _candidate(generation, one.sizes, figures)
-
-
-def _candidate(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -> Candidate:
+    figures = estimated(generation, sizes)
     found = need(generation, sizes, figures)
     step = step_seconds(generation, sizes, found)
     return Candidate(sizes, step, video_seconds(generation, sizes, found), found, figures)
@@ -93,7 +85,6 @@ def refusal(
     count: int,
     best: Candidate,
     sizes: Sequence[tuple[int, int]],
-    rejected: Collection[str] = (),
 ) -> UsageError:
     """Returns the error for a generation that fits no mesh.
 
@@ -102,10 +93,9 @@ def refusal(
         count: the devices that there are.
         best: the mesh that needs least, or the one that was asked for.
         sizes: the sizes that the model is made for.
-        rejected: meshes that the compiler's figures have shown not to fit.
     """
     limit, total = best.need.limit, best.need.total
-    remedies = list(_more_devices(generation, count, rejected))
+    remedies = list(_more_devices(generation, count))
     if best.need.weights <= limit:
         remedies += _smaller(generation, count, sizes)
     return UsageError(
@@ -116,11 +106,11 @@ def refusal(
     )
 
 
-def _more_devices(generation: Generation, count: int, rejected: Collection[str]) -> Iterator[str]:
+def _more_devices(generation: Generation, count: int) -> Iterator[str]:
     """Yields the least number of devices that would fit, with their fastest mesh; first, another mesh."""
     chip = generation.chip
     for devices in (count, *(n for n in chip.counts if n > count)):
-        if (found := _fitting(generation, devices, rejected)) is not None:
+        if (found := _fitting(generation, devices)) is not None:
             mesh = f" --mesh {mesh_text(found.sizes)}" if found.sizes else ""
             yield f"--target {chip.name}-{devices}{mesh}"
             return
@@ -149,9 +139,9 @@ def _smaller(generation: Generation, count: int, sizes: Sequence[tuple[int, int]
             break
 
 
-def _fitting(generation: Generation, count: int, rejected: Collection[str] = ()) -> Candidate | None:
+def _fitting(generation: Generation, count: int) -> Candidate | None:
     """Returns the fastest mesh of this many devices that fits."""
-    found = [one for one in candidates(generation, count) if mesh_text(one.sizes) not in rejected]
+    found = candidates(generation, count)
     return found[0] if found and found[0].need.fits else None
 
 

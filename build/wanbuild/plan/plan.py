@@ -1,17 +1,16 @@
-"""Plans a generation: the mesh, its memory and its times, by formula and from the compiled programs."""
+"""Plans a generation by formula: the mesh, its memory and its times."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wanbuild.plan.compiled import Compiled, compile_programs
 from wanbuild.plan.generation import Generation
-from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal, with_figures
+from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal
 from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.jax_flags import pinned
@@ -19,18 +18,11 @@ from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, W8A8, Chip, split_w8a8
 from wanbuild.targets.mesh import name_suffix
-from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.mesh import Sizes, mesh_text, num_devices
+from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.roles import FORMS, STEPWISE
 from wanrun.errors import UsageError, shortened
 from wanrun.request.profiles import has_guidance
-
-NEARLY = 1.2
-"""A mesh that needs up to this share of the memory by formula is compiled before it is refused."""
-
-TRIES = 3
-"""The most meshes that are compiled."""
 
 _NAME = re.compile(r"([a-z0-9]+?)(?:-(\d{1,4}))?")
 
@@ -49,9 +41,7 @@ class PlanRequest:
         num_references: reference images of a VACE model.
         mesh: devices by axis; empty: the fastest of all that fit.
         options: build options by name; those that are left out are as the subject says.
-        compiles: whether the programs are compiled.
-        programs: names of the programs to compile; empty for all.
-        all_meshes: whether all meshes are listed; then none is compiled unless one is named.
+        all_meshes: whether all meshes are listed, also where none fits.
     """
 
     target: str
@@ -63,8 +53,6 @@ class PlanRequest:
     num_references: int | None = None
     mesh: Sizes = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    compiles: bool = True
-    programs: Collection[str] = ()
     all_meshes: bool = False
 
 
@@ -77,25 +65,21 @@ class Plan:
         generation: its programs and figures.
         devices: how many devices there are.
         chosen: the mesh, with its predictions.
-        compiled: the compiled programs, by name; empty if none is.
         others: all meshes, if they are asked for.
-        rejected: meshes that were compiled and do not fit.
     """
 
     subject: Subject
     generation: Generation
     devices: int
     chosen: Candidate
-    compiled: Mapping[str, Compiled] = field(default_factory=dict)
     others: Sequence[Candidate] = ()
-    rejected: Sequence[Candidate] = ()
 
 
 def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int | None]:
     """Returns the chip and the number of devices that ``v7x-w8a8-8`` names; None where it names no number.
 
     Raises:
-        UsageError: for a chip that is not known, or a number of devices that it does not come in.
+        UsageError: for a chip that is not known.
     """
     plain, w8a8 = split_w8a8(text)
     found = _NAME.fullmatch(plain)
@@ -106,57 +90,45 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
             expected=f"one of {', '.join(chips)}; after it {W8A8}, a number of devices, or both: v7x{W8A8}-8",
         )
     count = None if found[2] is None else int(found[2])
-    if count is not None and count not in chip.counts:
-        raise UsageError(
-            f"{chip.name} does not come with {count} devices",
-            expected="one of " + ", ".join(map(str, chip.counts)),
-            found=count,
-        )
     return chip.in_eight_bits() if w8a8 else chip, count
 
 
-def make_plan(
-    subject: Subject,
-    request: PlanRequest,
-    report: Callable[[str], None],
-    chips: Mapping[str, Chip] = CHIPS,
-) -> Plan:
+def make_plan(subject: Subject, request: PlanRequest, chips: Mapping[str, Chip] = CHIPS) -> Plan:
     """Returns the plan of a generation.
 
     Args:
         subject: what is planned.
         request: the chip, and the options.
-        report: gets a line per compiled program.
         chips: the known chips.
 
     Raises:
-        UsageError: for an unknown chip, a topology that does not exist, a mesh or a shape that cannot be, a
-            compiler that is not installed, or a generation that does not fit.
+        UsageError: for an unknown chip, a number of devices that it does not come in, a mesh or a shape that
+            cannot be, or a generation that does not fit.
     """
     chip, count = parse_chip(request.target, chips)
     # Work is counted in jaxprs, for which JAX starts a platform too.
-    with pinned(platforms_of([chip.name])):
-        return _planned(subject, request, report, chip, count)
+    with pinned("cpu"):
+        return _planned(subject, request, chip, count)
 
 
-def _planned(
-    subject: Subject, request: PlanRequest, report: Callable[[str], None], chip: Chip, count: int | None
-) -> Plan:
+def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | None) -> Plan:
     """Returns the plan for a chip; see ``make_plan``."""
     mesh = request.mesh or subject.choices.get("mesh", {})
-    devices = count or num_devices(mesh)
+    devices = num_devices(mesh) if count is None else count
+    if devices not in chip.counts:
+        raise UsageError(
+            f"{chip.name} does not come with {devices} devices",
+            expected="one of " + ", ".join(map(str, chip.counts)),
+            found=devices,
+        )
     generation = _generation(subject, request, chip)
     if mesh:
         check_mesh(mesh, generation.step.config, generation.shape, devices)
     found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
-    others = candidates(generation, devices) if request.all_meshes else ()
-    plan = Plan(subject, generation, devices, found[0], others=others)
-    check_programs(generation, request.programs)
-    if request.compiles and (mesh or not request.all_meshes):
-        return _confirmed(plan, found, request.programs, report)
     if not (found[0].need.fits or request.all_meshes):
         raise refusal(generation, devices, found[0], subject.sizes)
-    return plan
+    others = candidates(generation, devices) if request.all_meshes else ()
+    return Plan(subject, generation, devices, found[0], others)
 
 
 def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
@@ -178,10 +150,9 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
         num_references=profile.num_references,
         mesh=error.target.mesh,
         options=dataclasses.asdict(BuildOptions.of(profile.options)),
-        compiles=False,
     )
     try:
-        plan = make_plan(read_subject(str(artifact)), asked, lambda line: None)
+        plan = make_plan(read_subject(str(artifact)), asked)
     except UsageError as refused:
         remedy = refused.remedy
     else:
@@ -189,82 +160,6 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
             return error
         remedy = "what fits: --loop stream, whose layers pass through the device"
     return UsageError(error.what, expected=error.expected, found=error.found, remedy=remedy)
-
-
-def check_programs(generation: Generation, names: Collection[str]) -> None:
-    """Raises UsageError unless the generation has all programs of these names."""
-    known = [call.name for call in generation.calls]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no program {shortened(name)}", expected=f"one of {', '.join(known)}")
-
-
-def _confirmed(
-    plan: Plan, found: Sequence[Candidate], names: Collection[str], report: Callable[[str], None]
-) -> Plan:
-    """Returns the plan with the first mesh whose compiled programs fit.
-
-    Args:
-        plan: the plan by formula.
-        found: its meshes, the fastest first.
-        names: names of the programs to compile; empty for all.
-        report: gets a line per compiled program.
-
-    Raises:
-        UsageError: if none does.
-    """
-    generation, rejected = plan.generation, dict[str, Candidate]()
-    left = [one for one in found if one.need.total <= one.need.limit * NEARLY]
-    while left and len(rejected) < TRIES:
-        one, *left = left
-        target = resolve_target(generation.chip.name, one.sizes)
-        compiled, outcome = _compiled(generation, one, target, names, report)
-        if outcome.need.held == "stream" != one.need.held:  # whole steps do not fit, so what runs is compiled
-            compiled, outcome = _compiled(generation, outcome, target, names, report)
-        if outcome.need.fits:
-            return dataclasses.replace(
-                plan, chosen=outcome, compiled=compiled, rejected=tuple(rejected.values())
-            )
-        rejected[mesh_text(one.sizes)] = outcome
-        report(f"{mesh_text(one.sizes)} does not fit: {outcome.need.total / 1e9:.1f} GB on a device")
-        left = [other for other in left if _may_fit(generation, other, one, outcome)]
-    nearest = min(rejected.values(), key=lambda one: one.need.total, default=found[0])
-    raise refusal(generation, plan.devices, nearest, plan.subject.sizes, rejected)
-
-
-def _compiled(
-    generation: Generation,
-    one: Candidate,
-    target: TargetSpec,
-    names: Collection[str],
-    report: Callable[[str], None],
-) -> tuple[dict[str, Compiled], Candidate]:
-    """Returns the compiled programs of a mesh, of the way to hold weights that it has, and what they need."""
-    if one.need.held == "stream":
-        generation = dataclasses.replace(generation, streams=True)
-    compiled = compile_programs(generation, target, names, report)
-    figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
-    return compiled, with_figures(generation, one, figures)
-
-
-def _may_fit(generation: Generation, other: Candidate, one: Candidate, outcome: Candidate) -> bool:
-    """Returns whether a mesh may fit, if its programs have as much more than the formula says as another's.
-
-    Args:
-        generation: the generation.
-        other: the mesh, by formula.
-        one: another mesh, by formula.
-        outcome: what the compiler's figures said of that.
-    """
-    grown = dict(other.figures)
-    for name, found in outcome.figures.items():
-        if name in grown and found.arguments:
-            # A compiler that adds much copies weights.
-            more = max(0.0, (found.temporaries - one.figures[name].temporaries) / found.arguments)
-            temporaries = grown[name].temporaries + int(more * grown[name].arguments)
-            grown[name] = dataclasses.replace(grown[name], temporaries=temporaries)
-    need = with_figures(generation, other, grown).need
-    return need.total <= need.limit * NEARLY
 
 
 def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generation:

@@ -13,10 +13,9 @@ from wanbuild.plan.meshes import Candidate, shape_text
 from wanbuild.plan.plan import Plan
 from wanbuild.plan.prediction import BOUNDS, assumptions, efficiency_of
 from wanrun.artifact.mesh import mesh_text
-from wanrun.artifact.roles import ROLES
 
-_HEADER = ("program", "calls", "compile", "TFLOP", "arguments", "temporaries", "code", "a call", "bound by")
-_WIDTHS = (-14, 6, 9, 10, 11, 13, 9, 10, 14)
+_HEADER = ("program", "calls", "TFLOP", "arguments", "temporaries", "a call", "bound by")
+_WIDTHS = (-14, 6, 10, 11, 13, 10, 14)
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {"products": "matrix units", "bytes": "memory", "passes": "passes", "exchange": "links"}
@@ -30,13 +29,13 @@ def table(plan: Plan) -> list[str]:
     lines = [title(plan), ""]
     if plan.others:
         lines += [*_meshes(plan.others), ""]
-    if plan.compiled or chosen.need.fits:
-        lines += [_columns(_HEADER), *(_row(plan, call) for call in generation.calls), *_spreads(plan), ""]
+    if chosen.need.fits:
+        lines += [_columns(_HEADER), *(_row(plan, call) for call in generation.calls), ""]
     totals = {
         "memory": _memory(chosen),
         "video": _video(plan),
         "start": _start(plan),
-        "download": _download(plan),
+        "download": f"{gigabytes(weights_bytes(plan))} of weights",
         "predicted": assumptions(generation.chip),
     }
     return lines + [line for name, text in totals.items() for line in _wrapped(name, text)]
@@ -63,30 +62,17 @@ def _columns(cells: Sequence[str]) -> str:
 
 def _row(plan: Plan, call: Runs) -> str:
     figures, time = plan.chosen.figures[call.name], plan.generation.time(call, plan.chosen.sizes)
-    compiled = plan.compiled.get(call.name)
     return _columns(
         (
             call.name,
             f"{call.times}x",
-            "" if compiled is None else f"{compiled.seconds:.1f} s",
             _number(plan.generation.work[call.name].operations / 1e12),
             gigabytes(figures.arguments),
-            ("" if compiled else "~") + gigabytes(figures.temporaries),
-            _size(figures.code) if compiled else "",
+            gigabytes(figures.temporaries),
             in_seconds(time.seconds),
             WORDS[time.bound],
         )
     )
-
-
-def _spreads(plan: Plan) -> Iterator[str]:
-    """Yields a line for each program that brings weights."""
-    for name, one in plan.compiled.items():
-        if ROLES[one.role].when == "loading":
-            figures = one.figures
-            sizes = gigabytes(figures.arguments), gigabytes(figures.temporaries), _size(figures.code)
-            short = name.replace("transformer", "trans.").replace("_encoder", "")
-            yield _columns((short[:13], "", f"{one.seconds:.1f} s", "", *sizes, "", ""))
 
 
 def _meshes(others: Sequence[Candidate]) -> Iterator[str]:
@@ -125,15 +111,9 @@ def _start(plan: Plan) -> str:
     return f"{in_seconds(start_seconds(plan))} from the host's memory to the devices"
 
 
-def download_bytes(plan: Plan) -> tuple[int, int]:
-    """Returns the bytes of an artifact's weights and of its executables; zero where none is compiled."""
-    weights = sum(component.nbytes for component in plan.generation.manifest.components.values())
-    return weights, sum(one.figures.code for one in plan.compiled.values())
-
-
-def _download(plan: Plan) -> str:
-    weights, code = download_bytes(plan)
-    return f"{gigabytes(weights)} of weights" + (f", {_size(code)} of executables" if plan.compiled else "")
+def weights_bytes(plan: Plan) -> int:
+    """Returns the bytes of an artifact's weights."""
+    return sum(component.nbytes for component in plan.generation.manifest.components.values())
 
 
 def _number(value: float) -> str:
@@ -143,10 +123,6 @@ def _number(value: float) -> str:
 def gigabytes(nbytes: float) -> str:
     """Returns bytes as ``29.3 GB``."""
     return f"{nbytes / 1e9:.1f} GB"
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 1e6:.0f} MB"
 
 
 def in_seconds(seconds: float) -> str:
@@ -159,7 +135,6 @@ def in_seconds(seconds: float) -> str:
 def as_json(plan: Plan) -> dict[str, Any]:
     """Returns the plan as JSON: bytes, seconds and FLOP as numbers, all of one device."""
     generation, chosen = plan.generation, plan.chosen
-    weights, code = download_bytes(plan)
     shape = {name: getattr(generation.shape, name) for name in generation.shape.__dataclass_fields__}
     return {
         "model": plan.subject.name,
@@ -170,10 +145,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "devices": plan.devices,
         **_mesh_json(chosen),
         "start_seconds": start_seconds(plan),
-        "download": {"weights_bytes": weights, "executables_bytes": code if plan.compiled else None},
+        "download": {"weights_bytes": weights_bytes(plan)},
         "programs": {call.name: _program_json(plan, call) for call in generation.calls},
         "meshes": [_mesh_json(one) for one in plan.others],
-        "rejected": [_mesh_json(one) for one in plan.rejected],
         "efficiency": vars(efficiency_of(generation.chip)),
     }
 
@@ -190,16 +164,13 @@ def _mesh_json(one: Candidate) -> dict[str, Any]:
 
 
 def _program_json(plan: Plan, call: Runs) -> dict[str, Any]:
-    figures, compiled = plan.chosen.figures[call.name], plan.compiled.get(call.name)
+    figures = plan.chosen.figures[call.name]
     time = plan.generation.time(call, plan.chosen.sizes)
     return {
         "calls": call.times,
-        "compile_seconds": None if compiled is None else compiled.seconds,
         "flop": plan.generation.work[call.name].operations,
         "argument_bytes": figures.arguments,
-        "output_bytes": figures.outputs,
         "temporary_bytes": figures.temporaries,
-        "code_bytes": None if compiled is None else figures.code,
         "seconds": time.seconds,
         "bound": time.bound,
         **{f"{name}_seconds": getattr(time, name) for name in BOUNDS},

@@ -86,10 +86,3 @@ def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
 def test_a_dtype_that_would_fit_is_named() -> None:
     one = generation("wan2.1-t2v-1.3b", "h100", (1280, 720), vae_dtype="float32")
     assert "--vae-dtype bfloat16" in refused(on_less(one, 1e9), 1)
-
-
-def test_a_mesh_that_was_compiled_in_vain_is_not_offered_again() -> None:
-    one = generation("wan2.1-t2v-14b", "v5e")
-    first, second = candidates(one, 8)[:2]
-    text = str(refusal(one, 8, first, BOTH, [mesh_text(first.sizes)]))
-    assert f"what fits: --target v5e-8 --mesh {mesh_text(second.sizes)}" in text

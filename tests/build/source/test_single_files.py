@@ -122,7 +122,7 @@ def test_options_and_recipes_name_the_files(
     recipe.write_text("\n".join(['artifact = "other"', "[convert]", *lines]))
     with open_files(text_files) as source:
         assert source.pipeline_class == "WanPipeline" and source.boundary_ratio is None
-    planned = ["plan", str(recipe), "--target", "h200", "--size", "96x64", "--no-compile"]
+    planned = ["plan", str(recipe), "--target", "h200", "--size", "96x64"]
     assert run(wanbuild, planned) == 0
     assert "recipe, 96x64x81 with guidance" in capsys.readouterr().out
 
