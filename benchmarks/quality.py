@@ -289,7 +289,7 @@ def videos(exam: Exam, choice: Choice, artifact: Path | None) -> Iterator[np.nda
     if artifact is None:
         reference = checkpoint.Reference(exam.variant)
         for text, seed, _ in exam.captions:
-            yield reference.generate(text, seed, STEPS, image_seed=seed).levels[0]
+            yield reference.generate(text, STEPS, image_seed=seed, seed=seed).levels[0]
         return
     settings = {"num_steps": STEPS, **choice.options}
     guided = settings.get("guidance_scale", 2.0) > 1

@@ -14,10 +14,10 @@ RUNTIME = TESTS.parent / "runtime" / "wanrun"
 WITH_TORCH = {"torch", "diffusers", "transformers", "peft", "accelerate"}
 FOR_PARITY = {
     "animate_reference",
-    "media_path",
     "published_shapes",
     "reference_models",
     "vae_reference",
+    "whole_path",
 }
 """Helpers that have torch too."""
 

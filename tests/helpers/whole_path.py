@@ -1,16 +1,26 @@
-"""What whole generations are compared with, and how."""
+"""Whole generations through the command lines, and what diffusers makes of the same."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wanbuild.check.reference_pipeline import Made, Reference
+from helpers.fake_pipeline import write_lines
+from helpers.reference_models import relative_error
+from wanbuild.check.reference import frames_check
+from wanbuild.check.reference_pipeline import Made, Reference, open_media
+from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
+from wanrun.media.types import Media
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
 PROMPT = "a cat &amp; a dog,   in the  snow"
 NEGATIVE = "ugly, blurry"
+LOOPS = ("step", "scan")
 
 
 def generate(reference: Reference, **options: Any) -> Made:
@@ -18,7 +28,136 @@ def generate(reference: Reference, **options: Any) -> Made:
     return reference.run(prompt=PROMPT, negative_prompt=NEGATIVE, **options)
 
 
-def within_one_level(frames: np.ndarray, expected: np.ndarray) -> float:
-    """Share of the uint8 values that differ by at most one."""
-    assert frames.shape == expected.shape
-    return float(np.mean(np.abs(frames.astype(int) - expected.astype(int)) <= 1))
+def check(
+    latents: np.ndarray,
+    frames: np.ndarray,
+    expected: Made,
+    record: Callable[[str, object], None] = lambda name, value: None,
+    video: int = 0,
+) -> None:
+    """Holds the latents of all videos, and the frames of one, against the reference's."""
+    assert latents.dtype == np.float32 and frames.dtype == np.uint8
+    assert latents.shape == expected.latents.shape and frames.shape == expected.frames[video].shape
+    error = relative_error(latents, expected.latents)
+    beyond = frames_check("video", frames, expected.frames[video]).error
+    record("latents_relative_error", error)
+    print(f"latents {error:.1e}, {beyond:.2%} of uint8 off by more than a level", flush=True)
+    assert error < LATENTS
+    assert beyond <= 1e-3
+    assert frames.std() > 20  # a constant video would agree with anything
+
+
+@dataclass(frozen=True)
+class Case:
+    """One generation.
+
+    Args:
+        steps: denoising steps.
+        media: by the keys of a prompts file: a file, a folder, or a tuple of files.
+        seed: of the noise.
+        options: others, by the keys of a prompts file.
+    """
+
+    steps: int
+    media: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self) -> dict[str, Any]:
+        """Its line of a prompts file."""
+        media = {
+            name: [str(file) for file in value] if isinstance(value, tuple) else str(value)
+            for name, value in self.media.items()
+        }
+        return {"prompt": PROMPT, "steps": self.steps, "seed": self.seed, **media, **self.options}
+
+
+class WholePath:
+    """A toy's artifact and the reference, which make the same cases.
+
+    Args:
+        toy: the checkpoint and its artifact.
+        commands: runs the command.
+        folder: for what the command writes.
+        cases: by name.
+        size: width, height and frames.
+        scale: the guidance scale of cases that have none.
+    """
+
+    def __init__(
+        self,
+        toy: tuple[Path, Path],
+        commands: Any,
+        folder: Path,
+        cases: Mapping[str, Case],
+        size: tuple[int, int, int] = (96, 64, 9),
+        scale: float = 3.0,
+    ) -> None:
+        checkpoint, self.artifact = toy
+        self._commands, self._folder, self.cases, self._scale = commands, folder, cases, scale
+        self._size = dict(zip(("width", "height", "num_frames"), size, strict=True))
+        self.reference = Reference(checkpoint, read_manifest(self.artifact).model.variant)
+        self.timings: dict[str, Any] = {}
+        self._made: dict[str, Made] = {}
+
+    def ours(self, name: str, loop: str) -> tuple[np.ndarray, np.ndarray]:
+        """Latents and frames; all cases are made by one run of the command a form of the loop."""
+        if loop not in self.timings:
+            self._run(loop)
+        index = list(self.cases).index(name) + 1
+        files = (self._folder / f"{loop}-{kind}-{index}.npy" for kind in ("latents", "video"))
+        latents, frames = map(np.load, files)
+        return latents, frames
+
+    def _run(self, loop: str) -> None:
+        lines = [case.line() for case in self.cases.values()]
+        references = next(iter(self.cases.values())).media.get("reference_image", ())
+        timing = self._folder / f"{loop}.json"
+        self._commands.succeeds(
+            *("wanrun", "--artifact", self.artifact, "--negative-prompt", NEGATIVE, "--loop", loop),
+            *("--prompts", write_lines(self._folder / "cases.jsonl", *lines)),
+            *("--guidance-scale", self._scale, "--no-embedding-cache"),
+            *(item for file in references for item in ("--reference-image", file)),
+            *("--save-latents", self._folder / f"{loop}-latents-{{index}}.npy"),
+            *("--output", self._folder / f"{loop}-video-{{index}}.npy", "--timing-json", timing),
+        )
+        self.timings[loop] = json.loads(timing.read_text())
+        assert self.timings[loop]["cache_misses"] == 0
+
+    def forget(self) -> None:
+        """Lets the reference make its cases anew; what the command made is kept."""
+        self._made.clear()
+
+    def theirs(self, name: str) -> Made:
+        """What the reference makes; computed once."""
+        if name not in self._made:
+            self._made[name] = self.run(self.cases[name])
+        return self._made[name]
+
+    def run(self, case: Case) -> Made:
+        """The reference's run of a case."""
+        given = {name: open_media(value) for name, value in case.media.items()}
+        own = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
+        options = {"guidance_scale": self._scale, **case.options}
+        return generate(
+            self.reference,
+            media=Media(**given, **own) if given else None,
+            seed=case.seed,
+            num_inference_steps=case.steps,
+            **self._size,
+            **{key: value for key, value in options.items() if key not in own},
+        )
+
+    def calls(self, name: str) -> tuple[int, ...]:
+        """How often the reference called each expert."""
+        made = self.theirs(name)
+        return tuple(made.count(expert) for expert in TRANSFORMERS)
+
+    def check(self, name: str, record: Callable[[str, object], None], loop: str = "step") -> None:
+        """Holds a case against the reference."""
+        check(*self.ours(name, loop), self.theirs(name), record)
+
+    def check_loops(self, name: str) -> None:
+        """Holds the forms of the loop against each other: they compute the same bits."""
+        for one, other in zip(*(self.ours(name, loop) for loop in LOOPS), strict=True):
+            assert np.array_equal(one, other)

@@ -8,7 +8,6 @@ from typing import Any
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.yardstick import first_frame
 from wanbuild.check import reference_pipeline
-from wanbuild.variants.table import variants
 from wanrun import Media
 
 FOLDER = Path(__file__).parents[2] / "artifacts" / "tiny"
@@ -24,35 +23,37 @@ def media(variant: str, text: str, seed: int = 0) -> Media | None:
     return Media(image=first_frame(text, seed)) if variant.endswith("-i2v") else None
 
 
-class Reference:
-    """diffusers' pipeline of a tiny checkpoint, float32, on the CPU.
+class Reference(reference_pipeline.Reference):
+    """diffusers' pipeline of a tiny checkpoint, on the CPU.
 
     Args:
         variant: one of ``names``.
+        dtype: torch's dtype of everything but the VAE.
     """
 
-    def __init__(self, variant: str) -> None:
-        self._name, self._variant = variant, variants()[variant]
-        self._reference = reference_pipeline.Reference(FOLDER / variant, variant)
+    def __init__(self, variant: str, dtype: str = "float32") -> None:
+        super().__init__(FOLDER / variant, variant, dtype)
 
-    def generate(self, text: str, seed: int, num_steps: int, image_seed: int = 0) -> reference_pipeline.Made:
+    def generate(
+        self, text: str, num_steps: int, image_seed: int = 0, **options: Any
+    ) -> reference_pipeline.Made:
         """Makes a video of (FRAMES, HEIGHT, WIDTH) with the guidance that is the variant's default.
 
         Args:
             text: the caption.
-            seed: of the first noise.
             num_steps: of UniPC.
             image_seed: of the first frame, if one is given.
+            options: of ``run``: the seed, or latents.
         """
-        return self._reference.run(
-            media(self._name, text, image_seed),
-            seed=seed,
+        return self.run(
+            media(self.variant.name, text, image_seed),
             prompt=text,
             negative_prompt="",
             width=WIDTH,
             height=HEIGHT,
             num_frames=FRAMES,
             num_inference_steps=num_steps,
-            guidance_scale=self._variant.guidance_scale,
-            **dict[str, Any](self._variant.options),  # the second expert's guidance
+            guidance_scale=self.variant.guidance_scale,
+            **dict[str, Any](self.variant.options),  # the second expert's guidance
+            **options,
         )

@@ -88,6 +88,23 @@ LIMITS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 )
 
 
+def frames_check(name: str, frames: np.ndarray, reference: np.ndarray, dtype: str = "float32") -> Check:
+    """Returns the comparison of frames with the reference's.
+
+    Args:
+        name: the compared result.
+        frames: uint8.
+        reference: float32 in [0, 1], of the same shape.
+        dtype: the dtype of what made the frames.
+    """
+    difference = np.abs(frames.astype(np.float64) - np.round(reference * 255))
+    mean_square = float(np.mean(np.square(difference)))
+    psnr = 10 * np.log10(255**2 / mean_square) if mean_square else float("inf")
+    error = float(np.mean(difference > 1)) if dtype == "float32" else np.sqrt(mean_square) / 255
+    note = f"PSNR {psnr:.1f} dB, largest difference {difference.max():.0f}"
+    return Check(name, float(error), LIMITS[dtype]["frames"], note)
+
+
 @dataclass(frozen=True)
 class Sample:
     """The media of one whole video.
@@ -206,7 +223,7 @@ class _Comparison:
             own = self._latents_to_vae(latents[:, :, leading:])
             video = self._pipe.vae.decode(own, return_dict=False)[0]
         frames = self._pipe.video_processor.postprocess_video(video, output_type="np")
-        return self._frames("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
+        return frames_check("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
 
     def encode(self) -> Check:
         """Compares the mean latents of a random video: the model definition with the artifact's weights."""
@@ -225,15 +242,6 @@ class _Comparison:
         encode = jax.jit(lambda weights, x: bind(module, weights).encode(x, 1)[0])
         mean = encode(self._ours.component_weights("vae"), np.moveaxis(video, 1, -1))
         return Check("vae encode", relative_error(np.asarray(mean), reference), self._vae_limits["component"])
-
-    def _frames(self, name: str, frames: np.ndarray, reference: np.ndarray, dtype: str) -> Check:
-        expected = np.round(reference * 255)
-        difference = np.abs(frames.astype(np.float64) - expected)
-        mean_square = float(np.mean(np.square(difference)))
-        psnr = 10 * np.log10(255**2 / mean_square) if mean_square else float("inf")
-        error = float(np.mean(difference > 1)) if dtype == "float32" else np.sqrt(mean_square) / 255
-        note = f"PSNR {psnr:.1f} dB, largest difference {difference.max():.0f}"
-        return Check(name, float(error), LIMITS[dtype]["frames"], note)
 
     def videos(self, steps: int) -> list[Check]:
         """Compares the whole path from prompt to frames, from the same seed, for every sample."""
@@ -259,15 +267,14 @@ class _Comparison:
         self.made += [(f"The artifact{suffix}", ours.frames[0]), (f"diffusers{suffix}", made.levels[0])]
         return [
             Check(f"final latents{suffix}", error, self._limits["latents"], note),
-            self._frames(f"video{suffix}", ours.frames, made.frames, self._video_dtype),
+            frames_check(f"video{suffix}", ours.frames, made.frames, self._video_dtype),
         ]
 
     @property
     def _scheduler(self) -> SchedulerDefaults:
         """The defaults of the checkpoint's scheduler_config.json."""
         manifest = self._ours.manifest
-        variant = variant_named(manifest.model.variant, self._ours.artifact.folder)
-        return read_scheduler(manifest.configs["scheduler"], default_shift=variant.flow_shift)
+        return read_scheduler(manifest.configs["scheduler"], default_shift=_variant(manifest).flow_shift)
 
     def _run(self, sample: Sample, steps: int, options: Mapping[str, Any]) -> Made:
         """Runs a sample with the reference; options as for ``Pipeline.generate``."""
@@ -291,10 +298,7 @@ class _Comparison:
         )
 
     def _expert_options(self, steps: int) -> tuple[dict[str, Any], str]:
-        """Returns options with which every expert runs if the steps suffice, and a note for the table.
-
-        The boundary is the checkpoint's if both experts run with it, else in the middle of the steps.
-        """
+        """Returns options with which every expert runs if the steps suffice, and a note for the table."""
         manifest, grid = self._ours.manifest, asdict(self._scheduler)
         if (boundary := boundary_between(manifest, steps, **grid)) is None:
             return {}, f"{steps} steps"
@@ -309,12 +313,7 @@ class _Comparison:
 
 
 def _readable_source(manifest: Manifest, source: str) -> Path:
-    """Returns the folder of a source that the reference can load and that determines the artifact's weights.
-
-    Raises:
-        SourceError: if the folder is not a checkpoint.
-        UsageError: if the artifact has LoRAs, or the source has weights in the original naming.
-    """
+    """Returns the folder of a source that the reference can load, and that the artifact was made from."""
     if manifest.loras:
         raise UsageError(
             "the artifact has LoRAs merged, and the reference would have none",

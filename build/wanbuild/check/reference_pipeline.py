@@ -72,6 +72,7 @@ class Reference:
         dtype: torch's dtype of everything but the VAE, which is float32, as diffusers' documentation says.
 
     Attributes:
+        variant: the checkpoint's variant.
         pipe: the pipeline.
 
     Raises:
@@ -87,8 +88,8 @@ class Reference:
             raise UsageError(
                 f"the reference is not installed: {error}", remedy="pip install '.[test]' in the checkout"
             ) from None
-        self._variant = variants()[variant]
-        pipeline_class = getattr(diffusers, self._variant.reference_class)
+        self.variant = variants()[variant]
+        pipeline_class = getattr(diffusers, self.variant.reference_class)
         self.pipe = pipeline_class.from_pretrained(
             str(source), dtype=getattr(torch, dtype), local_files_only=True
         )
@@ -157,7 +158,7 @@ class Reference:
     def call(self, pipe: Any, media: Media | None, **arguments: Any) -> Any:
         """Calls a pipeline with media under the names that it has for them; returns its frames."""
         if media is not None:
-            arguments = self._variant.reference_arguments(media, arguments)
+            arguments = self.variant.reference_arguments(media, arguments)
         return pipe(**arguments).frames
 
 
