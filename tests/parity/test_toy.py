@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,76 +13,58 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from wanbuild.published.settings import (
-    PUBLISHED_TEXT_ENCODER,
-    PUBLISHED_TRANSFORMERS,
-    PUBLISHED_VAE,
-    PUBLISHED_VAE_2_2,
-)
+from helpers.published_shapes import reference_shapes
+from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
-from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
+from wanbuild.toy.configs import TOY_VARIANTS
+from wanbuild.toy.shapes import component_shapes
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import Stored
 
-Shapes = dict[str, tuple[int, ...]]
+OTHERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("wan2.1-t2v", "transformer", {"in_channels": 48, "patch_size": [1, 4, 2]}),
+    ("wan2.1-t2v", "text_encoder", {"num_heads": 3}),
+    ("wan2.1-t2v", "vae", {"dim_mult": [1, 1, 1, 1], "base_dim": 3}),
+    ("wan2.1-t2v", "vae", {"num_res_blocks": 2, "temperal_downsample": [True, False, True]}),
+    ("wan2.1-t2v", "vae", {"decoder_base_dim": 10}),
+    ("wan2.2-ti2v", "vae", {"num_res_blocks": 2, "temperal_downsample": [True, True, False]}),
+    ("wan2.1-i2v", "image_encoder", {"image_size": 47, "num_hidden_layers": 4, "patch_size": 9}),
+    (
+        "wan2.2-animate",
+        "transformer",
+        {"motion_encoder_size": 4, "motion_encoder_channel_sizes": {"4": 7}},
+    ),
+    (
+        "wan2.2-animate",
+        "transformer",
+        {"motion_encoder_size": 64, "motion_encoder_channel_sizes": None},
+    ),
+    ("wan2.2-animate", "transformer", {"inject_face_latents_blocks": 1, "pos_embed_seq_len": 20}),
+    ("wan2.2-animate", "transformer", {"image_dim": None, "added_kv_proj_dim": None}),
+    (
+        "wan2.2-animate",
+        "transformer",
+        {"in_channels": 12, "latent_channels": 4, "patch_size": [1, 4, 2]},
+    ),
+]
+"""Changes of a toy's config."""
 
 
-def _reference_shapes(make: Callable[[], Any]) -> Shapes:
-    with torch.device("meta"):
-        return {key: tuple(value.shape) for key, value in make().state_dict().items()}
+def _configs() -> Iterator[Any]:
+    toys = {name: toy.configs for name, toy in TOY_VARIANTS.items()}
+    for repository, components in {**PUBLISHED_MODELS, **toys}.items():
+        for name, config in components.items():
+            yield pytest.param(name, config, id=f"{repository}-{name}")
+    for variant, name, change in OTHERS:
+        yield pytest.param(name, {**toys[variant][name], **change}, id=f"{variant}-{name}-{min(change)}")
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        TOY_TRANSFORMER,
-        *PUBLISHED_TRANSFORMERS.values(),
-        {**TOY_TRANSFORMER, "in_channels": 48, "patch_size": [1, 4, 2]},
-    ],
-    ids=["toy", *PUBLISHED_TRANSFORMERS, "other"],
-)
-def test_transformer_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
-    assert transformer_shapes(config) == _reference_shapes(
-        lambda: diffusers.WanTransformer3DModel.from_config(dict(config))
-    )
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        TOY_VAE,
-        PUBLISHED_VAE,
-        {**TOY_VAE, "dim_mult": [1, 1, 1, 1], "base_dim": 3},
-        {
-            **TOY_VAE,
-            "dim_mult": [1, 2, 2, 2],
-            "num_res_blocks": 2,
-            "temperal_downsample": [True, False, True],
-        },
-        {**TOY_VAE, "decoder_base_dim": 10, "z_dim": 4},
-        TOY_VAE_2_2,
-        PUBLISHED_VAE_2_2,
-        {**TOY_VAE_2_2, "num_res_blocks": 2, "temperal_downsample": [True, True, False]},
-    ],
-    ids=["toy", "published", "narrow", "other", "wide decoder", "toy 2.2", "published 2.2", "other 2.2"],
-)
-def test_vae_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
-    known = {name: value for name, value in config.items() if name != "clip_output"}  # warned about
-    assert vae_shapes(config) == _reference_shapes(lambda: diffusers.AutoencoderKLWan.from_config(known))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [TOY_TEXT_ENCODER, PUBLISHED_TEXT_ENCODER, {**TOY_TEXT_ENCODER, "num_heads": 3}],
-    ids=["toy", "umt5-xxl", "heads not over the whole width"],
-)
-def test_text_encoder_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
-    expected = _reference_shapes(lambda: transformers.UMT5EncoderModel(transformers.UMT5Config(**config)))
-    # Tied to shared.weight, and left out when saved.
-    assert expected.pop("encoder.embed_tokens.weight") == expected["shared.weight"]
-    assert text_encoder_shapes(config) == expected
+@pytest.mark.parametrize(("component", "config"), list(_configs()))
+def test_shapes_are_the_reference_s(component: str, config: Mapping[str, Any]) -> None:
+    shapes = component_shapes(component, config)
+    assert shapes == reference_shapes(component, config)
+    assert list(shapes) == sorted(shapes)
 
 
 _PROMPTS = [

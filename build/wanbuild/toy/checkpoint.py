@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,9 +19,7 @@ from wanbuild.published.settings import SCHEDULER_CONFIGS, Config
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.shards import WEIGHT_NAMES
 from wanbuild.toy.configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
-from wanbuild.toy.shapes import Shapes, text_encoder_shapes, transformer_shapes, vae_shapes
-from wanbuild.toy.shapes_clip import image_encoder_shapes
-from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes
+from wanbuild.toy.shapes import component_shapes
 from wanbuild.toy.tokenizer import write_tokenizer
 from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
@@ -39,34 +36,6 @@ _OWN = re.compile(
     r"|media/(\w+/\d{3}|\w*image)\.png"
 )
 """Names of a toy's files."""
-
-
-@dataclass(frozen=True)
-class _Kind:
-    library: str
-    shapes: Callable[[Config], Shapes]
-
-
-_TRANSFORMERS: Mapping[str, _Kind] = MappingProxyType(
-    {
-        "WanTransformer3DModel": _Kind("diffusers", transformer_shapes),
-        "WanVACETransformer3DModel": _Kind("diffusers", vace_shapes),
-        "WanAnimateTransformer3DModel": _Kind("diffusers", animate_shapes),
-    }
-)
-"""Kinds of components by class."""
-_KINDS: Mapping[str, _Kind] = MappingProxyType(
-    {
-        "vae": _Kind("diffusers", vae_shapes),
-        "text_encoder": _Kind("transformers", text_encoder_shapes),
-        "image_encoder": _Kind("transformers", image_encoder_shapes),
-    }
-)
-"""Kinds of the other components by name."""
-
-
-def _kind(config: Mapping[str, Any], name: str) -> _Kind:
-    return _TRANSFORMERS[config["_class_name"]] if name in TRANSFORMERS else _KINDS[name]
 
 
 def _override(name: str, base: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,6 +121,7 @@ def write_toy(
     Raises:
         UsageError: if an argument has another value, the configs contradict each other, or the folder
             contains something else.
+        SourceError: for a config that is none of its component.
     """
     stored = stored or Stored()
     _check_choices(variant, scheduler, seed, stored)
@@ -162,11 +132,11 @@ def write_toy(
     with temporary_folder(directory.parent) as temporary:
         staging = temporary / directory.name
         for name, config in changed.items():
-            folder, kind = staging / name, _kind(config, name)
+            folder, (library, _) = staging / name, TOY_VARIANTS[variant].index[name]
             folder.mkdir(parents=True)
             write_json(folder / "config.json", config)
-            shapes, base = kind.shapes(config), WEIGHT_NAMES[kind.library]
-            write_weights(folder, name, base, shapes, seed, stored)
+            shapes = component_shapes(name, config)
+            write_weights(folder, name, WEIGHT_NAMES[library], shapes, seed, stored)
         _write_settings(staging, variant, changed, scheduler, flow_shift)
         write_json(staging / MARKER, {"seed": seed, "variant": variant})
         _move_into_place(staging, directory)

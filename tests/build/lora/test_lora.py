@@ -24,11 +24,11 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.lora.deltas import Delta
 from wanbuild.lora.merge import LoraRequest, Loras, exchanged, open_loras, parse_lora
 from wanbuild.toy.configs import TOY_TRANSFORMER
-from wanbuild.toy.shapes import transformer_shapes
+from wanbuild.toy.shapes import component_shapes
 from wanrun.errors import SourceError, UsageError
 from wanrun.terminal.console import run
 
-SHAPES = transformer_shapes(TOY_TRANSFORMER)
+SHAPES = component_shapes("transformer", TOY_TRANSFORMER)
 RANK, ALPHA = 4, 6.5
 PRECISION = 1e-7  # one rounding to float32 of the delta
 
@@ -559,7 +559,7 @@ def test_many_keys_that_match_nothing_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_lora_for_a_larger_model(tmp_path: Path) -> None:
-    large = transformer_shapes({**TOY_TRANSFORMER, "num_attention_heads": 4, "num_layers": 4})
+    large = component_shapes("transformer", {**TOY_TRANSFORMER, "num_attention_heads": 4, "num_layers": 4})
     rng = np.random.default_rng(0)
     tensors = {}
     for i in range(4):
