@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
@@ -20,76 +21,91 @@ from wanbuild.targets.mesh import parse_mesh
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.roles import LOOPS
-from wanrun.errors import ArtifactError, UsageError, escaped, shortened
+from wanrun.errors import ArtifactError, UsageError, escaped
 from wanrun.files import canonical_json, read_bounded, sha256_of
 from wanrun.request.written import parse_size
 
-FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
-    {
-        "": {"source": str, "artifact": str},
-        "convert": {
-            "weights_dtype": str,
-            "vae_weights_dtype": str,
-            "text_weights_dtype": str,
-            "negative_prompt": str,
-            "revision": str,
-            "lora": str,
-            "lora_high": str,
-            "lora_low": str,
-            "config": str,
-            "sampling": str,
-            "quantise": str,
-            "keep": str,
-            **dict.fromkeys(OPTIONS, str),
-        },
-        "convert.defaults": {
-            "steps": int,
-            "guidance_scale": float,
-            "guidance_scale_2": float,
-            "boundary": float,
-            "flow_shift": float,
-            "solver": str,
-            "timesteps": float,
-            "fps": float,
-        },
-        "compile": {
-            "targets": str,
-            "sizes": str,
-            "frames": int,
-            "guidance": bool,
-            "num_videos": int,
-            "num_references": int,
-            "dtype": str,
-            "vae_dtype": str,
-            "vae_precision": str,
-            "scheduler_dtype": str,
-            "vae_decode_chunk": int,
-            "vae_encode_chunk": int,
-            "loop": str,
-            "max_steps": int,
-            "mesh": str,
-            "proxies": bool,
-        },
-    }
-)
-"""The fields of each section, with the type of the value or of each item of a list."""
+Text = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]  # without NUL
+Texts = Annotated[list[Text], Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""A finite number, an integer too. What uses it has limits of its own."""
+
+Dtype = Literal["bfloat16", "float32"]
+Loop = Annotated[str, Meta(pattern=rf"\A({'|'.join(LOOPS)})\Z")]
+
+
+class Defaults(Struct, forbid_unknown_fields=True):
+    """The section ``convert.defaults``."""
+
+    steps: Count | None = None
+    guidance_scale: Number | None = None
+    guidance_scale_2: Number | None = None
+    boundary: Number | None = None
+    flow_shift: Number | None = None
+    solver: Text | None = None
+    timesteps: Annotated[list[Number], Meta(min_length=1)] | None = None
+    fps: Number | None = None
+
+
+class Convert(Struct, forbid_unknown_fields=True):
+    """The section ``convert``: options of ``wanbuild convert``."""
+
+    weights_dtype: Dtype | None = None
+    vae_weights_dtype: Dtype | None = None
+    text_weights_dtype: Dtype | None = None
+    negative_prompt: Text | None = None
+    revision: Text | None = None
+    lora: Texts | None = None
+    lora_high: Texts | None = None
+    lora_low: Texts | None = None
+    config: Text | None = None
+    sampling: Text | None = None
+    quantise: Literal["int8", "float8", "source"] | None = None
+    keep: Texts | None = None
+    transformer: Text | None = None
+    transformer_2: Text | None = None
+    vae: Text | None = None
+    text_encoder: Text | None = None
+    image_encoder: Text | None = None
+    tokenizer: Text | None = None
+    defaults: Defaults | None = None
+
+
+class Compile(Struct, forbid_unknown_fields=True):
+    """The section ``compile``: options of ``wanbuild compile``."""
+
+    targets: Texts | None = None
+    sizes: Texts | None = None
+    frames: Annotated[list[Count], Meta(min_length=1)] | None = None
+    guidance: Annotated[list[bool], Meta(min_length=1)] | None = None
+    num_videos: Count | None = None
+    num_references: Count | None = None
+    dtype: Dtype | None = None
+    vae_dtype: Dtype | None = None
+    vae_precision: Literal["high", "highest"] | None = None
+    scheduler_dtype: Dtype | None = None
+    vae_decode_chunk: Count | None = None
+    vae_encode_chunk: Count | None = None
+    loop: Loop | None = None
+    max_steps: Count | None = None
+    mesh: Text | None = None
+    proxies: bool | None = None
+
+
+class File(Struct, forbid_unknown_fields=True):
+    """A recipe's fields and sections."""
+
+    artifact: Text
+    source: Text | None = None
+    convert: Convert | None = None
+    compile: Compile | None = None
+
 
 MAX_BYTES = 2**20
 """The largest recipe."""
 
-MOST = 2**31 - 1
-"""The largest integer; what uses it has a limit of its own."""
-
-DTYPES = ("bfloat16", "float32")
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "loop": LOOPS,
-        "quantise": ("int8", "float8", "source"),
-        "vae_precision": ("high", "highest"),
-    }
-)
 _LORAS = ("lora", "lora_high", "lora_low")
-_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "timesteps", "keep", *_LORAS})
 
 
 @dataclass(frozen=True)
@@ -119,34 +135,6 @@ class Recipe:
     def configs(self) -> dict[str, Path]:
         """The given config files by part."""
         return dict(self.convert.get("configs", {}))
-
-
-def _check(section: str, data: dict[str, Any], path: Path) -> None:
-    for name, value in data.items():
-        where = f"{section}.{shortened(name)[1:-1]}" if section else shortened(name)[1:-1]
-        if section == "" and name in FIELDS:
-            continue
-        kind = FIELDS[section].get(name)
-        if kind is None:
-            expected = ", ".join(sorted(FIELDS[section]))
-            raise UsageError(f"{path}: unknown field {where}", expected=f"one of {expected}")
-        items = value if isinstance(value, list) else [value]
-        if any(type(item) is int and abs(item) > MOST for item in items):
-            raise UsageError(f"{path}: {where} is out of range", expected=f"{MOST} at most")
-        found = shortened(str(value))
-        if kind is float:
-            items = [float(item) if type(item) is int else item for item in items]
-        if isinstance(value, list) != (name in _LISTS) or any(type(item) is not kind for item in items):
-            expected = f"a list of {kind.__name__}" if name in _LISTS else kind.__name__
-            raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=found)
-        if any("\0" in item if kind is str else not math.isfinite(item) for item in items):
-            expected = "text without NUL" if kind is str else "finite numbers"
-            raise UsageError(f"{path}: {where} cannot be used", expected=expected, found=found)
-        if not items or any(type(item) is int and item < 1 for item in items):
-            raise UsageError(f"{path}: {where} is out of range", expected="1 or more", found=found)
-        known = DTYPES if name.endswith("dtype") else CHOICES.get(name)
-        if known is not None and value not in known:
-            raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(known), found=found)
 
 
 def _check_paths(data: Mapping[str, Any], convert: Mapping[str, Any], path: Path) -> None:
@@ -197,42 +185,35 @@ def read_recipe(path: Path) -> Recipe:
     # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are no text.
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the recipe {escaped(str(path))} cannot be read: {error}") from None
-    _check("", data, path)
-    sections: dict[str, Any] = {}
-    for name in ("convert", "convert.defaults", "compile"):
-        parent, _, key = name.rpartition(".")
-        sections[name] = (sections[parent] if parent else data).pop(key, {})
-        if not isinstance(sections[name], dict):
-            raise UsageError(f"{path}: {name} is not a table")
-    for name, section in sections.items():
-        _check(name, section, path)
-    alone = "transformer" in sections["convert"]
-    for name in ("artifact",) if alone else ("source", "artifact"):
-        if name not in data:
-            raise UsageError(f"{path}: {name} is missing", remedy=f'add {name} = "..."')
-    _check_paths(data, sections["convert"], path)
-    if "sizes" in sections["compile"]:
-        sections["compile"]["sizes"] = [_size(text, path) for text in sections["compile"]["sizes"]]
-    if "mesh" in sections["compile"]:
-        sections["compile"]["mesh"] = _mesh(sections["compile"]["mesh"], path)
+    try:
+        msgspec.convert(data, File)
+    except msgspec.ValidationError as error:
+        said = escaped(str(error)[:300])
+        raise UsageError(f"{path} is no recipe: {said}", remedy="docs/recipes.md has its fields") from None
+    convert, compiled = data.get("convert", {}), data.get("compile", {})
+    if "source" not in data and "transformer" not in convert:
+        raise UsageError(f"{path}: source is missing", remedy='add source = "..."')
+    _check_paths(data, convert, path)
+    if "sizes" in compiled:
+        compiled["sizes"] = [_size(text, path) for text in compiled["sizes"]]
+    if "mesh" in compiled:
+        compiled["mesh"] = _mesh(compiled["mesh"], path)
     for name in _LORAS:
-        if name in sections["convert"]:
-            sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
-    if sections["convert.defaults"]:
-        sections["convert"]["defaults"] = sections["convert.defaults"]
-    if sections["convert"].get("sampling", "").endswith(".toml"):
-        sections["convert"]["sampling"] = str(path.parent / sections["convert"]["sampling"])
+        if name in convert:
+            convert[name] = [str(path.parent / text) for text in convert[name]]
+    if convert.get("sampling", "").endswith(".toml"):
+        convert["sampling"] = str(path.parent / convert["sampling"])
     for name in OPTIONS:
-        if name in sections["convert"]:
-            sections["convert"][name] = _place(sections["convert"][name], path.parent)
-    if "config" in sections["convert"]:
-        sections["convert"]["configs"] = _configs(sections["convert"].pop("config"), path)
+        if name in convert:
+            convert[name] = _place(convert[name], path.parent)
+    if "config" in convert:
+        convert["configs"] = _configs(convert.pop("config"), path)
     source = data.get("source")
     source = None if source is None else str(_place(source, path.parent))
     artifact = path.parent / data["artifact"]
     if ".." in artifact.parts:  # of which some may not be there before the conversion
         artifact = artifact.resolve()
-    return Recipe(source, artifact, sections["convert"], sections["compile"])
+    return Recipe(source, artifact, convert, compiled)
 
 
 def _place(text: str, folder: Path) -> Path:

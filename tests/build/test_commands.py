@@ -22,6 +22,7 @@ from wanbuild.hub.repository import is_hub_id
 from wanbuild.programs import compile as compile_module
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest
+from wanbuild.source.parts import OPTIONS
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import NEEDED, Component, read_manifest
@@ -94,33 +95,42 @@ def test_recipes_know_the_commands_options() -> None:
     for name in ("convert", "compile"):
         command = commands.wanbuild.commands[name]
         assert isinstance(command, click.Command)
-        assert set(recipe.FIELDS[name]) <= {parameter.name for parameter in command.params}
+        fields = {"convert": recipe.Convert, "compile": recipe.Compile}[name].__struct_fields__
+        assert {*fields} - {"defaults"} <= {parameter.name for parameter in command.params}
     defaults = [field.name for field in dataclasses.fields(Defaults)]
-    assert list(recipe.FIELDS["convert.defaults"]) == defaults == list(default_rows())
+    assert list(recipe.Defaults.__struct_fields__) == defaults == list(default_rows())
+    assert set(OPTIONS) <= set(recipe.Convert.__struct_fields__)
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ('artifact = "a"', "source is missing"),
-        ('source = "s"\nartifact = "a"\n[convert]\nspeed = 1', "unknown field convert.speed"),
-        ('source = "s"\nartifact = "a"\n[compile]\nframes = 81', "compile.frames has the wrong type"),
-        ('source = "s"\nartifact = "a"\n[compile]\nguidance = [1]', "compile.guidance has the wrong type"),
+        ('source = "a"', "missing required field `artifact`"),
+        ('source = "s"\nartifact = "a"\n[convert]\nspeed = 1', "unknown field `speed` - at `$.convert`"),
+        (
+            'source = "s"\nartifact = "a"\n[compile]\nframes = 81',
+            "got `int` - at `$.compile.frames`",
+        ),
+        ('source = "s"\nartifact = "a"\n[compile]\nguidance = [1]', "`$.compile.guidance[0]`"),
         ('source = "s"\nartifact = "a"\n[compile]\nsizes = ["big"]', "compile.sizes"),
-        ('source = "s"\nartifact = "a"\n[convert]\nweights_dtype = "int3"', "bfloat16 or float32"),
-        ('source = "s"\nartifact = "a"\n[compile]\nscheduler_dtype = "float16"', "bfloat16 or float32"),
-        ('source = "s"\nartifact = "a"\n[compile]\nloop = "scans"', "both or step or scan"),
-        ('source = "s"\nartifact = "a"\n[compile]\nloop = ["scan"]', "compile.loop has the wrong type"),
-        ('source = "s"\nartifact = "a"\n[compile]\nmax_steps = 0', "compile.max_steps is out of range"),
-        ('source = "s"\nartifact = "a"\ncompile = 3', "compile is not a table"),
-        (TO_DEFAULTS + "speed = 1", "unknown field convert.defaults.speed"),
-        (TO_DEFAULTS + "steps = 4.0", "convert.defaults.steps has the wrong type; expected int"),
-        (TO_DEFAULTS + "steps = true", "convert.defaults.steps has the wrong type"),
-        (TO_DEFAULTS + 'fps = "16"', "convert.defaults.fps has the wrong type; expected float"),
-        (TO_DEFAULTS + "timesteps = 1000", "convert.defaults.timesteps has the wrong type; expected a list"),
-        (TO_DEFAULTS + "timesteps = [1, false]", "convert.defaults.timesteps has the wrong type"),
-        (TO_DEFAULTS + "timesteps = []", "convert.defaults.timesteps is out of range"),
-        ('source = "s"\nartifact = "a"\n[convert]\ndefaults = 3', "convert.defaults is not a table"),
+        ('source = "s"\nartifact = "a"\n[convert]\nweights_dtype = "int3"', "`$.convert.weights_dtype`"),
+        (
+            'source = "s"\nartifact = "a"\n[compile]\nscheduler_dtype = "float16"',
+            "`$.compile.scheduler_dtype`",
+        ),
+        ('source = "s"\nartifact = "a"\n[compile]\nloop = "scans"', "both|step|scan"),
+        ('source = "s"\nartifact = "a"\n[compile]\nloop = ["scan"]', "`$.compile.loop`"),
+        ('source = "s"\nartifact = "a"\n[compile]\nmax_steps = 0', "`int` >= 1 - at `$.compile.max_steps`"),
+        ('source = "s"\nartifact = "a"\ncompile = 3', "`$.compile`"),
+        (TO_DEFAULTS + "speed = 1", "unknown field `speed` - at `$.convert.defaults`"),
+        (TO_DEFAULTS + "steps = 4.0", "`int | null`, got `float` - at `$.convert.defaults.steps`"),
+        (TO_DEFAULTS + "steps = true", "`$.convert.defaults.steps`"),
+        (TO_DEFAULTS + 'fps = "16"', "`$.convert.defaults.fps`"),
+        (TO_DEFAULTS + "timesteps = 1000", "`$.convert.defaults.timesteps`"),
+        (TO_DEFAULTS + "timesteps = [1, false]", "`$.convert.defaults.timesteps[1]`"),
+        (TO_DEFAULTS + "timesteps = []", "length >= 1 - at `$.convert.defaults.timesteps`"),
+        ('source = "s"\nartifact = "a"\n[convert]\ndefaults = 3', "`$.convert.defaults`"),
         ("source = ", "cannot be read"),
     ],
 )
@@ -137,7 +147,9 @@ def test_every_field_of_a_recipe_is_documented() -> None:
         line for line in (REPOSITORY / "docs" / "recipes.md").read_text().splitlines() if line[:2] == "| "
     ]
     documented = set(re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows)))
-    assert documented == {name for section in recipe.FIELDS.values() for name in section}
+    sections = (recipe.File, recipe.Convert, recipe.Defaults, recipe.Compile)
+    fields = {name for section in sections for name in section.__struct_fields__}
+    assert documented == fields - {"convert", "compile", "defaults"}
 
 
 def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
