@@ -14,7 +14,7 @@ from helpers.asked import Asked, asked, catalog
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
-OF_THE_PAGE = {"GET /", "MOUNT /page"}
+OF_THE_PAGE = {"GET /", "GET /page/style.css", "MOUNT /page"}
 """What a browser shows: docs/serving.md has a section about the page, without its files."""
 
 UNDESCRIBED = {

@@ -73,5 +73,5 @@ def difference(built: np.ndarray, here: np.ndarray, tolerance: float) -> str:
     first, second = built.astype(np.float64), here.astype(np.float64)
     if np.array_equal(first, second, equal_nan=True):
         return ""
-    error = relative_error(first, second)
+    error = relative_error(second, first)
     return "" if error <= tolerance else f"by {error:.1e} relative, at most {tolerance:g}"

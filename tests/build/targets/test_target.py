@@ -18,8 +18,8 @@ from wanbuild.targets import topology
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
 from wanbuild.targets.topology import COMPILERS, open_topology
+from wanrun.artifact.targets import Environment
 from wanrun.errors import UsageError
-from wanrun.machine.environment import check_environment
 
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]
@@ -70,7 +70,7 @@ def test_a_target_without_its_chip() -> None:
     assert spec.environment["device_kinds"] == ["TPU v5 lite", "TPU v5e"]
     assert spec.environment["device_count"] == 4
     assert spec.options == CHIPS["v5e"].options and spec.kernels == CHIPS["v5e"].kernels
-    check_environment(spec.environment)
+    msgspec.convert(spec.environment, Environment)
 
 
 @pytest.mark.parametrize(
