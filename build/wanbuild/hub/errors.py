@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from wanrun.errors import SourceError, lacks_space
 
-ROOM = (
+_ROOM = (
     "free some space (hf cache prune removes what killed downloads left), raise the limit (ulimit -f), or "
     "set HF_HOME to a larger folder that can be written"
 )
@@ -43,7 +43,7 @@ def _explain(error: Exception, repository: str) -> SourceError:
 
     if isinstance(error, OSError) and error.errno is not None:
         what = f"the hub's cache {constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
-        return SourceError(what, remedy=ROOM)
+        return SourceError(what, remedy=_ROOM)
     if isinstance(error, LocalEntryNotFoundError):  # any failure before a file's first byte
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     absent, page = f"there is no folder {repository}", f"{constants.ENDPOINT}/{repository}"

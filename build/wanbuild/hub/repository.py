@@ -70,7 +70,7 @@ def locate_source(
     Raises:
         UsageError: if a revision is given with a folder, or has not the form of one.
         SourceError: if there is no such folder or repository, access is refused, the hub cannot be reached,
-            the repository's variant is not supported, or a downloaded file is not the one that the hub lists.
+            the repository's variant is not supported, or a file in the hub's cache is cut off.
     """
     text, path = str(source), Path(source)
     try:

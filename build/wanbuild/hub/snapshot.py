@@ -1,32 +1,21 @@
 """A Hugging Face hub repository at one commit, downloaded by huggingface_hub into its own cache.
 
-The library's behaviour (2.4), measured on a loopback server: it downloads eight files at a time. After a
-closed or silent connection it retries, and the file resumes where it stopped; a reset connection ends the
-run. The next run keeps complete files and restarts the file in transfer: after ``kill -9`` the partial file
-stays in the cache as ``*.incomplete``, unused, until ``hf cache prune``. While downloading, the library
-compares sizes and no digests; this module calls its digest function afterwards.
-
-Xet is switched off (measured with hf_xet 1.8): Ctrl-C waits until the file is complete, an unreachable server
-gives a plain RuntimeError after 110 s, and damaged bytes pass.
+The library downloads eight files at a time, compares their sizes, and takes a file up again after a closed or
+silent connection; the next run keeps complete files. Xet is switched off (docs/notes/convert.md says why).
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
-import sys
-import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.hub.errors import ROOM, explained
+from wanbuild.hub.errors import explained
 from wanbuild.progress import Progress
-from wanbuild.staging import check_free_space
 from wanrun.errors import SourceError, UsageError, shortened
 from wanrun.files import replace_file
 from wanrun.terminal.undo import undone_at_exit
@@ -72,12 +61,11 @@ class Snapshot:
 
         Args:
             names: file names, relative to the repository.
-            report: given for large files; receives a line that says what is done. Then free disk space is
-                checked first, progress is shown, and new files are hashed.
+            report: given for large files; receives a line that says what is done, and progress is shown.
 
         Raises:
-            SourceError: if the repository, or in offline mode the cache, lacks a file; the disk has too
-                little space; a download fails; a downloaded file is damaged; or a cached file is cut off.
+            SourceError: if the repository, or in offline mode the cache, lacks a file; a download fails; or a
+                cached file is cut off.
         """
         wanted = set(names)
         lacking = [name for name in sorted(wanted) if not self._has(name)]
@@ -85,16 +73,13 @@ class Snapshot:
             raise _not_cached(self.name, ", ".join(lacking))
         if lacking:
             raise SourceError(f"{self.name} lacks {', '.join(lacking)}", remedy="use a complete repository")
-        if not self.offline:
-            new = self._new(wanted) if report else {}
-            if report and new:
-                report(f"downloading {len(new)} files, {in_bytes(sum(new.values()))}, of {self.name}")
-                with Progress(sum(new.values()), "download") as progress:
-                    _download(self, wanted, progress.advance)
-                report("comparing their digests with the hub's")
-                _compare_digests(self, new)
-            else:
-                _download(self, wanted)
+        new = [self.files[name] for name in wanted if not (self.folder / name).is_file()]
+        if report and new:
+            report(f"downloading {len(new)} files, {in_bytes(sum(new))}, of {self.name}")
+            with Progress(sum(new), "download") as progress:
+                _download(self, wanted, progress.advance)
+        elif not self.offline:
+            _download(self, wanted)
         for name in sorted(wanted):
             path = self.folder / name
             if (found := path.stat().st_size) != self.files[name]:
@@ -107,18 +92,6 @@ class Snapshot:
 
     def _has(self, name: str) -> bool:
         return (self.folder / name).is_file() if self.offline else name in self.files
-
-    def _new(self, names: set[str]) -> dict[str, int]:
-        """Returns the sizes of files that are not cached, by name; SourceError if the disk lacks space."""
-        from huggingface_hub import constants
-
-        items = _download(self, names, dry_run=True)
-        new = {item.filename: self.files[item.filename] for item in items if item.will_download}
-        try:
-            check_free_space(Path(constants.HF_HUB_CACHE), sum(new.values()))
-        except SourceError as error:
-            raise SourceError(error.what, expected=error.expected, found=error.found, remedy=ROOM) from None
-        return new
 
 
 def open_snapshot(repository: str, revision: str) -> Snapshot:
@@ -175,39 +148,14 @@ def _not_cached(name: str, what: str) -> SourceError:
     )
 
 
-def _download(
-    snapshot: Snapshot,
-    names: set[str],
-    advance: Callable[[int], None] | None = None,
-    *,
-    dry_run: bool = False,
-) -> Any:
-    """Calls snapshot_download in a thread: an exception arrives here, and stops the library's threads.
-
-    They stop after their next 10 MiB, or after 10 s on a silent connection, and remove their partial files. A
-    command that a signal ends does not wait for that, and removes them itself.
-
-    Returns:
-        For a dry run, the list of files to download; otherwise the folder.
-    """
+def _download(snapshot: Snapshot, names: set[str], advance: Callable[[int], None] | None = None) -> None:
+    """Downloads those files that are not in the cache; a function gets the numbers of bytes that arrive."""
     from huggingface_hub import snapshot_download
 
-    stop = threading.Event()
-    with explained(snapshot.id), _settings(), ThreadPoolExecutor(1) as pool:
-        future = pool.submit(
-            snapshot_download,
-            snapshot.id,
-            revision=snapshot.commit,
-            allow_patterns=sorted(names),
-            tqdm_class=_bar(advance, stop),
-            dry_run=dry_run,
+    with explained(snapshot.id), _guarded(), undone_at_exit(_remove_parts):
+        snapshot_download(
+            snapshot.id, revision=snapshot.commit, allow_patterns=sorted(names), tqdm_class=_bar(advance)
         )
-        try:
-            with undone_at_exit(_remove_parts):
-                return future.result()
-        except BaseException:
-            stop.set()
-            raise
 
 
 def _remove_parts() -> None:
@@ -219,43 +167,12 @@ def _remove_parts() -> None:
                     Path(name).unlink()
 
 
-def _compare_digests(snapshot: Snapshot, names: Container[str]) -> None:
-    """Removes files whose digest differs from the hub's; raises SourceError if there are any."""
-    from huggingface_hub import HfApi
-
-    with explained(snapshot.id):
-        found = HfApi().verify_repo_checksums(snapshot.id, revision=snapshot.commit).mismatches
-    damaged = [item for item in found if item["path"] in names]
-    for item in damaged:
-        (snapshot.folder / item["path"]).resolve().unlink(missing_ok=True)
-    if damaged:
-        raise SourceError(
-            f"{damaged[0]['path']} of {snapshot.name} was damaged on the way",
-            expected=f"{damaged[0]['algorithm']} {damaged[0]['expected']}",
-            found=damaged[0]["actual"],
-            remedy="run it again; this file starts over",
-        )
-
-
-class _Stopped(Exception):  # noqa: N818
-    """The user interrupted the download."""
-
-
-class _Log(logging.Handler):
-    """Prints the library's warnings as one line each, such as the warning before a retry."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print("warning:", " ".join(record.getMessage().split()), file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    """Sets huggingface_hub up while the context is open.
+def _guarded() -> Iterator[None]:
+    """Switches Xet off, and checks the headers of which the library makes the names of files in its cache."""
+    from huggingface_hub import constants, file_download
 
-    Its warnings are formatted as this package's, Xet is off, and headers of which it makes the names of files
-    in its cache are checked.
-    """
-    from huggingface_hub import constants, file_download  # the import sets its handlers up
+    own, before = file_download.get_hf_file_metadata, constants.HF_HUB_DISABLE_XET
 
     def checked(*args: Any, **options: Any) -> Any:
         metadata = own(*args, **options)
@@ -264,22 +181,15 @@ def _settings() -> Iterator[None]:
                 raise ValueError(f"its header {header} is {value!r}, which would be a file's name")
         return metadata
 
-    log = logging.getLogger("huggingface_hub")
-    before, own = (log.handlers, constants.HF_HUB_DISABLE_XET), file_download.get_hf_file_metadata
-    log.handlers, constants.HF_HUB_DISABLE_XET = [_Log()], True
-    file_download.get_hf_file_metadata = checked
+    file_download.get_hf_file_metadata, constants.HF_HUB_DISABLE_XET = checked, True
     try:
         yield
     finally:
-        log.handlers, constants.HF_HUB_DISABLE_XET = before
-        file_download.get_hf_file_metadata = own
+        file_download.get_hf_file_metadata, constants.HF_HUB_DISABLE_XET = own, before
 
 
-def _bar(advance: Callable[[int], None] | None, stop: threading.Event) -> type[tqdm[Any]]:
-    """Returns a progress bar class that draws nothing, counts bytes and ends an interrupted download.
-
-    The library makes three bars: files, bytes received, and bytes written, which has the name below.
-    """
+def _bar(advance: Callable[[int], None] | None) -> type[tqdm[Any]]:
+    """Returns a class of the library's bars that draws nothing; that of bytes written passes them on."""
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -288,8 +198,6 @@ def _bar(advance: Callable[[int], None] | None, stop: threading.Event) -> type[t
             self._counts = name == "huggingface_hub.snapshot_download"
 
         def update(self, n: float | None = 1) -> None:
-            if stop.is_set():
-                raise _Stopped
             if advance is not None and self._counts:
                 advance(int(n or 0))
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -142,10 +141,10 @@ def test_only_what_is_read_is_downloaded(
     assert hub.names == files.keys() - NOT_READ
     assert (located.repository, located.revision) == (ID, toy.branches["main"])
     _check_folder(located, files)
-    assert len(lines) == 2 and "7 files" in lines[0] and ID in lines[0] and "digests" in lines[1]
+    assert len(lines) == 1 and "7 files" in lines[0] and ID in lines[0]
     hub.forget()
     assert locate_source(ID, report=lines.append) == located
-    assert (hub.listings, hub.requests, len(lines)) == (1, [], 2)
+    assert (hub.listings, hub.requests, len(lines)) == (1, [], 1)
     assert capsys.readouterr() == ("", "")  # no bar of huggingface_hub's either
 
 
@@ -217,9 +216,15 @@ def test_what_is_no_revision(revision: str, hub: Hub, toy: Repository, cache: Pa
     assert hub.listings == 0 and not cache.exists()
 
 
-@pytest.mark.parametrize("name", [FIRST, "model_index.json"])
-@pytest.mark.parametrize("header", ["ETag", "X-Repo-Commit"])
-@pytest.mark.parametrize("value", ["../../../../x", "/tmp/x", ".", '"a/b"'])
+@pytest.mark.parametrize(
+    ("name", "header", "value"),
+    [
+        (FIRST, "ETag", "../../../../x"),
+        (FIRST, "X-Repo-Commit", "/tmp/x"),
+        ("model_index.json", "ETag", "."),
+        ("model_index.json", "X-Repo-Commit", '"a/b"'),
+    ],
+)
 def test_a_hub_that_names_files_outside_the_cache(
     name: str, header: str, value: str, toy: Repository, cache: Path
 ) -> None:
@@ -331,20 +336,6 @@ def test_refused_before_the_weights(case: str, hub: Hub, toy: Repository, files:
     assert not any(name.endswith((".bin", ".safetensors")) for name in hub.names)
 
 
-def test_a_full_disk(hub: Hub, toy: Repository, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too little room is noticed before the weights; those that another revision has cached need none."""
-    _locate()
-    hub.forget()
-    toy.commit({**files, SECOND: files[SECOND][::-1]})
-    usage = shutil.disk_usage("/")
-    free = len(files[SECOND]) - 1
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
-    assert "HF_HOME" in _refused("too full")
-    assert _contents(hub) == []
-    free += 1
-    _locate()
-
-
 def test_a_file_that_needs_xet(hub: Hub, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(files[FIRST]) - 1)
     assert "hf download owner/toy" in _refused("too large")
@@ -359,7 +350,6 @@ def test_a_lost_connection_is_taken_up_in_the_same_run(
     hub: Hub,
     toy: Repository,
     files: Files,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
@@ -368,8 +358,6 @@ def test_a_lost_connection_is_taken_up_in_the_same_run(
     _check_folder(_locate(), files)
     first, second = hub.ranges(FIRST)
     assert first is None and second is not None and 40_000 < int(second[6:-1]) <= 50_000
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert warning.startswith("warning: ")
     assert sum(seen) == sum(len(files[name]) for name in files.keys() - NOT_READ if name.endswith(LARGE))
 
 
@@ -379,7 +367,6 @@ def test_a_lost_connection_is_taken_up_in_the_same_run(
         ("reset", 50_000, "cannot be downloaded: ReadError: .*; try again .files that are whole are kept"),
         ("status", 503, "503 Service Unavailable.*; try again .files that are whole are kept"),
         ("status", 404, f"answers HTTP 404 to .*{FIRST}"),
-        ("damage", 50_000, f"{FIRST} of .* was damaged on the way"),
     ],
 )
 def test_the_next_run_goes_on(
@@ -421,7 +408,6 @@ def _partly_done(
     [
         (signal.SIGKILL, -9, ("stall", 11 * 2**20)),
         (signal.SIGINT, 130, ("stall", 11 * 2**20)),
-        (signal.SIGINT, 130, ("slow", 500_000)),
         (signal.SIGTERM, 143, ("slow", 500_000)),
     ],
 )
