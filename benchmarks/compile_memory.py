@@ -1,11 +1,13 @@
 """Compiles the programs of published models from their configs alone, and prints the memory of each.
 
-No weights are read or created: every argument is abstract. The figures are XLA's own, for the CPU target:
-arguments, outputs and temporaries of one call. A loop's floating-point operations count once, whatever its
-length (layers, pieces of a video, blocks of queries), so they only compare forms of one program.
+No weights are read or created: every argument is abstract. The figures are XLA's own, for the CPU or for a
+chip whose compiler is installed: arguments, outputs and temporaries of one call. A loop's floating-point
+operations count once, whatever its length (layers, pieces of a video, blocks of queries), so they only
+compare forms of one program.
 
     python benchmarks/compile_memory.py
     python benchmarks/compile_memory.py --model vace-14b --size 832x480 --reference-images 1
+    python benchmarks/compile_memory.py --model 14b --program denoise_step --target v6e
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from checkpoints import MODELS
 from wanbuild.plan.published import published_manifest
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.variants.table import variants
-from wanrun.executables.lowering import lower
 
 SIZES = ((832, 480), (1280, 720))
 """The sizes for models that have no other published sizes."""
@@ -43,9 +45,8 @@ def program_specs(builder: ProgramBuilder) -> Iterator[ProgramSpec]:
 def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
     """Returns bytes, seconds and operations of one program."""
     data = export_program(spec, target.platform)
-    lowered = lower(data, spec.name, spec.donate, target.device)
     started = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = compiled_for(target, spec.name, data, spec.donate)
     seconds = time.perf_counter() - started
     memory: Any = compiled.memory_analysis()
     figures = (
@@ -77,17 +78,18 @@ def main() -> None:
     parser.add_argument("--frames", type=int, help="the published number where not given")
     parser.add_argument("--reference-images", type=int, default=0, help="of VACE")
     parser.add_argument("--program", action="append", help="repeatable; all where not given")
+    parser.add_argument("--target", default="cpu", help="a chip's name")
     options = parser.parse_args()
     with pinned("cpu"):
         _measure_all(options)
 
 
 def _measure_all(options: argparse.Namespace) -> None:
-    target = resolve_target("cpu")
+    target = resolve_target(options.target)
     for model in options.model or MEDIA_MODELS:
         manifest = published_manifest(MODELS[model][1])
         for shape in shapes_of(model, options):
-            builder = ProgramBuilder(manifest, shape, BuildOptions(), target.kernels)
+            builder = ProgramBuilder(manifest, shape, BuildOptions(), *target.programs_for)
             name = f"{shape.width}x{shape.height}x{shape.num_frames}"
             print(f"{f'{model} {name}':<28}" + "".join(f"{column:>12}" for column in COLUMNS), flush=True)
             record: dict[str, Any] = {}

@@ -29,12 +29,11 @@ class TooLargeError(UsageError):
 
     Attributes:
         target: the target.
-        nbytes: bytes that the program needs on a device.
         profile: the profile that it belongs to; None until it is known.
     """
 
     def __init__(self, program: str, target: TargetSpec, nbytes: int) -> None:
-        self.target, self.nbytes = target, nbytes
+        self.target = target
         self.profile: Profile | None = None
         super().__init__(
             f"{program} does not fit the memory of target {target.name}",
