@@ -60,20 +60,20 @@ def _take_lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _locked(artifact: Path, path: Path) -> Iterator[None]:
-    """Waits for other builders, and holds the lock; the end of the process removes it, at any moment."""
+    """Waits for other builders, and holds the lock; at the end, of the process too, nothing is left."""
 
-    def abandon(descriptor: int | None) -> None:
+    def release(descriptor: int | None) -> None:
         if descriptor is not None:
-            _abandon(artifact, path)
+            try:
+                _recover(artifact)  # a stop between the renames of commit must not hide the old artifact
+            finally:
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
 
     while True:
-        with begun(functools.partial(_take_lock, path), abandon) as descriptor:
+        with begun(functools.partial(_take_lock, path), release) as descriptor:
             if descriptor is not None:
-                try:
-                    yield
-                finally:
-                    path.unlink(missing_ok=True)
-                    os.close(descriptor)
+                yield
                 return
         time.sleep(WAIT_SECONDS)
 
@@ -104,7 +104,6 @@ def build_lock(artifact: Path) -> Iterator[None]:
             _recover(artifact)
             yield
         except BaseException as error:
-            _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one
             if (refused := _refused(artifact, error)) is not None:
                 raise refused from error
             if isinstance(error, OSError) and lacks_space(error) and error.filename is None:
@@ -156,12 +155,6 @@ def build_running(artifact: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _abandon(artifact: Path, lock: Path) -> None:
-    """Cleans up before the process ends, if a build cannot unwind."""
-    _recover(artifact)
-    lock.unlink(missing_ok=True)
 
 
 def _refused(artifact: Path, error: BaseException) -> UsageError | None:

@@ -50,7 +50,7 @@ from wanrun.claims import Claims
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
 from wanrun.terminal.temporary import remove_tree
-from wanrun.terminal.undo import told_at_exit
+from wanrun.terminal.undo import undone_at_exit
 
 CANCEL_SECONDS = 1.0
 """How long the end of the process waits for the writers, which stop after a block."""
@@ -242,12 +242,12 @@ def _write_components(
         pieces.sort(key=lambda piece: -piece.nbytes)
         with ThreadPoolExecutor(threads) as pool:
 
-            def cancel(line: str = "") -> None:
+            def cancel() -> None:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
 
             try:
-                with told_at_exit(cancel, CANCEL_SECONDS):  # before the folder is removed that they write to
+                with undone_at_exit(cancel, CANCEL_SECONDS):  # before the folder is removed
                     for future in as_completed([pool.submit(piece.run) for piece in pieces]):
                         future.result()
             except BaseException:

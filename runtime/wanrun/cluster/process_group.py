@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from wanrun.cluster.company_key import VARIABLE, company_key, proof_of
 from wanrun.cluster.launch import Cluster, is_loopback
 from wanrun.cluster.watch import CLOSE_SECONDS, GRACE_SECONDS, Watch
 from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, shortened
-from wanrun.terminal.undo import told_at_exit
+from wanrun.terminal.undo import undone_at_exit
 
 JOIN_SECONDS = 300.0
 """How long the processes wait for one another at the start, as JAX does."""
@@ -77,7 +78,7 @@ class ProcessGroup:
         listener = _listen(self.cluster, guarded=key != "") if self.leads else None
         channels = {} if self.leads else {0: self._connect(proof_of(key))}
         self._watch = Watch(self.process, self.num_processes, listener, channels, proof_of(key))
-        self._told = told_at_exit(self._watch.fail, CLOSE_SECONDS)
+        self._told = undone_at_exit(partial(self._watch.fail, "ended by a signal"), CLOSE_SECONDS)
         self._told.__enter__()
         self._watch.start()
         try:

@@ -1,8 +1,4 @@
-"""What is under way in this process, and the end of the process without unwinding.
-
-A signal ends the process whatever its threads are doing (``wanrun.terminal.signals``): no ``finally`` clause
-runs then, and what has been registered here is undone instead.
-"""
+"""What is under way in this process, and the end of the process, at a signal too, without unwinding."""
 
 from __future__ import annotations
 
@@ -10,28 +6,24 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NoReturn, TypeVar
 
-TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
-if TYPE_CHECKING:
-    from typing import NoReturn, TypeVar
-
-    T = TypeVar("T")
-
-LOCK_SECONDS = 1.0
-"""What the end of the process waits for a thread that begins something at that moment."""
+T = TypeVar("T")
 
 
 class _Process:
-    """The registry of this process: what undoes each thing that is under way, in the order of beginning.
+    """What undoes each thing that is under way, in the order of beginning.
 
-    ``beginning`` is held while something begins, and from then on when the process ends; ``ending`` by the
-    thread that ends it.
+    ``changing`` is held by a thread that begins something or is done with it, and for ever by the one that
+    ends the process: the others stand still there, and do not make anew what is being removed.
     """
 
     def __init__(self) -> None:
-        self.undo: dict[object, Callable[[str], object]] = {}
-        self.beginning, self.ending = threading.Lock(), threading.Lock()
+        self.undo: dict[object, Callable[[], object]] = {}
+        self.changing = threading.RLock()
 
 
 _PROCESS = _Process()
@@ -39,103 +31,75 @@ _PROCESS = _Process()
 
 @contextlib.contextmanager
 def begun(begin: Callable[[], T], undo: Callable[[T], object]) -> Iterator[T]:
-    """Begins something that ``end`` undoes while the context is entered; leaving the context does not.
+    """Begins something, a process for example, and undoes it when the context is left or the process ends.
 
     Args:
-        begin: starts a process, for example, and returns it; raises if it cannot.
-        undo: takes what ``begin`` returned. It must not take a lock that a thread may hold while it works:
-            the main thread stands still when the process ends.
+        begin: returns it, or raises if it cannot begin.
+        undo: takes it, and no lock. The main thread may stand still in it when another one calls it again.
     """
-    key = object()
-    with _PROCESS.beginning:
-        made = begin()
-        _PROCESS.undo[key] = lambda line: undo(made)
-    try:
+    with contextlib.ExitStack() as stack:
+        with _PROCESS.changing:
+            made = begin()
+            stack.enter_context(undone_at_exit(partial(undo, made)))
+        stack.callback(undo, made)
         yield made
-    finally:
-        del _PROCESS.undo[key]
 
 
 @contextlib.contextmanager
-def undone_at_exit(undo: Callable[[], object]) -> Iterator[None]:
-    """Lets ``end`` call a function while the context is entered; leaving the context calls nothing.
-
-    It removes what a process that ends now would leave behind, and takes no lock, as for ``begun``.
-    """
-    with begun(lambda: undo, lambda function: function()):
-        yield
-
-
-@contextlib.contextmanager
-def told_at_exit(tell: Callable[[str], object], seconds: float) -> Iterator[None]:
-    """Lets ``end`` call a function that may take locks, and time, while the context is entered.
+def undone_at_exit(undo: Callable[[], object], seconds: float = 0.0) -> Iterator[None]:
+    """Calls a function if the process ends while the context is entered.
 
     Args:
-        tell: takes the last line of the process.
-        seconds: how long the end waits for it.
+        undo: the function.
+        seconds: how long it is waited for. One that takes a lock needs it: who has the lock may stand still.
     """
-
-    def bounded(line: str) -> None:
-        thread = threading.Thread(target=tell, args=(line,), daemon=True)
-        thread.start()
-        thread.join(seconds)
-
     key = object()
-    _PROCESS.undo[key] = bounded
+    with _PROCESS.changing:
+        _PROCESS.undo[key] = partial(_within, seconds, undo) if seconds else undo
     try:
         yield
     finally:
-        del _PROCESS.undo[key]
+        with _PROCESS.changing:
+            del _PROCESS.undo[key]
+
+
+def stand_still(*_: object) -> None:
+    """Keeps a thread from going on while the process ends: a handler of signals, for the main thread."""
+    with _PROCESS.changing:
+        pass
+
+
+def _within(seconds: float, undo: Callable[[], object]) -> None:
+    thread = threading.Thread(target=undo, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def end(code: int, line: str = "", hold: Callable[[], object] = lambda: None) -> NoReturn:
-    """Ends the process: undoes what is under way, the last first, and lets nothing begin meanwhile.
+    """Ends the process with an exit code, perhaps a line on stderr, and what is under way, the last first.
 
-    What other threads print to stderr from now on is lost: they fail because of this. The first caller ends
-    the process; a second one waits for it.
+    A second caller waits for the first. What other threads print to stderr is lost: they fail because of it.
 
     Args:
-        code: the exit code.
-        line: the last line on stderr; empty for none.
-        hold: holds other threads still, when nothing begins any more.
+        hold: lets the main thread call ``stand_still``, wherever it is.
     """
-    _PROCESS.ending.acquire()
+    _PROCESS.changing.acquire()
     try:
-        _PROCESS.beginning.acquire(timeout=LOCK_SECONDS)
         hold()
-        stderr = _silenced()
+        if line:
+            say(f"\r\033[K{line}\n" if os.isatty(2) else f"{line}\n", 2)  # in place of a line of progress
+        with contextlib.suppress(OSError):  # there are no more descriptors
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        time.sleep(0.05 if _PROCESS.undo else 0)  # the others have come to stand still
         for undo in reversed(list(_PROCESS.undo.values())):
             with contextlib.suppress(Exception):
-                undo(line)
-        if line:
-            say(f"{_blank(stderr)}{line}\n", stderr)
+                undo()
     finally:
         os._exit(code)
 
 
 def say(text: str, descriptor: int = 1) -> None:
     """Writes to a stream, by default stdout, without waiting for its reader or for Python's locks."""
-    ready = select.poll()
-    ready.register(descriptor, select.POLLOUT)
     with contextlib.suppress(OSError):  # it is closed, its reader has gone, or its disk is full
-        if ready.poll(0):
+        if select.select((), (descriptor,), (), 0)[1]:
             os.write(descriptor, text.encode(errors="backslashreplace"))
-
-
-def _silenced() -> int:
-    """Sends stderr to /dev/null; returns a descriptor of what it was."""
-    try:
-        before = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    except OSError:  # no descriptors are left
-        return 2
-    return before
-
-
-def _blank(descriptor: int) -> str:
-    """Returns what erases the last line of a terminal, which may be one that is written over."""
-    try:
-        columns = os.get_terminal_size(descriptor).columns - 1
-    except OSError:
-        return ""
-    return f"\r{' ' * columns}\r"

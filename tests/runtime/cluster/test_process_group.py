@@ -134,8 +134,8 @@ def test_a_group_that_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     ("number", "own", "code", "word"),
     [
         (signal.SIGKILL, [], -9, "is gone: its connection is closed"),
-        (signal.SIGTERM, ["terminated"], 143, "failed: terminated"),
-        (signal.SIGINT, ["interrupted"], 130, "failed: interrupted"),
+        (signal.SIGTERM, ["terminated"], 143, "failed: ended by a signal"),
+        (signal.SIGINT, ["interrupted"], 130, "failed: ended by a signal"),
     ],
     ids=["killed", "terminated", "interrupted"],
 )

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from wanrun.terminal.undo import begun
+from wanrun.terminal.undo import begun, undone_at_exit
 
 HEAD = """
 import os, sys, threading, time
 from pathlib import Path
 
 from wanrun.terminal.temporary import temporary_path
-from wanrun.terminal.undo import begun, end, say, told_at_exit, undone_at_exit
+from wanrun.terminal.undo import begun, end, say, undone_at_exit
 
 def printing(word):
     return lambda *of: print(word, *of, flush=True)
@@ -43,12 +41,11 @@ with (
     begun(lambda: "file", printing("removes")),
     undone_at_exit(lambda: os.close(-1)),
     begun(lambda: "program", printing("ends")),
-    told_at_exit(printing("told"), 1),
 ):
     path.write_text("half")
     end(7, "gone")
 """
-    out = "told gone\nends program\nremoves file\n"
+    out = "ends program\nremoves file\n"
     assert ended(code, tmp_path / "video") == (7, out, "gone\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -113,12 +110,6 @@ with undone_at_exit(undo):
     assert ended(code) == (3, "undone\n", "first\n")
 
 
-def test_what_is_told_is_not_waited_for_for_ever() -> None:
-    started = time.monotonic()
-    assert ended("with told_at_exit(lambda line: time.sleep(60), 0.2): end(3)") == (3, "", "")
-    assert time.monotonic() - started < 20
-
-
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_reader_that_is_stuck_does_not_hold_up_the_end(stream: str) -> None:
     read, write = os.pipe()
@@ -138,10 +129,8 @@ def test_a_reader_that_is_stuck_does_not_hold_up_the_end(stream: str) -> None:
         os.close(write)
 
 
-def test_leaving_undoes_nothing() -> None:
+def test_leaving_undoes_what_has_begun_and_nothing_else() -> None:
     undone: list[str] = []
-    thread = threading.Thread(target=lambda: undone.append("thread"))
-    with begun(lambda: thread, lambda started: undone.append("undone")) as made:
-        made.start()
-        made.join()
-    assert undone == ["thread"]
+    with begun(lambda: "begun", undone.append), undone_at_exit(lambda: undone.append("at exit")):
+        assert undone == []
+    assert undone == ["begun"]
