@@ -18,7 +18,7 @@ from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.requests import key_of
 from wanrun.jobs.worklist import Worklist
-from wanrun.media.write_video import files_of, rescued, write_video
+from wanrun.media.write_video import files_of, write_video
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Status
 from wanrun.terminal.undo import say
@@ -149,8 +149,7 @@ class Batch:
         with self._timings.phase("encode_video"):
             for index in job.missing:
                 video, facts = job.videos[index], {**job.metadata, "video": index}
-                with rescued(result.frames[index], video):
-                    write_video(result.frames[index], video, job.generation.fps, facts, self._overwrite)
+                write_video(result.frames[index], video, job.generation.fps, facts, self._overwrite)
                 sizes[index] = sum(file.stat().st_size for file in files_of(video))
                 if work.store is not None:
                     check = partial(check_same, work.shown(video))

@@ -25,7 +25,6 @@ import math
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -118,10 +117,6 @@ def check_free(
                 raise UsageError(f"the output {file} exists", remedy=f"{ways[0]} to replace it, or {ways[1]}")
 
 
-class AppearedError(UsageError):
-    """A file has taken the video's name meanwhile; the video is there under another one (exit 2)."""
-
-
 def write_video(
     frames: np.ndarray, path: Path, fps: float, metadata: Mapping[str, object], overwrite: bool = True
 ) -> None:
@@ -160,43 +155,6 @@ def write_video(
         raise unwritable(str(path), error, "choose another --output") from error
 
 
-@contextlib.contextmanager
-def rescued(frames: np.ndarray, video: Path) -> Iterator[None]:
-    """Writes frames as .npy where there is room for them if a block cannot write their video.
-
-    Args:
-        frames: uint8 (T, H, W, 3).
-        video: the path that could not be written; its folder is tried first, then the system's temporary one.
-
-    Raises:
-        UsageError: that of the block, with the path of the frames if they could be kept.
-    """
-    try:
-        yield
-    except AppearedError:  # the video is there
-        raise
-    except UsageError as error:
-        kept = _keep(frames, video)
-        if kept is None:
-            raise
-        remedy = f"its frames are kept in {kept}" + (f"; {error.remedy}" if error.remedy else "")
-        raise type(error)(**{**error.parts, "remedy": remedy}) from error
-
-
-def _keep(frames: np.ndarray, video: Path) -> Path | None:
-    """Returns the path of a file that has room for the frames; None if there is none."""
-    for folder in (video.absolute().parent, Path(tempfile.gettempdir())):
-        path = folder / f"{video.stem}-{secrets.token_hex(4)}.npy"
-        try:
-            with path.open("xb") as file:
-                np.save(file, frames)
-        except OSError:
-            path.unlink(missing_ok=True)
-        else:
-            return path
-    return None
-
-
 def read_metadata(path: Path) -> dict[str, Any]:
     """Returns the metadata that ``write_video`` wrote into a file, or beside it; empty if there is none.
 
@@ -233,9 +191,7 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
         if replaces and not overwrite:
             spare = path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
             temporary.rename(spare)
-            raise AppearedError(
-                f"{path} appeared while the video was made", remedy=f"the new video is {spare}"
-            )
+            raise UsageError(f"{path} appeared while the video was made", remedy=f"the new video is {spare}")
         if sidecar is not None and not replaces:
             replace_file(metadata_sidecar(path), sidecar)
         temporary.replace(path)
