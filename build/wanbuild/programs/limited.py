@@ -16,8 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from wanrun.artifact.mesh import Sizes
 from wanrun.errors import WanError
@@ -26,29 +25,16 @@ from wanrun.terminal.undo import begun
 FLAG = "--xla_cpu_max_isa"
 """XLA's flag."""
 
-Process = subprocess.Popen[bytes]
 
-
-class LimitedProcesses:
+class LimitedProcesses(contextlib.ExitStack):
     """Processes that compile with a limit on the instruction set, one for each limit.
 
     On exit they end, in the middle of a program if there was an error.
     """
 
     def __init__(self) -> None:
-        self._processes: dict[str, Process] = {}
-        self._begun = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.communicate()
-        self._begun.close()
+        super().__init__()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def compile(
         self, limit: str, cache: Path, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
@@ -67,8 +53,9 @@ class LimitedProcesses:
             WanError: if the process is killed.
         """
         if limit not in self._processes:
-            started = begun(lambda: _started(limit), subprocess.Popen.kill)
-            self._processes[limit] = self._begun.enter_context(started)
+            started = self.enter_context(begun(lambda: _started(limit), subprocess.Popen.kill))
+            self.callback(started.communicate)  # closes its input, which ends it
+            self._processes[limit] = started
         process = self._processes[limit]
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -88,7 +75,7 @@ class LimitedProcesses:
         return figures
 
 
-def _started(limit: str) -> Process:
+def _started(limit: str) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own, where Ctrl-C does not reach it: this process ends it."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}={limit}".strip()
     return subprocess.Popen(

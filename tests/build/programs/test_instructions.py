@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import struct
 from pathlib import Path
 
@@ -123,7 +122,7 @@ def test_an_error_ends_the_processes_at_once(tmp_path: Path) -> None:
         assert process.stdin is not None
         pickle.dump((str(tmp_path), {}, "program", tanh(16), ()), process.stdin)
         raise KeyboardInterrupt
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == 1
 
 
 def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
