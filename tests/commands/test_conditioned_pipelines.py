@@ -206,7 +206,7 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
             ArtifactError, "has no program for images and videos", media=Media(image=pictures(1, 96, 64)[0])
         )
     (key,) = sets
-    with pytest.raises(ArtifactError, match="no program takes the images and videos"):
+    with pytest.raises(ArtifactError, match="programs of role window; expected one; found nothing"):
         check_set(changed, key)
 
 

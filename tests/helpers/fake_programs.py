@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from wanbuild.programs.kinds import PROGRAMS
-from wanbuild.programs.signature import aval_text
+from wanbuild.programs.wiring import aval_text
 from wanrun.artifact.programs import with_role
 
 Arrays = Mapping[str, Any]

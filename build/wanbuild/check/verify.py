@@ -20,8 +20,7 @@ from wanbuild.check.weights import check_places, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
-from wanbuild.programs.signature import check_signature
-from wanbuild.programs.wiring import check_set
+from wanbuild.programs.wiring import check_file, check_set
 from wanbuild.staging import build_running, changing
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
@@ -57,7 +56,7 @@ def check_files(artifact: Artifact, report: Report) -> None:
         for programs in own.programs.values():
             for name, program in programs.items():
                 exported = deserialized(artifact.program(program), name)
-                check_signature(name, program, manifest.components, own.kernels.weight_bits, exported)
+                check_file(name, program, manifest.components, own.kernels.weight_bits, exported)
     for target in manifest.targets.values():
         if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
             for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:

@@ -133,19 +133,18 @@ def built_for(
     The caller holds the build lock and JAX's flags, and removes files that are not listed.
     """
     exported, key = with_programs(artifact, spec, wanted)
+    check_set(exported.manifest, key)
     manifest, sets = artifact.manifest, exported.manifest.program_sets
     names = [profile.name for profile in wanted]
     with LimitedProcesses() as processes:
         compiled = _compile_target(exported, artifact, spec, key, names, processes, report)
     targets = with_requirements({**exported.manifest.targets, spec.name: compiled})
-    changed = exported.changed(
+    return exported.changed(
         targets=targets,
         program_sets=used_sets(sets, targets),
         tool={**manifest.tool, "name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
-    check_set(changed.manifest, key)
-    return changed
 
 
 def write_built(artifact: Artifact) -> None:

@@ -12,8 +12,8 @@ from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.jax_flags import jax_options
-from wanbuild.programs.signature import aval_text
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.wiring import aval_text
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest

@@ -6,9 +6,7 @@ from typing import Any
 from unittest import mock
 
 import jax
-import msgspec
 import numpy as np
-import pytest
 
 from helpers.devices import on_devices
 from helpers.manifests import plain_program
@@ -18,12 +16,10 @@ from wanbuild.programs import spreading
 from wanbuild.programs.export import describe
 from wanbuild.programs.shardings import weights_placed
 from wanbuild.programs.spreading import is_staged, spread
-from wanbuild.programs.wiring import check_spread
 from wanbuild.targets.mesh import parse_mesh
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.mesh import jax_mesh
 from wanrun.artifact.parameters import Component, Parameter, flat, nest
-from wanrun.errors import ArtifactError
 from wanrun.weights.buffers import Memory
 from wanrun.weights.experts import Footprint
 from wanrun.weights.transfer import Transfer
@@ -152,38 +148,3 @@ def test_large_parameters_are_staged() -> None:
         assert is_staged(plan_layout(shape, "bfloat16", stacked=True)) == expected
     assert is_staged(plan_layout((256384, 4096), "bfloat16", stacked=False))
     assert not is_staged(plan_layout((5120, 4096), "bfloat16", stacked=False))  # one row
-
-
-ONE = Component(
-    "weights/c",
-    {
-        "a/b": Parameter(
-            layout=ArrayLayout((3, 4), "bfloat16", 3, 3),
-            axes=("layers", None),
-            crc32c=("0",) * 3,
-            sha256="",
-        )
-    },
-)
-INPUTS, OUTPUTS = {"rows": {"a/b": "uint16[3,4]"}}, {"weights": {"a/b": "uint16[3,4]"}}
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "message"),
-    [
-        ({"rows": {"a/b": "uint16[4,4]"}}, OUTPUTS, r"rows.a/b; expected uint16\[3,4\]; found uint16\[4,4\]"),
-        ({"rows": {"a/b": "float32[3,4]"}}, OUTPUTS, r"rows.a/b; expected uint16\[3,4\]; found float32"),
-        ({"rows": {**INPUTS["rows"], "c": "uint16[3,4]"}}, OUTPUTS, r"rows.c; expected nothing"),
-        ({**INPUTS, "more": "int32[]"}, OUTPUTS, r"inputs.more; expected nothing; found int32"),
-        (INPUTS, {"weights": {"a/b": "uint16[4,3]"}}, r"outputs.weights.a/b; expected uint16\[3,4\]"),
-        (INPUTS, {"weights": {}}, r"outputs.weights.a/b; expected uint16\[3,4\]; found nothing"),
-        ({"rows": {}}, {"weights": {}}, r"inputs.rows; expected parameters; found none"),
-        ({}, {}, "inputs.rows; expected"),
-    ],
-)
-def test_a_program_has_to_fit_its_component(inputs: Any, outputs: Any, message: str) -> None:
-    program = plain_program(inputs=("rows",), avals={"inputs": INPUTS, "outputs": OUTPUTS})
-    check_spread("c", ONE, program, 1, True)
-    wrong = msgspec.structs.replace(program, avals={"inputs": inputs, "outputs": outputs})
-    with pytest.raises(ArtifactError, match=f"the program that spreads c does not fit it: .*{message}"):
-        check_spread("c", ONE, wrong, 1, True)

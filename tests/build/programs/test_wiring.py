@@ -1,37 +1,88 @@
-"""A profile's programs fit together and the model, or the artifact is refused before it computes anything."""
+"""A program that does not fit what it is given, or its record, is refused before anything is compiled."""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import msgspec
+import numpy as np
 import pytest
+from jax import export
 
-from helpers.damage import PROFILE, resealed
-from wanbuild.programs.wiring import check_wiring
+from helpers.damage import PROFILE, PROGRAMS, resealed
+from helpers.manifests import plain_program, programs_of
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.entry_compiler import EntryCompiler
+from wanbuild.programs.export import describe, export_program, layers_of, profile_of
+from wanbuild.programs.spec import program
+from wanbuild.programs.wiring import aval_text, check_file, check_set
+from wanbuild.targets.target import resolve_target
+from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Program, ProgramSet, aval
 from wanrun.errors import ArtifactError
+from wanrun.executables.lowering import lower
+from wanrun.executables.store import LoadedProgram
+
+Changed = Callable[[dict[str, Any]], object]
+
+
+def described(manifest: Manifest) -> Manifest:
+    """The manifest with the records of one profile, with all forms of the loop; nothing is exported."""
+    target = resolve_target("cpu")
+    options = BuildOptions(dtype="float32", loop="all")
+    profile = profile_of(manifest, Shape(96, 64, 9, 1, True), options)
+    builder = ProgramBuilder(manifest, Shape.of(profile), options, *target.programs_for)
+    programs = {
+        spec.name: Program(
+            file=f"programs/{spec.name}",
+            sha256="0",
+            inputs=spec.inputs,
+            donate=spec.donate_argnums,
+            avals=describe(spec, manifest.components),
+            role=spec.role,
+            place=spec.place,
+        )
+        for spec in builder.programs()
+    }
+    vae = manifest.components["vae"].parameters
+    path, layout = next((path, one.layout) for path, one in vae.items() if len(one.layout.shape) > 1)
+    text = aval_text(layout.dtype, *layout.shape)
+    programs["spread_vae"] = plain_program(
+        role="spread",
+        inputs=("rows",),
+        avals={"inputs": {"rows": {path: text}}, "outputs": {"weights": {path: text}}},
+    )
+    own = ProgramSet(
+        platform="cpu",
+        kernels=target.kernels,
+        mesh={},
+        jax="0",
+        programs={profile.name: programs},
+        layers=layers_of(builder),
+    )
+    return manifest.changed(
+        profiles={profile.name: profile}, program_sets={own.key: own}, targets={}, golden={}
+    )
 
 
 @pytest.fixture(scope="module")
 def written(toy_artifact: Path) -> dict[str, Any]:
-    """The toy's manifest as JSON. Not to be changed."""
-    return read_manifest(toy_artifact).as_json()
+    """The records of the toy's programs as JSON. Not to be changed."""
+    return described(read_manifest(toy_artifact)).as_json()
 
 
 def check(data: dict[str, Any]) -> None:
     manifest = msgspec.convert(resealed(data), Manifest)
-    (profile,) = manifest.profiles.values()
-    check_wiring(manifest, profile, manifest.program_sets[manifest.targets["cpu"].program_set])
-
-
-def _avals(data: dict[str, Any], name: str) -> Any:
-    (programs,) = data["program_sets"].values()
-    return programs["programs"][PROFILE][name]["avals"]
+    (key,) = manifest.program_sets
+    check_set(manifest, key)
 
 
 def _programs(data: dict[str, Any]) -> Any:
@@ -39,97 +90,198 @@ def _programs(data: dict[str, Any]) -> Any:
     return programs["programs"][PROFILE]
 
 
-IMAGE = {"image": {"kind": "image", "array": "image"}}
+def inputs(name: str, **texts: Any) -> Changed:
+    return lambda data: _programs(data)[name]["avals"]["inputs"].update(texts)
 
-CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda d: d["model"].update(latent_channels=17), "decode_video takes latents"),
-    (lambda d: d["model"].update(vae_spatial=16), "decode_video takes latents"),
-    (lambda d: d["model"].update(vae_temporal=2), "decode_video takes latents"),
-    (lambda d: d["model"].update(leading_latents=1), "denoise_step takes latents"),
-    (lambda d: d["model"].update(text_width=64), "embeddings of encode_text_64"),
-    (lambda d: d["model"]["options"].update(conditioning_scale=1.0), "an array is missing"),
+
+def outputs(name: str, **texts: Any) -> Changed:
+    return lambda data: _programs(data)[name]["avals"]["outputs"].update(texts)
+
+
+def role(name: str, other: str) -> Changed:
+    return lambda data: _programs(data)[name].update(role=other)
+
+
+def without(name: str) -> Changed:
+    return lambda data: _programs(data).pop(name)
+
+
+def model(**fields: Any) -> Changed:
+    return lambda data: data["model"].update(fields)
+
+
+def options(**fields: Any) -> Changed:
+    return lambda data: data["profiles"][PROFILE]["options"].update(fields)
+
+
+def spread(kind: str, name: str) -> Changed:
+    def change(data: dict[str, Any]) -> None:
+        arrays = _programs(data)["spread_vae"]["avals"][kind][name]
+        arrays.update(dict.fromkeys(arrays, NEW))
+
+    return change
+
+
+NEW = "uint8[3]"
+IMAGE = {"image": {"kind": "image", "array": "image"}}
+HELD = {"condition": "c", "latents": "l", "mask": "timestep"}
+
+CHANGES: list[tuple[Changed, str]] = [
+    (model(latent_channels=17), "program decode_video of|inputs.latents"),
+    (model(vae_spatial=16), "inputs.latents"),
+    (model(leading_latents=1), "inputs.latents"),
+    (model(text_width=64), "program encode_text_64 of|outputs.embeddings"),
     (
-        lambda d: d["model"]["options"].update(boundary=0.5),
-        "there is a default boundary; expected two experts",
-    ),
-    (lambda d: d["tokenizer"].update(max_length=256), "prepare takes embeddings"),
-    (lambda d: d["profiles"][PROFILE]["options"].update(dtype="bfloat16"), "embeddings of encode_text_64"),
-    (
-        lambda d: d["profiles"][PROFILE]["options"].update(scheduler_dtype="bfloat16"),
-        "denoise_step takes latents",
-    ),
-    (lambda d: d["profiles"][PROFILE]["options"].update(max_steps=99), "denoise_loop takes coefficients"),
-    (
-        lambda d: _programs(d)["prepare"].update(role="once"),
-        "prepare takes embeddings; expected no such input",
+        lambda data: data["model"]["options"].update(conditioning_scale=1.0),
+        "programs that take conditioning_scale; expected one; found nothing",
     ),
     (
-        lambda d: _programs(d)["decode_video"].update(role="window"),
-        "a program is missing; expected one of role",
+        lambda data: data["model"]["options"].update(boundary=0.5),
+        "transformers, with a default boundary; expected two; found one",
     ),
-    (lambda d: _programs(d)["prepare"].update(role="decode"), "prepare takes embeddings; expected no such"),
+    (lambda data: data["tokenizer"].update(max_length=256), "inputs.embeddings; expected float32[2,256"),
+    (lambda data: data["tokenizer"].update(max_length=99), "tokens of the longest text encoder; expected 99"),
+    (options(dtype="bfloat16"), "program encode_text_64 of|outputs.embeddings"),
+    (options(scheduler_dtype="bfloat16"), "inputs.latents"),
+    (options(max_steps=99), "program denoise_loop of|inputs.coefficients"),
+    (role("prepare", "once"), "programs of role prepare; expected one; found nothing"),
+    (role("decode_video", "window"), "programs of role decode; expected one; found nothing"),
+    (without("denoise_loop"), "programs of role scan; expected one"),
+    (without("stream_leave"), "programs of role leave; expected one"),
+    (without("encode_text"), "tokens of the longest text encoder; expected 512; found 256"),
     (
-        lambda d: _programs(d).update(other={**_programs(d)["denoise_step"], "place": 1}),
-        "the loop's form step has several programs",
+        lambda data: _programs(data).update(other={**_programs(data)["denoise_step"], "place": 1}),
+        "programs of role step; expected one; found denoise_step, other",
     ),
-    (lambda d: d["model"]["task"].update(inputs=IMAGE), "no program takes the images and videos"),
+    (lambda data: data["model"]["task"].update(inputs=IMAGE), "programs of role window; expected one"),
     (
-        lambda d: d["model"]["task"].update(
-            windows=None, held={"condition": "c", "latents": "l", "mask": "m"}
-        ),
-        "missing",
+        lambda data: data["model"]["task"].update(held=HELD),
+        "programs that make c.l; expected one",
     ),
-    (lambda d: _avals(d, "prepare")["outputs"].pop("rope"), "denoise_step takes rope"),
-    (lambda d: _avals(d, "prepare")["outputs"].update(rope="float32[1]"), "denoise_step takes rope"),
     (
-        lambda d: _avals(d, "denoise_step")["inputs"].update(timestep="float32[1]"),
-        "denoise_step takes timestep",
+        lambda data: _programs(data)["prepare"]["avals"]["outputs"].pop("rope"),
+        "program denoise_step of|inputs.rope; expected nothing; found a dict of",
     ),
-    (lambda d: _avals(d, "denoise_step")["inputs"].pop("timestep"), "denoise_step takes timestep"),
+    (outputs("prepare", rope=NEW), "inputs.rope; expected uint8[3]; found a dict of"),
+    (inputs("denoise_step", timestep="float32[1]"), "inputs.timestep; expected float32[]; found float32[1]"),
+    (inputs("denoise_loop", first="int32[1]"), "inputs.first; expected int32[]; found int32[1]"),
+    (inputs("denoise_step", guidance_scale="int32[]"), "inputs.guidance_scale; expected float32[]"),
     (
-        lambda d: _avals(d, "denoise_step")["outputs"].update(history="float32[2]"),
-        "what denoise_step carries (history)",
+        lambda data: _programs(data)["denoise_step"]["avals"]["inputs"].pop("timestep"),
+        "inputs.timestep; expected float32[]; found nothing",
     ),
-    (lambda d: _avals(d, "decode_video")["outputs"].update(frames="uint8[9,64,96,4]"), "the frames"),
-    (lambda d: _avals(d, "decode_video")["inputs"].clear(), "decode_video takes latents"),
-    (lambda d: _programs(d).pop("decode_video"), "a program is missing"),
-    (lambda d: _programs(d).pop("denoise_loop"), "a program is missing"),
-    (lambda d: _programs(d).pop("encode_text"), "a program is missing"),
+    (outputs("denoise_step", history=NEW), "outputs.history; expected a dict of"),
+    (outputs("decode_video", frames="uint8[9,64,96,4]"), "outputs.frames; expected uint8[9,64,96,3]"),
+    (inputs("encode_text", mask="int32[512]"), "program encode_text of|inputs.mask"),
+    (inputs("stream_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected a dict of"),
+    (outputs("stream_keys_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected uint8[3]"),
+    (outputs("stream_blocks", carry=NEW), "program stream_blocks of|outputs.carry; expected "),
+    (outputs("stream_enter", carry=NEW), "program stream_"),
+    (
+        lambda data: _programs(data).update(spread_x=_programs(data).pop("spread_vae")),
+        "a program that spreads weights; expected spread_",
+    ),
+    (spread("inputs", "rows"), "program spread_vae of|inputs.rows.|found uint8[3]"),
+    (spread("outputs", "weights"), "program spread_vae of|outputs.weights.|found uint8[3]"),
+    (inputs("spread_vae", rows={}), "inputs.rows; expected parameters"),
+    (inputs("spread_vae", rows={"more": NEW}), "inputs.rows; expected parameters"),
 ]
 
 
-@pytest.mark.parametrize(("change", "part"), CHANGES)
-def test_what_does_not_fit_is_refused(
-    written: dict[str, Any], change: Callable[[dict[str, Any]], object], part: str
-) -> None:
+@pytest.mark.parametrize(("change", "parts"), CHANGES)
+def test_what_does_not_fit_is_refused(written: dict[str, Any], change: Changed, parts: str) -> None:
     check(written)
     data = copy.deepcopy(written)
-    data["targets"]["cpu"]["executables"] = {}
     change(data)
-    with pytest.raises(
-        ArtifactError, match=f"the programs of profile {PROFILE} do not fit together"
-    ) as caught:
+    with pytest.raises(ArtifactError, match=PROFILE) as caught:
         check(data)
-    assert part in str(caught.value) and caught.value.exit_code == 3
+    assert all(part in str(caught.value) for part in parts.split("|")), caught.value
+    assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("variant", ["wan2.1-i2v", "wan2.1-vace", "wan2.2-animate"])
-def test_models_with_images_and_videos_fit(
-    media_toy: Callable[[str], tuple[Path, Path]], variant: str
+def test_nothing_is_compiled_of_what_does_not_fit(
+    artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = read_manifest(media_toy(variant)[1])
-    for profile in manifest.profiles.values():
-        check_wiring(manifest, profile, manifest.program_sets[manifest.targets["cpu"].program_set])
+    def wrong(spec: Any, components: Any) -> dict[str, Any]:
+        avals = describe(spec, components)
+        return {**avals, "outputs": dict.fromkeys(avals["outputs"], NEW)}
+
+    monkeypatch.setattr("wanbuild.programs.export.describe", wrong)
+    monkeypatch.setattr(EntryCompiler, "compile", lambda *_: pytest.fail("it is compiled"))
+    before = read_manifest(artifact_copy)
+    with pytest.raises(
+        ArtifactError, match=r"does not fit: outputs.embeddings; expected bfloat16\[1,64,32\]"
+    ):
+        compile_artifact(CompileRequest(artifact_copy, ["cpu"], [(32, 16)], [1]), print)
+    assert read_manifest(artifact_copy) == before
 
 
-def test_it_costs_nothing(toy_artifact: Path) -> None:
-    """Less than 5 ms, seen: 0.2."""
+def exported(artifact: Path, name: str, record: Program) -> export.Exported:
+    return export.deserialize(bytearray(open_artifact(artifact).program(record)))
+
+
+def test_files_and_their_records(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
-    (profile,) = manifest.profiles.values()
-    programs = manifest.program_sets[manifest.targets["cpu"].program_set]
-    seconds = []
-    for _ in range(20):
-        started = time.perf_counter()
-        check_wiring(manifest, profile, programs)
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.005
+    records = programs_of(manifest, PROFILE)
+    assert sorted(records) == sorted(PROGRAMS)
+    files = {name: exported(toy_artifact, name, record) for name, record in records.items()}
+    for name, record in records.items():
+        check_file(name, record, manifest.components, True, files[name])
+
+    def differs(name: str, record: Program, where: str, bits: bool = True, **components: Any) -> None:
+        with pytest.raises(ArtifactError) as caught:
+            check_file(name, record, {**manifest.components, **components}, bits, files["denoise_step"])
+        assert caught.value.what.startswith(f"program {name} ") and where in str(caught.value)
+
+    step = records["denoise_step"]
+    taken = step.avals["inputs"]
+    for given, where in (
+        ({**taken, "timestep": "float32[1]"}, "inputs.timestep; expected float32[1]; found float32[]"),
+        ({**taken, "history": "float32[]"}, "inputs.history; expected float32[]; found a dict of 3"),
+        (
+            {k: v for k, v in taken.items() if k != "timestep"},
+            "inputs.timestep; expected nothing; found float",
+        ),
+    ):
+        differs("denoise_step", msgspec.structs.replace(step, avals={**step.avals, "inputs": given}), where)
+    more = msgspec.structs.replace(step, inputs=(*step.inputs, "vae"))
+    differs("denoise_step", more, "inputs.vae; expected a dict of 4; found nothing")
+    differs("another", step, "name; expected another; found denoise_step")
+    transformer = manifest.components["transformer"]
+    path, parameter = next(iter(transformer.parameters.items()))
+    layout = msgspec.structs.replace(parameter.layout, dtype="bfloat16")
+    changed = {**transformer.parameters, path: msgspec.structs.replace(parameter, layout=layout)}
+    other = msgspec.structs.replace(transformer, parameters=changed)
+    place = f"inputs.transformer.{path.replace('/', '.')}; expected "
+    differs("denoise_step", step, f"{place}uint16[", transformer=other)
+    differs("denoise_step", step, f"{place}bfloat16[", bits=False, transformer=other)
+
+
+def minus(a: jax.Array, b: jax.Array) -> Mapping[str, jax.Array]:
+    return {"c": a - 2 * b}
+
+
+AVALS = {"inputs": {"a": "float32[]", "b": "float32[]"}, "outputs": {"c": "float32[]"}}
+
+
+def test_two_inputs_of_one_shape_cannot_be_exchanged() -> None:
+    """They go by name: the order in which the manifest lists them means nothing."""
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    data = export_program(program("minus", minus, {"a": scalar, "b": scalar}), "cpu")
+    for order in (("a", "b"), ("b", "a")):
+        record = plain_program(inputs=order, avals=AVALS)
+        check_file("minus", record, {}, False, export.deserialize(bytearray(data)))
+        compiled = lower(data, "minus", (), jax.devices("cpu")[0]).compile()
+        assert LoadedProgram(compiled, order)(a=np.float32(7), b=np.float32(2))["c"] == 3
+
+
+def test_a_program_without_names_is_refused() -> None:
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    file = export.export(jax.jit(minus))(scalar, scalar)
+    with pytest.raises(ArtifactError, match=r"inputs\.a; expected float32"):
+        check_file("minus", plain_program(inputs=("a", "b"), avals=AVALS), {}, False, file)
+
+
+def test_an_array_in_words() -> None:
+    assert aval_text("float32", 2, 3) == "float32[2,3]" and aval_text("bool") == "bool[]"
+    assert aval(aval_text("uint8", 7)) == ("uint8", (7,))
