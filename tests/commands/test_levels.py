@@ -13,14 +13,12 @@ import pytest
 
 from helpers.artifacts import same_profile, with_levels
 from helpers.damage import edit_environment
-from wanbuild.check.verify import check_files
 from wanbuild.programs import entry_compiler
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun import load
-from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import UsageError
 from wanrun.machine import environment
 from wanrun.machine.cpu import LEVELS
 from wanrun.replay.golden import replayed
@@ -94,20 +92,6 @@ def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(environment, "cpu_features", lambda: LEVELS[LEVEL])
     _, (line,) = latents(both)
     assert line.startswith(f"target {LEVEL}; others do not fit: cpu (CPU features ")
-
-
-def test_entries_of_a_level_are_verified(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, lines = read_manifest(both), list[str]()
-    check_files(Artifact(manifest, both), lines.append)
-    assert f"target {LEVEL}: executables intact" in lines
-    level = CPU_LEVELS[LEVEL]
-    for lower, found in (
-        (replace(level, instructions=level.instructions - {"AVX", "AVX2"}), "AVX"),
-        (replace(level, recorded=level.recorded - {"fma"}), "fma"),
-    ):
-        monkeypatch.setattr("wanbuild.check.verify.CPU_LEVELS", {LEVEL: lower})
-        with pytest.raises(ArtifactError, match=rf"is no executable for {LEVEL}; .*found {found}"):
-            check_files(Artifact(manifest, both), lines.append)
 
 
 def test_code_beyond_a_level_is_compiled_again(

@@ -18,11 +18,9 @@ from wanbuild.check.findings import Findings
 from wanbuild.check.preview import fitted
 from wanbuild.check.weights import check_places, check_with_orbax
 from wanbuild.listed import unlisted
-from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.wiring import check_file, check_set
 from wanbuild.staging import build_running, changing
-from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Recorded, read_manifest
@@ -57,10 +55,6 @@ def check_files(artifact: Artifact, report: Report) -> None:
             for name, program in programs.items():
                 exported = deserialized(artifact.program(program), name)
                 check_file(name, program, manifest.components, own.kernels.weight_bits, exported)
-    for target in manifest.targets.values():
-        if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
-            for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:
-                check_level(artifact.folder / target.folder / file, level)
 
 
 def check_spelling(artifact: Artifact) -> None:

@@ -53,12 +53,6 @@ def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
     return sorted(features_used(entry) - set(allowed))
 
 
-def features_recorded(entry: Path) -> frozenset[str]:
-    """Returns the features that an entry says that it needs, as LLVM names them."""
-    names = b",".join(_RECORD.findall(_executable(entry))).decode().split(",")
-    return frozenset(name[1:] for name in names if name.startswith("+"))
-
-
 def record_level(entry: Path, level: Level) -> None:
     """Removes the features beyond a level from the list of those that an entry needs.
 
@@ -78,18 +72,6 @@ def record_level(entry: Path, level: Level) -> None:
 
     restricted = _RECORD.sub(within, _executable(entry))
     entry.write_bytes(compilation_cache.compress_executable(restricted))
-
-
-def check_level(entry: Path, level: Level) -> None:
-    """Raises ArtifactError if an entry has instructions beyond its level, or none, or asks for such a CPU."""
-    more = beyond(entry, level.instructions) or sorted(features_recorded(entry) - level.recorded)
-    if more:
-        raise ArtifactError(
-            f"{entry} is no executable for {level.name}",
-            expected=f"instructions of {level.name} alone",
-            found=" ".join(more),
-            remedy="copy the artifact again, or run wanbuild compile",
-        )
 
 
 def _executable(entry: Path) -> bytes:
