@@ -14,8 +14,6 @@ from wanrun.artifact.record import MAX_SIZE
 from wanrun.artifact.roles import LOOPS, forms_of
 from wanrun.errors import UsageError
 
-"""The choices for the forms of the denoising loop that a profile has."""
-
 
 @dataclass(frozen=True)
 class BuildOptions:
