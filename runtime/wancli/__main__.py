@@ -12,6 +12,9 @@ def main() -> None:
 
         serve()
     start()
+    from wanrun import run_with_parent
+
+    run_with_parent()
     from wancli.run import wanrun
     from wanrun.terminal.console import leave, run
 

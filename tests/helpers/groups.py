@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from helpers.said import complaints
-from wanrun.cluster.join import join
-from wanrun.cluster.process_group import ProcessGroup
-from wanrun.errors import WanError
 
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 60.0
 """In which the failure of one process has to end all."""
 
 START_SECONDS = 240.0
@@ -125,23 +123,42 @@ def wanrun_commands(count: int, *options: object, **of_each: Sequence[object]) -
     return commands
 
 
-def run_threads(
-    count: int, work: Callable[[ProcessGroup], Any], port: int | None = None, host: str = "127.0.0.1"
-) -> list[Any]:
-    """What ``work`` returns, or the error that it raises, for each of several groups of one process."""
-    port, results = port or free_port(), list[Any]([None] * count)
+def lost_in_the_steps(
+    count: int, victim: int, number: signal.Signals, artifact: Path, folder: Path
+) -> list[Ended]:
+    """Signals one process of several while they make steps; returns how each ended.
 
-    def one(index: int) -> None:
-        try:
-            with join(f"{host}:{port}", count, index, timeout_seconds=60) as group:
-                results[index] = work(group)
-        except WanError as error:
-            results[index] = error
+    Process 0 has to leave the video that it had made before, and the others nothing.
+    """
+    folders = [folder / f"of-{index}" for index in range(count)]
+    for one in folders:
+        one.mkdir()
+    prompts = folder / "prompts.jsonl"
+    lines = [{"prompt": "a fox", "steps": steps, "seed": seed} for seed, steps in enumerate((1, 1000))]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    patterns = [one / "{seed}.npy" for one in folders]
+    commands = wanrun_commands(count, "--artifact", artifact, "--prompts", prompts, output=patterns)
+    with Processes(commands, folder) as processes:
+        processes.wait_for(0, "wrote", "out")  # the first; the second takes minutes
+        time.sleep(1)
+        processes.signal(victim, number)
+        ended = [processes.ended(index) for index in range(count)]
+    left = [sorted(file.name for file in one.iterdir()) for one in folders]
+    assert left == [["0.npy", "0.npy.json"]] + [[]] * (count - 1)
+    return ended
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return results
+
+def main(artifact: Path) -> None:
+    """Ends each of two and of four processes in turn, by each signal, and prints how all ended."""
+    for count in (2, 4):
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            for victim in range(count):
+                with tempfile.TemporaryDirectory() as folder:
+                    ended = lost_in_the_steps(count, victim, number, artifact, Path(folder))
+                codes, seconds = [one.code for one in ended], max(one.seconds for one in ended)
+                print(f"{number.name} to {victim} of {count}: codes {codes}, all gone after {seconds:.1f} s")
+                print(*sorted({line for one in ended for line in one.errors}), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from wanrun.cluster.launch import Cluster, found_cluster
+import re
+
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
-from wanrun.errors import wrong_type
+from wanrun.errors import UsageError, field, shortened, wrong_type
+
+MAX_PROCESSES = 1024
+
+_HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(?:\.[\w-]{1,63})*\.?|\[[\w:.%]{2,64}\]", re.ASCII)
+"""A name or an address of IPv4, of labels with dots between them; or one of IPv6, in brackets."""
 
 
 def join(
@@ -21,13 +27,12 @@ def join(
     Args:
         coordinator: HOST:PORT of process 0, a free port of its host.
         num_processes: how many processes there are.
-        process_id: the number of this one. What is left out is found as by
-            ``jax.distributed.initialize``: on TPU pods, with Slurm, and in Kubernetes.
+        process_id: the number of this one. What is left out is found by ``jax.distributed.initialize``: on
+            TPU pods, with Slurm, and in Kubernetes.
         timeout_seconds: how long the processes wait for one another.
 
     Raises:
-        UsageError: for a value of another type or out of range, or if the rest is not found, or is one
-            process.
+        UsageError: for a value of another type or out of range.
     """
     for name, value, kind, words in (
         ("coordinator", coordinator, str, "a string"),
@@ -37,7 +42,25 @@ def join(
     ):
         if isinstance(value, bool) or not isinstance(value, kind | None):
             raise wrong_type(name, words, value)
-    if coordinator is not None and num_processes is not None and process_id is not None:
-        return ProcessGroup(Cluster(coordinator, num_processes, process_id), timeout_seconds)
-    cluster = found_cluster(coordinator, num_processes, process_id, int(timeout_seconds))
-    return ProcessGroup(cluster, timeout_seconds)
+    if coordinator is not None:
+        _check_address(coordinator)
+    if num_processes is not None:
+        _check_range("num_processes", num_processes, 2, MAX_PROCESSES)
+    if process_id is not None:
+        _check_range("process_id", process_id, 0, (num_processes or MAX_PROCESSES) - 1)
+    return ProcessGroup(coordinator, num_processes, process_id, timeout_seconds)
+
+
+def _check_address(coordinator: str) -> None:
+    host, _, port = coordinator.rpartition(":")
+    if not (_HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
+        raise UsageError(
+            f"{field('coordinator')} is not an address",
+            expected="HOST:PORT such as 10.0.0.1:8476",
+            found=shortened(coordinator),
+        )
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise UsageError(f"{field(name)} is out of range", expected=f"{least} to {most}", found=value)

@@ -1,72 +1,68 @@
-"""The processes of a run: they agree on what they do, and end together.
+"""The processes of a run, connected by JAX's own service: who is in it, and what they agree on.
 
-Process 0 listens at the coordinator's address, and the others connect to it. Each has a thread that sends
-heartbeats and watches for those of the others (``wanrun.cluster.watch``). JAX's own service is started later,
-and is not used for any of this: it tells of a failure by ending every process from C++, without a message.
+The service runs in process 0, and all others send it heartbeats. Where a process is gone, it ends the others
+from C++, by SIGABRT: nothing else interrupts a collective. A command has a parent that is left then
+(``wanrun.cluster.parent``).
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
 import socket
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from wanrun.cluster.channel import Channel, Message
-from wanrun.cluster.company_key import VARIABLE, company_key, proof_of
-from wanrun.cluster.launch import Cluster, is_loopback
-from wanrun.cluster.watch import CLOSE_SECONDS, GRACE_SECONDS, Watch
-from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, shortened
-from wanrun.terminal.undo import undone_at_exit
+from wanrun.artifact.mesh import Sizes, mesh_text, normal, num_devices
+from wanrun.cluster.parent import lost
+from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, field, shortened
 
 JOIN_SECONDS = 300.0
 """How long the processes wait for one another at the start, as JAX does."""
 
-SURE_SECONDS = 5.0
-"""How long an unexpected error waits for the news that another process is the cause of it."""
+HEARTBEAT_SECONDS = 30
+"""Without a heartbeat for so long, a process counts as gone. C++ sends them, whatever Python does."""
 
-_AGAIN_SECONDS = 0.1
+FAIL_SECONDS = 3
+"""How long a process that fails waits whether the others do too: each reports its own error then."""
+
+SHUTDOWN_SECONDS = 10
+"""How long JAX waits for the others at the end of a Python program that has failed."""
+
+_FOREVER_SECONDS = 30 * 24 * 3600
+"""JAX ends a wait for a process that is gone."""
+
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ProcessGroup:
     """The processes of a run, seen from one of them. Entering it connects them; leaving it is done together.
 
-    If another process fails, is gone or is silent, this process ends with one line on stderr and exit code 5,
-    whatever its threads are doing: a collective that waits for that process cannot be interrupted. An
-    exception that leaves the context ends the other processes.
-
     Args:
+        coordinator: HOST:PORT of process 0. What is None, of this and the next two, JAX finds.
+        num_processes: how many processes there are.
+        process_id: the number of this one.
         join_seconds: how long the processes wait for one another.
 
+    Attributes:
+        process: the number of this process, once entered; 0 prints and writes.
+        num_processes: how many processes there are, once entered.
+
     Raises:
-        ClusterError: from entering, if not all processes come in time.
-        UsageError: from entering, if the address cannot be listened at, or anybody could join there.
+        UsageError: from entering, if JAX has started before, the other processes are not described, or
+            process 0 cannot listen at its address.
+        ClusterError: from entering and leaving, if the others cannot be reached.
     """
 
-    def __init__(self, cluster: Cluster, join_seconds: float = JOIN_SECONDS) -> None:
-        self.cluster = cluster
-        self._deadline = time.monotonic() + join_seconds
+    process: int
+    num_processes: int
+
+    def __init__(
+        self, coordinator: str | None, num_processes: int | None, process_id: int | None, join_seconds: float
+    ) -> None:
+        self._given = (coordinator, num_processes, process_id)
         self._join_seconds, self._number = join_seconds, 0
-        self._disconnect: Callable[[], None] | None = None
-        self._calling = threading.Lock()
-
-    @property
-    def process(self) -> int:
-        """The number of this process; 0 prints and writes."""
-        return self.cluster.process_id
-
-    @property
-    def num_processes(self) -> int:
-        """How many processes there are."""
-        return self.cluster.num_processes
 
     @property
     def leads(self) -> bool:
@@ -74,83 +70,62 @@ class ProcessGroup:
         return self.process == 0
 
     def __enter__(self) -> Self:
-        key = company_key()
-        listener = _listen(self.cluster, guarded=key != "") if self.leads else None
-        channels = {} if self.leads else {0: self._connect(proof_of(key))}
-        self._watch = Watch(self.process, self.num_processes, listener, channels, proof_of(key))
-        self._told = undone_at_exit(partial(self._watch.fail, "ended by a signal"), CLOSE_SECONDS)
-        self._told.__enter__()
-        self._watch.start()
+        import jax
+        from jax._src.distributed import global_state
+
+        coordinator, _, process = self._given
+        if coordinator is not None and process == 0:
+            _check_free(coordinator)
+        loopback = coordinator is not None and coordinator.rpartition(":")[0] in _LOOPBACK
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_enable_preemption_service", False)
         try:
-            self._join()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+            jax.distributed.initialize(
+                *self._given,
+                cluster_detection_method=None if None in self._given else "deactivate",
+                initialization_timeout=int(min(self._join_seconds, _FOREVER_SECONDS)),
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+                coordinator_bind_address=coordinator if loopback else None,
+            )
+        except (RuntimeError, OSError, LookupError, ValueError) as error:
+            raise _refused(error) from error
+        self._client: Any = global_state.client
+        self.process, self.num_processes = global_state.process_id, global_state.num_processes
+        self.agree_on_request({"number of processes": self.num_processes})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            if self._disconnect is not None:
-                self._disconnect()
-            self.exchange(last=True)
-        else:
-            self._fail(error)
-            if self._disconnect is not None:
-                atexit.register(_leave)
-        self._told.__exit__(None, None, None)
-        self._watch.close()
+        import jax
 
-    def at_end(self, disconnect: Callable[[], None]) -> None:
-        """Keeps the function that all processes call together before they leave."""
-        self._disconnect = disconnect
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise lost(_first_line(error)) from error
+        if error is not None and not isinstance(error, WanError):
+            return
+        name, seconds = ("done", _FOREVER_SECONDS) if error is None else ("failed", FAIL_SECONDS)
+        try:
+            self._client.wait_at_barrier(name, seconds * 1000)
+            jax.distributed.shutdown()
+        except jax.errors.JaxRuntimeError as gone:
+            if error is None:
+                raise lost(_first_line(gone)) from gone
 
-    def _connect(self, proof: bytes) -> Channel:
-        """Connects to process 0, which may not have started yet."""
-        while True:
-            try:
-                channel = Channel(socket.create_connection(self.cluster.address, timeout=5))
-                channel.send_bytes(proof)
-                channel.send(Message("hello", self.process, self.num_processes))
-                return channel
-            except OSError as error:
-                if time.monotonic() >= self._deadline:
-                    raise ClusterError(
-                        f"process 0 of {self.num_processes} is not there",
-                        expected=f"it at {self.cluster.coordinator} within {self._join_seconds:.0f} s",
-                        found=error.strerror or error,
-                        remedy="start it, or correct the address",
-                    ) from None
-            time.sleep(_AGAIN_SECONDS)
+    def exchange(self, value: Any) -> list[Any]:
+        """Gives a value that JSON can hold to all processes, and returns those of all, by process.
 
-    def _join(self) -> None:
-        """Waits until all processes are there."""
-        patience = 0.0 if self.leads else 2 * GRACE_SECONDS  # process 0 knows who is missing
-        if self.exchange(deadline=self._deadline + patience) is None:
-            missing = ", ".join(map(str, self._watch.missing()))
-            raise ClusterError(
-                f"not all {self.num_processes} processes have started",
-                expected=f"all within {self._join_seconds:.0f} s",
-                found=f"all but {missing}" if missing else "not all",
-                remedy="start them at the same time",
-            )
-
-    def exchange(self, value: Any = None, last: bool = False, deadline: float | None = None) -> Any:
-        """Gives a value to all processes, and returns those of all, by process; None after the deadline.
-
-        Every process must make the same calls in the same order.
-
-        Args:
-            value: a value that JSON can hold.
-            last: whether the processes may go after this exchange.
-            deadline: when to give up, of ``time.monotonic``; None for never, as ``Watch`` ends the wait for a
-                process that is gone.
+        Every process must make the same calls in the same order, from one thread.
         """
-        with self._calling:
-            number, self._number = self._number, self._number + 1
-            self._watch.say(Message("say", self.process, number, value, last=last))
-            return self._watch.result(number, deadline)
+        number, self._number = self._number, self._number + 1
+        self._client.key_value_set(f"wanrun/{number}/{self.process}", json.dumps(value))
+        names = [f"wanrun/{number}/{process}" for process in range(self.num_processes)]
+        values = [
+            json.loads(self._client.blocking_key_value_get(name, _FOREVER_SECONDS * 1000)) for name in names
+        ]
+        if number:  # all have begun this exchange, so all have read the one before
+            self._client.key_value_delete(f"wanrun/{number - 1}/{self.process}")
+        return values
 
     def agree_on_artifact(self, facts: Mapping[str, Any]) -> None:
         """Raises ArtifactError in every process unless all have the same artifact and the same target."""
@@ -163,34 +138,69 @@ class ProcessGroup:
         self._agree(facts, UsageError, what, remedy)
 
     def _agree(self, facts: Mapping[str, Any], kind: type[WanError], what: str, remedy: str) -> None:
-        """Raises an error of this kind, in every process, that names the first fact that differs.
-
-        Facts are values that JSON can hold, by name.
-        """
-        mine = json.loads(json.dumps(facts, default=str))
-        every = self.exchange(mine)
-        for other, theirs in enumerate(every):
-            for name in [*every[0], *(name for name in theirs if name not in every[0])]:
-                if (here := every[0].get(name)) != (there := theirs.get(name)):
+        """Raises an error of this kind, in every process, that names the first fact that differs."""
+        first, *others = self.exchange(json.loads(json.dumps(facts, default=str)))
+        for other, theirs in enumerate(others, 1):
+            for name in {**first, **theirs}:
+                if (here := first.get(name)) != (there := theirs.get(name)):
                     expected, found = _difference(here, there, other)
                     raise kind(f"{what}: {name}", expected=expected, found=found, remedy=remedy)
 
-    def _fail(self, error: BaseException) -> None:
-        """Ends the other processes, because this one ends."""
-        sure = isinstance(error, WanError | KeyboardInterrupt | OSError)
-        if not sure and self._watch.told.wait(SURE_SECONDS):  # a collective has failed, as its peer is gone
-            threading.Event().wait()  # until the watching thread ends the process
-        first = " ".join(str(error).strip().partition("\n")[0].split()) or type(error).__name__
-        text = first if sure else f"internal error: {type(error).__name__}: {first}"
-        self._watch.fail(text)
+
+def local_devices(mesh: Sizes, num_processes: int) -> int:
+    """Returns how many devices of a mesh each process has.
+
+    Raises:
+        UsageError: if the processes cannot share them evenly.
+    """
+    total = num_devices(mesh)
+    if total % num_processes:
+        raise UsageError(
+            f"the {total} devices of this target's mesh, {mesh_text(normal(mesh))}, cannot be shared evenly",
+            expected="a number of processes that divides them",
+            found=num_processes,
+            remedy="choose another --target, or run wanbuild compile --mesh",
+        )
+    return total // num_processes
 
 
-def _leave() -> None:
-    """Ends a Python program that has failed, before JAX waits for the others in its own last call."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()
-    os._exit(1)
+def _check_free(coordinator: str) -> None:
+    """Raises UsageError if something listens at a port: JAX's service would share it with another one."""
+    try:
+        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+    except OSError as error:
+        raise UsageError(
+            f"process 0 cannot listen at {coordinator}",
+            expected="a free port of this host",
+            found=error.strerror or error,
+            remedy="choose another port for all processes",
+        ) from None
+
+
+def _refused(error: Exception) -> WanError:
+    """Returns the error that says why JAX has not connected the processes."""
+    from jax.errors import JaxRuntimeError
+
+    text = _first_line(error)
+    if "initialise" in text or "only be called once" in text:
+        return UsageError(
+            "JAX has started in this process, and cannot be connected with others any more",
+            expected="no JAX array or device before",
+            found=text,
+            remedy="join the other processes first",
+        )
+    if isinstance(error, JaxRuntimeError):
+        return ClusterError("JAX cannot connect the processes", found=text)
+    return UsageError(
+        "the processes of this run cannot be found",
+        expected="a cluster that JAX knows: a TPU pod, Slurm, Kubernetes or MPI",
+        found=text,
+        remedy=f"pass {field('coordinator')}, {field('num_processes')}, {field('process_id')}",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).partition("\n")[0].split())
 
 
 def _difference(here: Any, there: Any, other: int) -> tuple[str, str]:
@@ -202,26 +212,3 @@ def _difference(here: Any, there: Any, other: int) -> tuple[str, str]:
     start = max(0, len(same) - 20) if max(map(len, texts)) > 60 else 0
     cut = [("..." if start else "") + text[start:] for text in texts]
     return f"{shortened(cut[0])} as process 0", f"{shortened(cut[1])} in process {other}"
-
-
-def _listen(cluster: Cluster, guarded: bool) -> socket.socket:
-    """Listens at a port: of the loopback device if the host's name is that, else of all devices."""
-    host, port = cluster.address
-    try:
-        family, address = cluster.resolved()
-        loopback = is_loopback(address)
-        if not (loopback or guarded):
-            raise UsageError(
-                f"anybody could join at {cluster.coordinator}",
-                expected=f"a secret that all share in {VARIABLE}, or in the file that {VARIABLE}_FILE names",
-                found="none",
-                remedy=f"set it; {VARIABLE}=open lets anybody in",
-            )
-        return socket.create_server((address if loopback else "", port), family=family, backlog=128)
-    except OSError as error:
-        raise UsageError(
-            f"process 0 cannot listen at {host}:{port}",
-            expected="a free port of this host",
-            found=error.strerror or error,
-            remedy="choose another port for all processes",
-        ) from None

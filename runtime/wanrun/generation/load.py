@@ -105,7 +105,7 @@ def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeli
         UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
             that cannot be had; in a fork of one that has loaded one; and if a group's requests differ.
         CancelledError: once ``cancel`` is cancelled.
-        ClusterError: if JAX cannot connect the processes of a group.
+        ClusterError: if a process of a group is gone.
     """
     others = python_only()
     given = LoadKeywords(**{name: keywords.pop(name) for name in others if name in keywords})

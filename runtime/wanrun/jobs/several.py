@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.cluster.join import join
-from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
+from wanrun.cluster.parent import tell_parent
+from wanrun.cluster.process_group import ProcessGroup
 from wanrun.cluster.streams import keep_stdout
-from wanrun.errors import WanError
 from wanrun.jobs.run import RunOptions
 from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.terminal.status import Status
 from wanrun.timing.timings import Timings
-
-TELL_SECONDS = 10.0
-"""How long a process that cannot start waits for the others, to tell them."""
 
 LOADING = ("memory", "transfer")
 """The options of loading that decide which programs run, and when."""
@@ -30,36 +28,34 @@ LOADING = ("memory", "transfer")
 def worklist_of_several(
     opened: Callable[[], Artifact], run: RunOptions, given: Mapping[str, Any], timings: Timings
 ) -> Iterator[tuple[Worklist, RunOptions, ProcessGroup]]:
-    """Makes the worklist in each process, and enters their group when all have agreed on it.
+    """Enters the group of the processes, and makes the worklist in each, until all have agreed on it.
 
-    Arguments and errors are those of ``make_worklist``. A process whose worklist fails tells the others why.
-    Yields the worklist; the options, in the others without the files that process 0 alone writes; the group.
+    Arguments and errors are those of ``make_worklist``. Yields the worklist; the options, in the others
+    without the files that process 0 alone writes; the group.
 
     Raises:
         ArtifactError: if the processes have different artifacts.
         UsageError: if they were given different requests, or the description of the group is wrong.
-        ClusterError: if not all processes come.
+        ClusterError: if another process is gone.
     """
-    try:
-        work = make_worklist(opened, run, given, timings)
-    except WanError as error:
-        with contextlib.suppress(WanError), _group(run, TELL_SECONDS):
-            raise error
-        raise
     waiting = Status(lambda: timings.running)
-    with timings.phase("join"), waiting, contextlib.ExitStack() as leaving:
-        group = leaving.enter_context(_group(run, JOIN_SECONDS))
-        keep_stdout(quiet=not group.leads)
-        work = agreed(group, work, run)
-        entered = leaving.pop_all()
-    if not group.leads:
-        run = structs.replace(run, timing_json=None, report=None)
-    with entered:
+    with contextlib.ExitStack() as entered:
+        with timings.phase("join"), waiting:
+            group = entered.enter_context(join(run.coordinator, run.num_processes, run.process_id))
+            tell_parent()
+            keep_stdout(quiet=not group.leads)
+            work = agreed(group, make_worklist(opened, run, given, timings), run)
+        if group.leads:
+            tell_parent(_folders(work, run))
+        else:
+            run = structs.replace(run, timing_json=None, report=None)
         yield work, run, group
 
 
-def _group(run: RunOptions, seconds: float) -> ProcessGroup:
-    return join(run.coordinator, run.num_processes, run.process_id, timeout_seconds=seconds)
+def _folders(work: Worklist, run: RunOptions) -> set[Path]:
+    """Returns the folders that process 0 writes to."""
+    files = [run.timing_json, run.report, *(path for job in work.jobs for path in (*job.videos, job.latents))]
+    return {file.parent for file in files if file is not None}
 
 
 def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:

@@ -75,19 +75,16 @@ def open_device(
     Raises:
         ArtifactError: if there is no such device, or listing every fact that differs.
         UsageError: if the processes cannot share the mesh.
-        ClusterError: if JAX cannot connect the processes.
     """
     count = needed = num_devices(selected.mesh)
     if group is not None:
-        from wanrun.cluster.jax_service import local_devices, start_jax
+        from wanrun.cluster.process_group import local_devices
 
-        count = local_devices(selected.mesh, group)
+        count = local_devices(selected.mesh, group.num_processes)
     with timings.phase("import", "jax"):
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
     with timings.phase("device"):
-        if group is not None:
-            start_jax(group)
         devices = open_devices(platform, count, alone=group is None, beside=beside)
     mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices, needed)
     if mismatches and not allow_compile:

@@ -1,33 +1,13 @@
-"""``wanrun.join``: what is given is taken as it is, and the rest is found."""
+"""``wanrun.join``: what is given is checked before JAX is asked."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 import wanrun
-from wanrun.cluster import join as joining
-from wanrun.cluster.launch import Cluster
 from wanrun.errors import UsageError
-
-
-def test_nothing_is_looked_for_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "found_cluster", None)
-    group = wanrun.join("10.0.0.1:8476", 4, 3)
-    assert group.cluster == Cluster("10.0.0.1:8476", 4, 3)
-    assert (group.process, group.num_processes, group.leads) == (3, 4, False)
-    assert wanrun.join("10.0.0.1:8476", 4, 0).leads
-
-
-def test_the_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[object]()
-
-    def found(*given: object) -> Cluster:
-        asked.append(given)
-        return Cluster("node:1", 2, 1)
-
-    monkeypatch.setattr(joining, "found_cluster", found)
-    assert wanrun.join(num_processes=2, timeout_seconds=7).cluster == Cluster("node:1", 2, 1)
-    assert asked == [(None, 2, None, 7)]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +19,35 @@ def test_the_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         {"timeout_seconds": "7"},
     ],
 )
-def test_values_of_another_type(given: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(given))} has the wrong type; expected a"):
-        wanrun.join(**given)  # type: ignore[arg-type]
+def test_values_of_another_type(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        wanrun.join(**given)
+    assert caught.value.parts["what"] == f"{next(iter(given))} has the wrong type"
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (("10.0.0.1", 2, 0), "coordinator"),
+        (("a:99999", 2, 0), "coordinator"),
+        (("10.0.0..1:8476", 2, 0), "coordinator"),
+        *(
+            ((f"{host}:8476", 2, 0), "coordinator")
+            for host in (
+                *("x" * 300, "x" * 64, "a\nb", "a b", "\x1b[1m", "é"),
+                *(".a", "[]", "[a b]", "a/b", "u@h"),
+            )
+        ),
+        (("a:8476", 1, 0), "num_processes"),
+        (("a:8476", 4, 4), "process_id"),
+        ((None, None, -1), "process_id"),
+    ],
+)
+def test_a_wrong_description(given: tuple[Any, Any, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=f"{what} is "):
+        wanrun.join(*given)
+
+
+@pytest.mark.parametrize("coordinator", ["10.0.0.1:8476", "[::1]:80", "tpu_0-a.b.svc.:1", None])
+def test_an_address(coordinator: str | None) -> None:
+    wanrun.join(coordinator, 2, 0)

@@ -1,105 +1,64 @@
-"""Processes that have joined: exchanges, agreement, and how the end of one ends the others."""
+"""What the processes of a run tell one another, and what they ask of JAX. Whole runs: test_distributed.py."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import socket
-import sys
-from pathlib import Path
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import pytest
 
-from helpers.groups import Ended, Processes, free_port, run_threads
-from wanrun.cluster.join import join
-from wanrun.cluster.launch import Cluster
-from wanrun.cluster.process_group import ProcessGroup
-from wanrun.cluster.watch import SILENT_SECONDS
-from wanrun.errors import ClusterError, UsageError
-
-MEMBER = """
-import sys, time
-import click
-from wanrun.cluster.join import join
-from wanrun.terminal.console import leave, run
-from wanrun.terminal.early import start
+import wanrun
+from wanrun.cluster.process_group import ProcessGroup, local_devices
+from wanrun.errors import ClusterError, UsageError, WanError
 
 
-@click.command("wanrun")
-@click.argument("port")
-@click.argument("count", type=int)
-@click.argument("process", type=int)
-@click.argument("seconds", type=float)
-def command(port, count, process, seconds):
-    with join(f"127.0.0.1:{port}", count, process, timeout_seconds=60) as group:
-        print("joined", flush=True)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.05)
-        if process == 1 and not seconds:
-            raise RuntimeError("a collective failed")
-        group.exchange("last")
+class Service:
+    """JAX's service: what one process sets, another one waits for."""
+
+    def __init__(self) -> None:
+        self.values, self._changed = dict[str, str](), threading.Condition()
+
+    def key_value_set(self, name: str, value: str) -> None:
+        with self._changed:
+            self.values[name] = value
+            self._changed.notify_all()
+
+    def key_value_delete(self, name: str) -> None:
+        del self.values[name]
+
+    def blocking_key_value_get(self, name: str, milliseconds: int) -> str:
+        with self._changed:
+            assert self._changed.wait_for(lambda: name in self.values, 10)
+            return self.values[name]
 
 
-start()
-leave(run(command))
-"""
+def together(count: int, work: Callable[[ProcessGroup], Any]) -> tuple[list[Any], Service]:
+    """What ``work`` returns, or the error that it raises, in each process; and what the service has then."""
+    service = Service()
 
+    def one(process: int) -> Any:
+        group = wanrun.join("a:1", count, process)
+        group.process, group.num_processes, group._client = process, count, service
+        try:
+            return work(group)
+        except WanError as error:
+            return error
 
-def members(folder: Path, count: int = 3, seconds: float = 120.0) -> Processes:
-    port = free_port()
-    return Processes(
-        [
-            [sys.executable, "-c", MEMBER, str(port), str(count), str(index), str(seconds)]
-            for index in range(count)
-        ],
-        folder,
-    )
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count))), service
 
 
 def test_exchanges_bring_all_values_to_all() -> None:
     def work(group: ProcessGroup) -> list[Any]:
         return [group.exchange(group.process * 10), group.exchange({"leads": group.leads})]
 
-    leads = [{"leads": True}, {"leads": False}, {"leads": False}]
-    assert run_threads(3, work) == [[[0, 10, 20], leads]] * 3
-
-
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "failed"}\n', b"x" * 2**16, b"", b'{"kind": "say"}\n']
-)
-def test_strangers_do_no_harm(said: bytes) -> None:
-    port = free_port()
-
-    def work(group: ProcessGroup) -> Any:
-        if group.process == 1:
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.sendall(said)
-                stranger.settimeout(0.5)
-                with contextlib.suppress(OSError):
-                    stranger.recv(1)
-        return group.exchange(group.process)
-
-    assert run_threads(2, work, port) == [[0, 1]] * 2
-
-
-def test_a_second_process_of_a_number_is_sent_away(tmp_path: Path) -> None:
-    port = free_port()
-    commands = [[sys.executable, "-c", MEMBER, str(port), "2", process, "8"] for process in "0111"]
-    keys = [{"WANRUN_COMPANY_KEY": key} for key in ("a fox", "a fox", "a fox", "a badger")]
-    with Processes(commands, tmp_path, keys) as processes:
-        first, *others, stranger = (processes.ended(index) for index in range(4))
-    assert (stranger.code, stranger.errors) == (
-        5,
-        ["error: process 0 of 2 does not take this process in: its WANRUN_COMPANY_KEY is another one"],
-    )
-    assert (first.code, first.errors) == (0, [])
-    taken, refused = sorted(others, key=lambda one: one.code)
-    assert (taken.code, taken.errors, refused.code) == (0, [], 5)
-    assert refused.errors == [
-        "error: process 0 of 2 does not take this process in: there is a process 1 already"
-    ]
+    found, service = together(3, work)
+    assert found == [[[0, 10, 20], [{"leads": True}, {"leads": False}, {"leads": False}]]] * 3
+    assert len(service.values) == 3  # of the last one alone
 
 
 def test_all_name_the_same_difference() -> None:
@@ -108,82 +67,69 @@ def test_all_name_the_same_difference() -> None:
         prompt = "a very long description of a fox in the snow that ends with " + "fd"[group.process == 2]
         group.agree_on_request({"seed": 1, "prompt": prompt})
 
-    first, *others = run_threads(3, work)
-    assert isinstance(first, UsageError)
-    assert "different requests: prompt" in str(first)
+    (first, *others), _ = together(3, work)
+    assert isinstance(first, UsageError) and first.parts["what"].endswith(": prompt")
     assert "f' as process 0" in str(first) and "d' in process 2" in str(first)
     assert list(map(str, others)) == [str(first)] * 2
 
 
-def test_a_group_that_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
-    with (
-        pytest.raises(ClusterError, match=r"not all 2 .* within 1 s; found all but 1"),
-        join(f"127.0.0.1:{port}", 2, 0, timeout_seconds=1),
-    ):
-        pass
-    with (
-        pytest.raises(ClusterError, match=rf"process 0 of 2 is not there; expected it at 127.0.0.1:{port}"),
-        join(f"127.0.0.1:{port}", 2, 1, timeout_seconds=0),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize(
-    ("number", "own", "code", "word"),
+    ("raised", "kind"),
     [
-        (signal.SIGKILL, [], -9, "is gone: its connection is closed"),
-        (signal.SIGTERM, ["terminated"], 143, "failed: ended by a signal"),
-        (signal.SIGINT, ["interrupted"], 130, "failed: ended by a signal"),
+        (ValueError("coordinator_address should be defined."), UsageError),
+        (KeyError("SLURM_NTASKS"), UsageError),
+        (RuntimeError("distributed.initialize should only be called once."), UsageError),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server"), ClusterError),
     ],
-    ids=["killed", "terminated", "interrupted"],
 )
-def test_one_end_is_the_end_of_all(
-    victim: int, number: signal.Signals, own: list[str], code: int, word: str, tmp_path: Path
-) -> None:
-    with members(tmp_path) as processes:
-        for index in range(3):
-            processes.wait_for(index, "joined", "out")
-        processes.signal(victim, number)
-        ended = [processes.ended(index) for index in range(3)]
-    assert (ended[victim].code, ended[victim].errors) == (code, own)
-    for other in {0, 1, 2} - {victim}:
-        assert ended[other].code == 5
-        assert ended[other].errors == [f"error: process {victim} of 3 {word}"]
-        assert ended[other].seconds < SILENT_SECONDS
+def test_jax_refuses(raised: Exception, kind: type[WanError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not given it looks for; it gives a process up within 45 s."""
+    asked = dict[str, Any]()
 
+    def initialize(*given: object, **options: Any) -> None:
+        asked.update(options, given=given)
+        raise raised
 
-def test_a_stopped_process_is_given_up(tmp_path: Path) -> None:
-    victim = 0
-    with members(tmp_path) as processes:
-        for index in range(3):
-            processes.wait_for(index, "joined", "out")
-        processes.signal(victim, signal.SIGSTOP)
-        others = [processes.ended(index) for index in sorted({0, 1, 2} - {victim})]
-        processes.signal(victim, signal.SIGCONT)
-        late = processes.ended(victim)
-    silent = "has been silent for 15 s: it is stopped, or its network is lost"
-    assert [one.errors for one in others] == [[f"error: process {victim} of 3 {silent}"]] * 2
-    assert [one.code for one in others] == [5, 5]
-    assert late.code == 5 and len(late.errors) == 1
-    assert late.errors[0].startswith("error: process ")
-
-
-def test_an_unexpected_error_is_told(tmp_path: Path) -> None:
-    with members(tmp_path, 2, 0.0) as processes:
-        ended: list[Ended] = [processes.ended(index) for index in range(2)]
-    assert ended[0].code == 5 and ended[1].code == 1
-    told = "internal error: RuntimeError: a collective failed"
-    assert ended[0].errors == [f"error: process 1 of 2 failed: {told}"]
-    assert len(ended[1].errors) == 1 and told in ended[1].errors[0]
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    with pytest.raises(kind), wanrun.join(None, 2, 1):
+        pass
+    assert asked["given"] == (None, 2, 1) and asked["cluster_detection_method"] is None
+    assert asked["heartbeat_timeout_seconds"] <= 45
+    with pytest.raises(kind), wanrun.join("127.0.0.1:8476", 2, 1):
+        pass
+    assert asked["cluster_detection_method"] == "deactivate"
+    assert asked["coordinator_bind_address"] == "127.0.0.1:8476"
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with (
-            pytest.raises(UsageError, match=f"cannot listen at {address}"),
-            ProcessGroup(Cluster(address, 2, 0)),
-        ):
+        with pytest.raises(UsageError, match=f"cannot listen at {address}"), wanrun.join(address, 2, 0):
             pass
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("UNKNOWN: Gloo AllGather failed: Connection closed by peer", ClusterError),
+        ("RESOURCE_EXHAUSTED: Out of memory", jax.errors.JaxRuntimeError),
+    ],
+)
+def test_a_collective_fails_as_another_process_is_gone(text: str, kind: type[Exception]) -> None:
+    error = jax.errors.JaxRuntimeError(text)
+    with pytest.raises(kind) as caught:
+        wanrun.join("a:1", 2, 0).__exit__(type(error), error, None)
+        raise error
+    assert getattr(caught.value, "exit_code", 1) == (5 if kind is ClusterError else 1)
+
+
+@pytest.mark.parametrize(("processes", "each"), [(2, 4), (4, 2), (8, 1)])
+def test_each_has_an_equal_part(processes: int, each: int) -> None:
+    assert local_devices({"data": 2, "context": 4}, processes) == each
+
+
+@pytest.mark.parametrize("mesh", [{"data": 2, "context": 4}, {}])
+def test_a_mesh_that_cannot_be_shared(mesh: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="cannot be shared evenly"):
+        local_devices(mesh, 3)

@@ -1,4 +1,4 @@
-"""The start of a run of several processes: who cannot start tells the others."""
+"""The start of a run of several processes: what they agree on, and who writes."""
 
 from __future__ import annotations
 
@@ -13,41 +13,12 @@ import pytest
 from helpers.run_options import run_options
 from wanrun.artifact.artifact import open_artifact
 from wanrun.cluster.process_group import ProcessGroup
-from wanrun.errors import ArtifactError, ClusterError, UsageError
+from wanrun.errors import ClusterError, UsageError
 from wanrun.jobs import several
-from wanrun.jobs.several import TELL_SECONDS, agreed, worklist_of_several
+from wanrun.jobs.several import agreed, worklist_of_several
 from wanrun.jobs.worklist import Worklist
 from wanrun.terminal import status
 from wanrun.timing.timings import Timings
-
-
-def enter(tmp_path: Path, **run: Any) -> None:
-    with worklist_of_several(
-        lambda: open_artifact(tmp_path / "none"), run_options(prompt="a fox", **run), {}, Timings()
-    ):
-        raise AssertionError("there is no artifact")
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_plan_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    """Its own error is the one that is raised, whether or not the others come."""
-    told = list[BaseException]()
-
-    @contextlib.contextmanager
-    def group(run: Any, seconds: float) -> Iterator[None]:
-        assert seconds == TELL_SECONDS
-        if not there:
-            raise ClusterError("not all 2 processes have started")
-        try:
-            yield
-        except BaseException as error:
-            told.append(error)
-            raise
-
-    monkeypatch.setattr(several, "_group", group)
-    with pytest.raises(ArtifactError, match="is not an artifact") as caught:
-        enter(tmp_path, coordinator="127.0.0.1:1", num_processes=2, process_id=1)
-    assert told == ([caught.value] if there else [])
 
 
 class Agreeing:
@@ -97,7 +68,7 @@ def test_waiting_for_the_others_is_said(
         yield
 
     monkeypatch.setattr(status, "LOG_SECONDS", 0.05)
-    monkeypatch.setattr(several, "_group", nobody_comes)
+    monkeypatch.setattr(several, "join", nobody_comes)
     who: dict[str, Any] = {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": 0}
     options = run_options(prompt="a fox", output=tmp_path / "a.npy", **who)
     with (
@@ -114,7 +85,7 @@ def test_process_0_alone_writes_files_beside_videos(
 ) -> None:
     group: Any = Agreeing([1])
     group.leads = leads
-    monkeypatch.setattr(several, "_group", lambda run, seconds: contextlib.nullcontext(group))
+    monkeypatch.setattr(several, "join", lambda *who: contextlib.nullcontext(group))
     monkeypatch.setattr(several, "keep_stdout", lambda quiet: None)
     who: dict[str, Any] = {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": int(not leads)}
     files = {"timing_json": tmp_path / "t.json", "report": tmp_path / "r.html"}
