@@ -246,8 +246,13 @@ def _write_components(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
 
+            def cancel_beside() -> None:  # the main thread may stand still with a lock of the pool
+                thread = threading.Thread(target=cancel, daemon=True)
+                thread.start()
+                thread.join(CANCEL_SECONDS)
+
             try:
-                with undone_at_exit(cancel, CANCEL_SECONDS):  # before the folder is removed
+                with undone_at_exit(cancel_beside):  # before the folder is removed
                     for future in as_completed([pool.submit(piece.run) for piece in pieces]):
                         future.result()
             except BaseException:

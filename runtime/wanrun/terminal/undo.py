@@ -46,16 +46,11 @@ def begun(begin: Callable[[], T], undo: Callable[[T], object]) -> Iterator[T]:
 
 
 @contextlib.contextmanager
-def undone_at_exit(undo: Callable[[], object], seconds: float = 0.0) -> Iterator[None]:
-    """Calls a function if the process ends while the context is entered.
-
-    Args:
-        undo: the function.
-        seconds: how long it is waited for. One that takes a lock needs it: who has the lock may stand still.
-    """
+def undone_at_exit(undo: Callable[[], object]) -> Iterator[None]:
+    """Calls a function, which takes no lock, if the process ends while the context is entered."""
     key = object()
     with _PROCESS.changing:
-        _PROCESS.undo[key] = partial(_within, seconds, undo) if seconds else undo
+        _PROCESS.undo[key] = undo
     try:
         yield
     finally:
@@ -67,12 +62,6 @@ def stand_still(*_: object) -> None:
     """Keeps a thread from going on while the process ends: a handler of signals, for the main thread."""
     with _PROCESS.changing:
         pass
-
-
-def _within(seconds: float, undo: Callable[[], object]) -> None:
-    thread = threading.Thread(target=undo, daemon=True)
-    thread.start()
-    thread.join(seconds)
 
 
 def end(code: int, line: str = "", hold: Callable[[], object] = lambda: None) -> NoReturn:
