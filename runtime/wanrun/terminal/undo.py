@@ -75,10 +75,9 @@ def end(code: int, line: str = "", hold: Callable[[], object] = lambda: None) ->
     _PROCESS.changing.acquire()
     try:
         hold()
+        stderr = _silenced()
         if line:
-            say(f"\r\033[K{line}\n" if os.isatty(2) else f"{line}\n", 2)  # in place of a line of progress
-        with contextlib.suppress(OSError):  # there are no more descriptors
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            say(f"{_blank(stderr)}{line}\n", stderr)
         time.sleep(0.05 if _PROCESS.undo else 0)  # the others have come to stand still
         for undo in reversed(list(_PROCESS.undo.values())):
             with contextlib.suppress(Exception):
@@ -92,3 +91,22 @@ def say(text: str, descriptor: int = 1) -> None:
     with contextlib.suppress(OSError):  # it is closed, its reader has gone, or its disk is full
         if select.select((), (descriptor,), (), 0)[1]:
             os.write(descriptor, text.encode(errors="backslashreplace"))
+
+
+def _silenced() -> int:
+    """Sends stderr to /dev/null, and returns a descriptor of what it was."""
+    try:
+        before = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    except OSError:  # no descriptors are left
+        return 2
+    return before
+
+
+def _blank(descriptor: int) -> str:
+    """Returns what erases the last line of a terminal, which may be one that is written over."""
+    try:
+        columns = os.get_terminal_size(descriptor).columns - 1
+    except OSError:
+        return ""
+    return f"\r{' ' * columns}\r"
