@@ -156,7 +156,7 @@ def steps_apart(artifact: Path, small: Size, large: Size) -> float:
         start = Start.of(pipeline, generation, generation.read_media())
         found = velocity(pipeline.session(pipeline.profile), start, "step")
         start, expected = repeated(pipeline, start, found, other)
-        return relative_error(expected, velocity(pipeline.session(other), start, "step"))
+        return relative_error(velocity(pipeline.session(other), start, "step"), expected)
 
 
 def measure(source: Path, small: Size, large: Size, frames: int, folder: Path) -> None:
@@ -178,7 +178,7 @@ def measure(source: Path, small: Size, large: Size, frames: int, folder: Path) -
             build(own, small, frames, "rounded" in name)
             build(other, large, frames)
         found = made(own, small)
-        figures = [relative_error(latents, found[0]), relative_error(moved, found[1])]
+        figures = [relative_error(found[0], latents), relative_error(found[1], moved)]
         figures.append(steps_apart(other, small, large))
         print(f"| {name} | " + " | ".join(f"{figure:.1e}" for figure in figures) + " |", flush=True)
         shutil.rmtree(own)

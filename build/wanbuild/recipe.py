@@ -206,6 +206,8 @@ def read_recipe(path: Path) -> Recipe:
     for name in OPTIONS:
         if name in convert:
             convert[name] = _place(convert[name], path.parent)
+    if not convert.get("defaults", True):  # an empty section is as none
+        del convert["defaults"]
     if "config" in convert:
         convert["configs"] = _configs(convert.pop("config"), path)
     source = data.get("source")

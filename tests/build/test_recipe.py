@@ -97,6 +97,8 @@ def test_a_build_looks_at_a_checkpoints_files_alone(tmp_path: Path) -> None:
     read = read_recipe(recipe)
     assert read.artifact == tmp_path / "new"  # also before no/such is there
     before = fingerprint(read)
+    recipe.write_text(recipe.read_text() + "[convert.defaults]\n")
+    assert fingerprint(read_recipe(recipe)) == before
     (tmp_path / "source/vae/deep/other").write_bytes(b"{ }")
     assert fingerprint(read) == before
     (tmp_path / "source/vae/config.json").write_bytes(b"{ }")

@@ -60,6 +60,10 @@ def inner_imports(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
             if other not in exports or other == _package(file) or below == "errors":
                 continue
             yield from (alias for alias in node.names if below or alias.name not in exports[other])
+        elif isinstance(node, ast.Import):
+            parts = [alias.name.split(".") for alias in node.names]
+            inner = [one for one in parts if one[0] in exports and one[0] != _package(file) and one[1:]]
+            yield from (node for one in inner if one[1:] != ["errors"])
 
 
 def long_docstrings(file: Path, tree: ast.Module) -> Iterator[ast.AST]:

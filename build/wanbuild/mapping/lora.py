@@ -51,6 +51,9 @@ _UNSUPPORTED: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
+_ADAPTED = re.compile(r"\.(lora[._]\w+|alpha|diff(_\w+)?|dora_scale|hada_\w+|lokr_\w+|b?oft_\w+)(\.|$)")
+
+
 @dataclass(frozen=True)
 class Part:
     """A parsed key.
@@ -78,6 +81,11 @@ def parse_key(key: str) -> Part | None:
                 module += "_modulation" if underscored else ".modulation"
             return Part(module, underscored is not None, role)
     return None
+
+
+def of_adapter(key: str) -> bool:
+    """Returns whether a key is that of an adapter, of any kind and for any model."""
+    return _ADAPTED.search(key) is not None
 
 
 def unsupported(key: str) -> str | None:

@@ -55,6 +55,7 @@ class LimitedProcesses(contextlib.ExitStack):
         if limit not in self._processes:
             started = self.enter_context(begun(lambda: _started(limit), subprocess.Popen.kill))
             self.callback(started.communicate)  # closes its input, which ends it
+            self.push(lambda kind, *_: started.kill() if kind else None)
             self._processes[limit] = started
         process = self._processes[limit]
         assert process.stdin is not None and process.stdout is not None
@@ -94,10 +95,11 @@ def main() -> None:
     requests = queue.SimpleQueue[Any]()
 
     def read() -> None:
-        with contextlib.suppress(EOFError):
+        try:
             while True:
                 requests.put(pickle.load(sys.stdin.buffer))
-        os._exit(1)
+        finally:  # its end, perhaps within a request
+            os._exit(1)
 
     threading.Thread(target=read, daemon=True).start()
     answer: Mapping[str, Any] | Exception

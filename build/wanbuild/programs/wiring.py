@@ -6,6 +6,7 @@ compiled; ``check_file`` compares a program's file with its record.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,9 @@ def check_file(
     def described(tree: Any, avals: Any) -> Any:
         return jax.tree.unflatten(tree, [aval_text(str(one.dtype), *one.shape) for one in avals])
 
-    _, inputs = described(exported.in_tree, exported.in_avals)
+    unnamed, inputs = described(exported.in_tree, exported.in_avals)
+    if unnamed:
+        raise _unlike(f"program {name}", "inputs without a name", NOTHING, len(unnamed))
     outputs = described(exported.out_tree, exported.out_avals)
     given = {key: program.avals["inputs"].get(key, NOTHING) for key in program.inputs}
     given |= {key: _weights(components[key], bits) for key in given.keys() & components.keys()}
@@ -106,19 +109,20 @@ class _Wiring:
         media = roles_when("media")[-1:] if self._task.inputs else ()
         for role in (*roles_when("prompts", "video"), *media, *self._looped):
             found = with_role(self._programs, role)
+            stacks = [stack for name in found for stack in self._stacks(self._programs[name])]
             if not found or (ROLES[role].makes and len(found) > 1):
                 raise self._problem(f"programs of role {role}", "one", ", ".join(found) or NOTHING)
-            stacks = {stack for name in found for stack in self._stacks(self._programs[name])}
-            if stacks and stacks != self._layers.keys():
+            if stacks and sorted(stacks) != sorted(self._layers):
                 raise self._problem(f"programs of role {role}", ", ".join(self._layers), ", ".join(stacks))
         if (tokens := self._manifest.tokenizer.max_length) not in (lengths := text_programs(self._programs)):
             raise self._problem("tokens of the longest text encoder", tokens, max(lengths))
 
     def _check_model(self) -> None:
         """Checks that programs take the model's options and held frame, and that both experts fit them."""
-        for key in self._filled():
-            if not any(key in program.inputs for program in self._programs.values()):
-                raise self._problem(f"programs that take {key}", "one", NOTHING)
+        for key, form in itertools.product(self._filled(), self._options.forms):
+            taking = with_role(self._programs, *FORMS[form].roles)
+            if not any(key in self._programs[name].inputs for name in taking):
+                raise self._problem(f"programs of form {form} that take {key}", "one", NOTHING)
         if (held := self._task.held) is not None:
             made = [program.avals["outputs"].get(held.condition) for program in self._programs.values()]
             if not any(held.latents in _mapping(one) for one in made):
@@ -149,7 +153,7 @@ class _Wiring:
         if role.when == "video":
             return self._decoding()
         made = self._made(program)
-        alike = {key: made[key] for key in program.avals["outputs"] if key in made}
+        alike = {key: made[key] for key in {*program.avals["outputs"], *program.donated} if key in made}
         if role.when != "steps":
             return {**made, **self._arrays()}, alike
         form = next(form for form in FORMS.values() if program.role in form.roles)
@@ -162,11 +166,13 @@ class _Wiring:
         return self._layers.keys() & set(program.inputs)
 
     def _made(self, program: Program) -> dict[str, Any]:
-        """Returns what the programs of a form make for one of them: of layers, those of its own stack."""
+        """Returns what earlier programs of a form make for one: of layers, those of its own stack."""
         made: dict[str, Any] = {**self._layers, OUTSIDE: self._outside}
         own = next((form.roles for form in FORMS.values() if program.role in form.roles), ())
         for name in with_role(self._programs, *roles_when("media"), *own):
             other = self._programs[name]
+            if other is program or _place(other) > _place(program):
+                continue
             if ROLES[other.role].makes is None and self._stacks(other) <= self._stacks(program):
                 made = {**other.avals["outputs"], **made}
         return made
@@ -250,6 +256,12 @@ class _Wiring:
 
     def _problem(self, what: str, expected: object, found: object) -> ArtifactError:
         return _unlike(f"profile {self._profile.name}", what, expected, found)
+
+
+def _place(program: Program) -> tuple[int, int]:
+    """Returns when a program runs: media come before an expert, and its start before its steps."""
+    role = ROLES[program.role]
+    return ("media", "expert", "steps").index(role.when), [*ROLES].index(role.name)
 
 
 def _weights(component: Component, bits: bool) -> Any:

@@ -39,6 +39,8 @@ def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
         return ""
     part = "transformer" if name == LOW_NOISE else name
     prefixes = [prefix for prefix, role in found if role == part]
+    if len(prefixes) > 1:  # a short one may be the start of any name
+        prefixes = [prefix for prefix in prefixes if prefix != "model."]
     if len(prefixes) != 1:
         raise SourceError(
             f"{where} is an all-in-one file, and {OPTIONS[name]} is read from it",

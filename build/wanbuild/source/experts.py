@@ -8,6 +8,7 @@ shapes and dtypes must be the same.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +25,16 @@ LOW_NOISE = TRANSFORMERS[1]
 NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, ("high", "low"), strict=True)))
 """What the experts are named after in published files, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
 
-_NAMED = re.compile(r"(?<![a-z])(high|low)(?=[_-]?noise|[_-]?lora|\.|$)")
+_NAMED = (re.compile(r"(high|low)[_-]?noise"), re.compile(r"(?<![a-z])(high|low)(?=[_-]?lora|\.|$)"))
+"""How they are named, the surer way first."""
 
 
 def expert_named(file: Path) -> str | None:
     """Returns the transformer that a file, or else its folder, is named after; None if after none or both."""
-    found = {*_NAMED.findall(file.name.lower())} or {*_NAMED.findall(file.parent.name.lower())}
-    return next((name for name, word in NOISE.items() if found == {word}), None)
+    for name, named in itertools.product((file.name.lower(), file.parent.name.lower()), _NAMED):
+        if found := {*named.findall(name)}:
+            return next((part for part, word in NOISE.items() if found == {word}), None)
+    return None
 
 
 def check_experts(files: Mapping[str, Path]) -> None:

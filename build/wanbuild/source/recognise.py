@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from wanbuild.mapping.lora import parse_key, unsupported
+from wanbuild.mapping.lora import of_adapter
 from wanbuild.mapping.prefixes import common_prefix
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.gguf_file import GgufFile
@@ -124,7 +124,7 @@ def recognised(keys: Iterable[str]) -> tuple[str, str]:
         keys: names of tensors, with or without a prefix of single files.
     """
     names = list(keys)
-    if names and all(parse_key(name) or unsupported(name) for name in names):
+    if names and all(map(of_adapter, names)):
         return "a LoRA", ""
     prefix = common_prefix(names)
     known = (KINDS.get(name.removeprefix(prefix)) for name in names)

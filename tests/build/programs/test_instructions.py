@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from jax import export
 from jax._src import compilation_cache
 
+from wanbuild.programs import limited
 from wanbuild.programs.instructions import _RECORD as RECORD
 from wanbuild.programs.instructions import beyond, features_used, record_level
 from wanbuild.programs.limited import FLAG, LimitedProcesses
@@ -107,9 +109,14 @@ def test_an_error_ends_the_processes_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), LimitedProcesses() as processes:
         processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
         process = processes._processes["AVX2"]
-        assert process.stdin is not None
-        pickle.dump((str(tmp_path), {}, "program", tanh(16), ()), process.stdin)
         raise KeyboardInterrupt
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_half_a_request_ends_the_process() -> None:
+    """As a parent leaves it that is killed while it asks."""
+    process = limited._started("AVX2")
+    process.communicate(pickle.dumps("a request")[:9], timeout=60)
     assert process.returncode == 1
 
 

@@ -122,9 +122,20 @@ def spread(kind: str, name: str) -> Changed:
     return change
 
 
+def taking(name: str, key: str, maker: str) -> Changed:
+    """A program takes an output of another one."""
+
+    def change(data: dict[str, Any]) -> None:
+        programs = _programs(data)
+        one, made = programs[name], programs[maker]["avals"]["outputs"][key]
+        one["inputs"], one["avals"]["inputs"] = [*one["inputs"], key], {**one["avals"]["inputs"], key: made}
+
+    return change
+
+
 NEW = "uint8[3]"
 IMAGE = {"image": {"kind": "image", "array": "image"}}
-HELD = {"condition": "c", "latents": "l", "mask": "timestep"}
+HELD = {"condition": "c", "latents": "l", "mask": "guidance_scale"}
 
 CHANGES: list[tuple[Changed, str]] = [
     (model(latent_channels=17), "program decode_video of|inputs.latents"),
@@ -133,7 +144,7 @@ CHANGES: list[tuple[Changed, str]] = [
     (model(text_width=64), "program encode_text_64 of|outputs.embeddings"),
     (
         lambda data: data["model"]["options"].update(conditioning_scale=1.0),
-        "programs that take conditioning_scale; expected one; found nothing",
+        "programs of form step that take conditioning_scale; expected one",
     ),
     (
         lambda data: data["model"]["options"].update(boundary=0.5),
@@ -177,6 +188,16 @@ CHANGES: list[tuple[Changed, str]] = [
     (outputs("stream_keys_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected uint8[3]"),
     (outputs("stream_blocks", carry=NEW), "program stream_blocks of|outputs.carry; expected "),
     (outputs("stream_enter", carry=NEW), "program stream_"),
+    (
+        lambda data: _programs(data)["stream_blocks"]["avals"]["outputs"].pop("carry"),
+        "program stream_blocks of|outputs.carry; expected a dict of|found nothing",
+    ),
+    (
+        lambda data: _programs(data).update(other=_programs(data)["stream_blocks"]),
+        "programs of role layer; expected blocks; found blocks, blocks",
+    ),
+    (taking("stream_context", "carry", "stream_enter"), "inputs.carry; expected nothing"),
+    (taking("stream_enter", "kv", "stream_keys_blocks"), "inputs.kv; expected nothing"),
     (
         lambda data: _programs(data).update(spread_x=_programs(data).pop("spread_vae")),
         "a program that spreads weights; expected spread_",
@@ -278,8 +299,12 @@ def test_two_inputs_of_one_shape_cannot_be_exchanged() -> None:
 def test_a_program_without_names_is_refused() -> None:
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     file = export.export(jax.jit(minus))(scalar, scalar)
-    with pytest.raises(ArtifactError, match=r"inputs\.a; expected float32"):
-        check_file("minus", plain_program(inputs=("a", "b"), avals=AVALS), {}, False, file)
+    record = plain_program(inputs=("a", "b"), avals=AVALS)
+    beside = export.export(jax.jit(lambda x, *, a, b: minus(a, b)))(scalar, a=scalar, b=scalar)
+    for found, unnamed in ((file, 2), (beside, 1)):
+        with pytest.raises(ArtifactError) as caught:
+            check_file("minus", record, {}, False, found)
+        assert caught.value.found == unnamed
 
 
 def test_an_array_in_words() -> None:

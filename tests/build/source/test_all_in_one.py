@@ -13,7 +13,7 @@ from helpers.tensor_files import State, load_file, save_file
 from wanbuild.cli import wanbuild
 from wanbuild.plan import subject
 from wanbuild.recipe import read_recipe
-from wanbuild.source.all_in_one import all_in_one
+from wanbuild.source.all_in_one import all_in_one, prefix_of_part
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.single_files import open_files
 from wanrun.artifact.manifest import read_manifest
@@ -80,6 +80,11 @@ def test_what_is_missing_is_named_and_its_tokenizer_is_not_read(
         SourceError, match=r"--text-encoder is read from it; expected one text encoder in it; "
     ):
         open_files({**text_files, "text_encoder": path})
+
+
+def test_a_short_prefix_may_be_the_start_of_another_s_names() -> None:
+    keys = ["model.diffusion_model.a", "model.other.b", "vae.c"]
+    assert prefix_of_part(keys, "transformer", Path("x")) == "model.diffusion_model."
 
 
 def test_unknown_prefixes(text_files: Mapping[str, Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import SourceComponent, open_source
-from wanbuild.source.experts import check_experts
+from wanbuild.source.experts import check_experts, expert_named
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
@@ -30,6 +30,23 @@ from wanrun.terminal.console import run
 
 EXPERTS = ("transformer", "transformer_2")
 KEY, PATH, LAYER = "blocks.1.attn1.to_v.weight", "blocks/attn1/to_v/weight", 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expert"),
+    [
+        ("wan2.2_i2v_A14b_high_noise_lora.safetensors", "transformer"),
+        ("Wan2.2-T2V-LowNoise.gguf", "transformer_2"),
+        ("t2vlow_noise.safetensors", "transformer_2"),
+        ("high_noise_model_low.safetensors", "transformer"),
+        ("low-noise/model.safetensors", "transformer_2"),
+        ("x_high.safetensors", "transformer"),
+        ("highres.safetensors", None),
+        ("high_noise_or_low_noise.safetensors", None),
+    ],
+)
+def test_what_files_of_experts_are_named_after(name: str, expert: str | None) -> None:
+    assert expert_named(Path("models", name)) == expert
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,22 @@ def test_prefixes_of_single_files_are_seen_through(prefix: str) -> None:
     assert recognised([f"{prefix}blocks.0.self_attn.q.weight"])[0] == "a transformer in the original naming"
 
 
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        ("blocks.0.self_attn.q.lora_A", True),
+        ("blocks.0.self_attn.q.lora_A.bias", True),
+        ("blocks.0.self_attn.q.lora_down.default.weight", True),
+        ("blocks.0.self_attn.q.diff.weight", True),
+        ("lora_unet_blocks_0_ffn_0.alpha", True),
+        ("text_encoder.encoder.block.0.layer.0.SelfAttention.q.weight", False),
+        ("te.encoder.final_layer_norm.weight", False),
+    ],
+)
+def test_what_an_adapter_s_tensor_is(name: str, adapter: bool) -> None:
+    assert (recognised([name])[0] == "a LoRA") == adapter
+
+
 def test_quantized_weights(tmp_path: Path) -> None:
     names = ["blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.scale_weight"]
     eight = written(tmp_path / "x.safetensors", names, ml_dtypes.float8_e4m3fn)
