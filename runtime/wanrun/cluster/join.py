@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
@@ -40,8 +41,13 @@ def join(
         ("process_id", process_id, int, "an integer"),
         ("timeout_seconds", timeout_seconds, int | float, "a number"),
     ):
-        if isinstance(value, bool) or not isinstance(value, kind | None):
+        optional = value is None and name != "timeout_seconds"
+        if isinstance(value, bool) or not (optional or isinstance(value, kind)):
             raise wrong_type(name, words, value)
+    if not 1 <= timeout_seconds < math.inf:
+        raise UsageError(
+            f"{field('timeout_seconds')} is out of range", expected="1 or more seconds", found=timeout_seconds
+        )
     if coordinator is not None:
         _check_address(coordinator)
     if num_processes is not None:

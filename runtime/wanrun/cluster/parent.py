@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from wanrun.errors import ClusterError
+from wanrun.terminal.early import WORDS
 from wanrun.terminal.temporary import remove_abandoned
-from wanrun.terminal.undo import end
+from wanrun.terminal.undo import end, stand_still
 
 OPTIONS = ("--distributed", "--coordinator", "--num-processes", "--process-id")
 """The options of a run of several processes."""
@@ -33,14 +34,36 @@ _PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
+class _Told:
+    """The file in which this process tells its parent something; None without a parent."""
+
+    file: int | None = None
+
+
+_TOLD = _Told()
+
+
 def run_with_parent() -> None:
     """Makes this process the parent of its command, if that is of several processes, until both end.
 
-    It returns in the child, and in a command of one process.
+    It returns in the child, and in a command of one process. Signals are handled already: the child was
+    started with them blocked.
     """
+    _TOLD.file = _open_file(os.environ.pop(CHILD, ""))  # a command that this one runs is no child
     named = {argument.partition("=")[0] for argument in sys.argv}
-    if CHILD not in os.environ and not named.isdisjoint(OPTIONS):
+    if _TOLD.file is None and not named.isdisjoint(OPTIONS):
         _run_as_child()
+    if _TOLD.file is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORDS)
+
+
+def _open_file(number: str) -> int | None:
+    """Returns the number of an open file; None if it is none."""
+    try:
+        os.fstat(int(number))
+    except (ValueError, OverflowError, OSError):
+        return None
+    return int(number)
 
 
 def _run_as_child() -> NoReturn:
@@ -50,20 +73,27 @@ def _run_as_child() -> NoReturn:
 
     told = os.memfd_create("told")
     quiet = {} if "--debug" in sys.argv else _QUIET
+    child: subprocess.Popen[bytes] | None = None
+    passed = set[int]()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        stand_still()  # if the signal is ending this process already
+        passed.add(number)
+        if child is not None:
+            child.send_signal(number)
+
+    for number in WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    signal.set_wakeup_fd(-1)  # what came before this has ended this process
     child = subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env={**os.environ, **quiet, CHILD: str(told)},
         pass_fds=(told,),
-        preexec_fn=partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=partial(_bind_to_parent, ctypes.CDLL(None).prctl, os.getpid()),
     )
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    for number in list(passed):  # came before there was a child
         child.send_signal(number)
-
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, pass_on)
     code = child.wait()
     if code >= 0:
         end(code)
@@ -74,10 +104,18 @@ def _run_as_child() -> NoReturn:
     end(error.exit_code, f"error: {error}")
 
 
+def _bind_to_parent(prctl: Callable[[int, int], int], parent: int) -> None:
+    """Lets the child end with its parent, and get signals once it handles them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WORDS)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
 def tell_parent(folders: Iterable[Path] = ()) -> None:
     """Tells the parent, if there is one, that the processes have joined, and where this one writes."""
-    if (told := os.environ.get(CHILD)) is not None:
-        os.write(int(told), b"\0".join([b"", *(os.fsencode(folder.absolute()) for folder in folders), b""]))
+    if _TOLD.file is not None:
+        os.write(_TOLD.file, b"\0".join([b"", *(os.fsencode(folder.absolute()) for folder in folders), b""]))
 
 
 def _ended(number: int, joined: bool) -> ClusterError:
@@ -93,9 +131,9 @@ def _ended(number: int, joined: bool) -> ClusterError:
 
 
 def lost(found: str | None = None) -> ClusterError:
-    """Returns the error of a process that has lost another one."""
+    """Returns the error of a process that JAX has ended, mostly because it has lost another one."""
     return ClusterError(
-        "another process of this run has ended, or cannot be reached",
+        "another process of this run has ended or cannot be reached, or JAX has failed in this one",
         found=found,
         remedy="see what the others say; --debug shows what JAX says",
     )

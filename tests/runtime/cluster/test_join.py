@@ -17,6 +17,7 @@ from wanrun.errors import UsageError
         {"num_processes": 2.0},
         {"process_id": True},
         {"timeout_seconds": "7"},
+        {"timeout_seconds": None},
     ],
 )
 def test_values_of_another_type(given: dict[str, Any]) -> None:
@@ -51,3 +52,9 @@ def test_a_wrong_description(given: tuple[Any, Any, Any], what: str) -> None:
 @pytest.mark.parametrize("coordinator", ["10.0.0.1:8476", "[::1]:80", "tpu_0-a.b.svc.:1", None])
 def test_an_address(coordinator: str | None) -> None:
     wanrun.join(coordinator, 2, 0)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.5])
+def test_a_time_that_is_none(seconds: float) -> None:
+    with pytest.raises(UsageError):
+        wanrun.join("a:1", 2, 0, timeout_seconds=seconds)

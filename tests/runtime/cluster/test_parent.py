@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wanrun.cluster.parent import OPTIONS
+from wanrun.cluster.parent import CHILD, OPTIONS
 from wanrun.jobs.run import SEVERAL, RunOptions
 from wanrun.rows import rows_of
 
@@ -29,6 +29,7 @@ with temporary_path(Path(folder, "video")) as path:
     if joined == "joined":
         tell_parent()
         tell_parent([Path(folder)])
+    assert "WANRUN_CHILD" not in os.environ
     print(os.getpid(), flush=True)
     if int(number) < 0:
         os.kill(os.getpid(), -int(number))
@@ -49,7 +50,9 @@ def test_a_command_of_several_has_a_parent() -> None:
     assert set(OPTIONS) == {row.flag for row in rows_of(RunOptions) if row.section == SEVERAL}
 
 
-def test_an_exit_code_is_passed_on(tmp_path: Path) -> None:
+def test_an_exit_code_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray variable names no open file, and does not count."""
+    monkeypatch.setenv(CHILD, "999")
     done = command(tmp_path, 3)
     assert (done.communicate()[1], done.returncode) == ("", 3)
 
