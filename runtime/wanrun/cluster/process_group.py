@@ -7,6 +7,7 @@ from C++, by SIGABRT: nothing else interrupts a collective. A command has a pare
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -32,8 +33,6 @@ SHUTDOWN_SECONDS = 10
 
 _FOREVER_SECONDS = 30 * 24 * 3600
 """JAX ends a wait for a process that is gone."""
-
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ProcessGroup:
@@ -74,9 +73,7 @@ class ProcessGroup:
         from jax._src.distributed import global_state
 
         coordinator, _, process = self._given
-        if coordinator is not None and process == 0:
-            _check_free(coordinator)
-        loopback = coordinator is not None and coordinator.rpartition(":")[0] in _LOOPBACK
+        listens = _free_address(coordinator) if coordinator is not None and process == 0 else None
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)
         try:
@@ -86,14 +83,31 @@ class ProcessGroup:
                 initialization_timeout=int(min(self._join_seconds, _FOREVER_SECONDS)),
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-                coordinator_bind_address=coordinator if loopback else None,
+                coordinator_bind_address=listens,
             )
         except (RuntimeError, OSError, LookupError, ValueError) as error:
             raise _refused(error) from error
         self._client: Any = global_state.client
         self.process, self.num_processes = global_state.process_id, global_state.num_processes
-        self.agree_on_request({"number of processes": self.num_processes})
+        try:
+            self._agree_on_number()
+        except (UsageError, jax.errors.JaxRuntimeError) as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
+
+    def _agree_on_number(self) -> None:
+        """Raises UsageError unless process 0 has this count: of a process that is not there nothing comes."""
+        self._client.key_value_set(f"wanrun/count/{self.process}", str(self.num_processes))
+        for other in range(self.num_processes if self.leads else 1):
+            count = int(self._client.blocking_key_value_get(f"wanrun/count/{other}", _FOREVER_SECONDS * 1000))
+            if count != self.num_processes:
+                raise UsageError(
+                    "the processes were given different requests: number of processes",
+                    expected=f"{self.num_processes} as process {self.process}",
+                    found=f"{count} in process {other}",
+                    remedy="give all of them the same options",
+                )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,10 +178,19 @@ def local_devices(mesh: Sizes, num_processes: int) -> int:
     return total // num_processes
 
 
-def _check_free(coordinator: str) -> None:
-    """Raises UsageError if something listens at a port: JAX's service would share it with another one."""
-    try:
-        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+def _free_address(coordinator: str) -> str | None:
+    """Returns a loopback address to listen at, None for all devices, once it is free."""
+    host, _, port = coordinator.rpartition(":")
+    dual = socket.has_dualstack_ipv6()
+    try:  # JAX's service would share a port with another one
+        found = sorted(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
+        if all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found):
+            family, *_, address = found[0]
+            socket.create_server(address[:2], family=family).close()
+            return f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        socket.create_server(("", int(port)), family=family, dualstack_ipv6=dual).close()
+        return None
     except OSError as error:
         raise UsageError(
             f"process 0 cannot listen at {coordinator}",

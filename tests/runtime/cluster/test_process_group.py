@@ -73,6 +73,14 @@ def test_all_name_the_same_difference() -> None:
     assert list(map(str, others)) == [str(first)] * 2
 
 
+def test_counts_that_differ() -> None:
+    def work(group: ProcessGroup) -> None:
+        group.num_processes += group.process
+        group._agree_on_number()
+
+    assert [type(one) for one in together(2, work)[0]] == [UsageError] * 2
+
+
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
@@ -96,10 +104,10 @@ def test_jax_refuses(raised: Exception, kind: type[WanError], monkeypatch: pytes
         pass
     assert asked["given"] == (None, 2, 1) and asked["cluster_detection_method"] is None
     assert asked["heartbeat_timeout_seconds"] <= 45
-    with pytest.raises(kind), wanrun.join("127.0.0.1:8476", 2, 1):
+    with pytest.raises(kind), wanrun.join("127.0.0.2:8476", 2, 0):
         pass
     assert asked["cluster_detection_method"] == "deactivate"
-    assert asked["coordinator_bind_address"] == "127.0.0.1:8476"
+    assert asked["coordinator_bind_address"] == "127.0.0.2:8476"
 
 
 def test_a_port_that_is_taken() -> None:
