@@ -10,7 +10,6 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping
 from html import escape
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +37,8 @@ _SHORT = 32
 
 def html(report: Report) -> str:
     """Returns the page of a report."""
-    style, script = STYLE.read_text(encoding="utf-8"), _own("sort.js")
+    style = STYLE.read_text(encoding="utf-8")
+    script = STYLE.with_name("sort.js").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; img-src data:; media-src data:; style-src {_digest(style)}; "
         f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
@@ -67,10 +67,6 @@ def html(report: Report) -> str:
 </body>
 </html>
 """
-
-
-def _own(name: str) -> str:
-    return (resources.files("wanreport") / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -32,6 +32,12 @@ def _tests() -> list[Path]:
     return sorted((REPOSITORY / "tests").rglob("*.py"))
 
 
+@cache
+def _parsed(file: Path) -> ast.Module:
+    """Three rules are for the same files."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def _package(file: Path) -> str:
     return file.relative_to(REPOSITORY).parts[1]
 
@@ -44,7 +50,7 @@ def _exports() -> Mapping[str, set[str]]:
         for file in (REPOSITORY / top).glob("*/__init__.py"):
             lists = [
                 ast.literal_eval(node.value)
-                for node in ast.parse(file.read_text(encoding="utf-8")).body
+                for node in _parsed(file).body
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
             ]
             found[file.parent.name] = {name for names in lists for name in names}
@@ -124,8 +130,7 @@ def counted(rule: str) -> Counted:
     files, broken = RULES[rule]
     found = {}
     for file in files():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        found[file.relative_to(REPOSITORY).as_posix()] = sum(1 for _ in broken(file, tree))
+        found[file.relative_to(REPOSITORY).as_posix()] = sum(1 for _ in broken(file, _parsed(file)))
     return {name: count for name, count in found.items() if count}
 
 
