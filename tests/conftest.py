@@ -276,8 +276,8 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     def call(artifact: Path, *options: object, code: int = 3) -> str:
         output = tmp_path / "output"
         output.mkdir(exist_ok=True)
+        from wancli.console import run
         from wancli.run import wanrun
-        from wanrun.terminal.console import run
 
         arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 2, "--output", output / "o.npy"]
         capsys.readouterr()

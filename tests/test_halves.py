@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-RUNTIME = TESTS.parent / "runtime" / "wanrun"
+RUNTIME = {"runtime/wanrun": "runtime", "runtime/wancli": "cli"}
+"""Where the tests of a package are, below this folder."""
+
 WITH_TORCH = {"torch", "diffusers", "transformers", "peft", "accelerate"}
 FOR_PARITY = {
     "animate_reference",
@@ -45,12 +47,13 @@ def test_tests_with_torch_are_in_parity() -> None:
     assert {file for file in with_torch if file.parent.name != "helpers"} == set()
 
 
-def test_each_module_of_the_runtime_has_a_test_of_its_name() -> None:
-    missing = []
-    for module in sorted(RUNTIME.rglob("*.py")):
-        place = module.relative_to(RUNTIME)
+@pytest.mark.parametrize(("package", "tests"), RUNTIME.items())
+def test_each_module_has_a_test_of_its_name(package: str, tests: str) -> None:
+    missing, root = [], TESTS.parent / package
+    for module in sorted(root.rglob("*.py")):
+        place = module.relative_to(root)
         if module.stem != "__init__" and place.as_posix() not in WITHOUT_LOGIC:
-            test = TESTS / "runtime" / place.parent / f"test_{module.stem}.py"
+            test = TESTS / tests / place.parent / f"test_{module.stem}.py"
             if not test.is_file():
                 missing.append(str(test.relative_to(TESTS)))
     assert missing == []

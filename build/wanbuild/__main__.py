@@ -1,13 +1,13 @@
 """The command ``wanbuild``, also as ``python -m wanbuild``."""
 
-from wanrun.terminal.early import start
+from wancli.early import start
 
 
 def main() -> None:
     """Runs the command and ends the process."""
     start()
     from wanbuild.cli import wanbuild
-    from wanrun.terminal.console import leave, run
+    from wancli.console import leave, run
 
     leave(run(wanbuild))
 

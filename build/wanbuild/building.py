@@ -14,7 +14,7 @@ BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "ic
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
 
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
-"""The option of every command, which ``wanrun.terminal.console`` looks for."""
+"""The option of every command, which ``wancli.console`` looks for."""
 
 
 class Building(Checked):

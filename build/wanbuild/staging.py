@@ -24,8 +24,8 @@ from wanrun.artifact.manifest import MANIFEST
 from wanrun.artifact.named import EXECUTABLE
 from wanrun.errors import ArtifactError, SourceError, UsageError, WanError, lacks_space
 from wanrun.files import fsync_directory
-from wanrun.terminal.temporary import remove_abandoned, remove_tree
-from wanrun.terminal.undo import begun, undone_at_exit
+from wanrun.temporary import remove_abandoned, remove_tree
+from wanrun.undo import begun, undone_at_exit
 from wanrun.units import in_bytes
 
 SYNC_THREADS = 8

@@ -1,8 +1,8 @@
-"""The command ``wanrun``, also as ``python -m wanrun``; ``wanrun serve`` is ``wancli.serve``."""
+"""The command ``wanrun``; ``wanrun serve`` is ``wancli.serve``."""
 
 import sys
 
-from wanrun.terminal.early import start
+from wancli.early import start
 
 
 def main() -> None:
@@ -12,11 +12,11 @@ def main() -> None:
 
         serve()
     start()
-    from wanrun import run_with_parent
+    from wancli.parent import run_with_parent
 
     run_with_parent()
+    from wancli.console import leave, run
     from wancli.run import wanrun
-    from wanrun.terminal.console import leave, run
 
     leave(run(wanrun))
 

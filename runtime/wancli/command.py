@@ -16,16 +16,16 @@ from click.core import ParameterSource
 from wanhub.marker import is_copy
 from wanrun.claims import FOLDER, Claims, Place
 from wanrun.errors import UsageError
+from wanrun.request.prompts_file import Line
 from wanrun.request.request import RANDOM
 from wanrun.request.rows import rows
 from wanrun.request.written import parse_numbers, parse_size
-from wanrun.terminal.aliases import OUTPUT
 from wanrun.terminal.lines import print_error
 from wanrun.terminal.status import Status
 
 if TYPE_CHECKING:
-    from wanrun.artifact.artifact import Artifact
-    from wanrun.artifact.named import Kind, Named
+    from wanrun import Artifact, Named
+    from wanrun.artifact.named import Kind
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
 """The environment variable that names the artifact of wanrun."""
@@ -111,8 +111,7 @@ def understood(token: str) -> str:
 @functools.cache
 def _keys() -> Mapping[str, str]:
     """The option's name on the command line, with underscores, by every name that is understood."""
-    own = {name: row.key for row in rows() for name in (row.name, *row.also)}
-    return MappingProxyType({**own, **dict.fromkeys(OUTPUT, "output")})
+    return MappingProxyType({name: row.key for row in rows(Line) for name in (row.name, *row.also)})
 
 
 CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(

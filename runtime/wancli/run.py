@@ -25,22 +25,21 @@ from wancli.command import (
     options_of,
     takes_artifact,
 )
+from wancli.jobs.run import RunOptions
 from wanrun import __version__
 from wanrun.errors import UsageError
-from wanrun.jobs.run import RunOptions
 from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
 from wanrun.terminal.lines import print_error, print_result, report
 from wanrun.terminal.status import Status
-from wanrun.terminal.undo import undone_at_exit
+from wanrun.undo import undone_at_exit
 
 if TYPE_CHECKING:
-    from wanrun.artifact.artifact import Artifact
+    from wancli.jobs.batch import Batch
+    from wancli.jobs.worklist import Worklist
+    from wanrun import Artifact, Timings
     from wanrun.cluster.process_group import ProcessGroup
-    from wanrun.jobs.batch import Batch
-    from wanrun.jobs.worklist import Worklist
-    from wanrun.timing.timings import Timings
 
 
 _SHORT: Mapping[str, tuple[str]] = MappingProxyType({"prompt": ("-p",), "output": ("-o",)})
@@ -165,8 +164,8 @@ def _print_list(artifact: Artifact) -> None:
 
 def _generate(opened: Callable[[], Artifact], options: dict[str, Any]) -> int:
     """Makes the requested videos and returns the exit code."""
-    from wanrun.jobs.worklist import make_worklist
-    from wanrun.timing.timings import Timings
+    from wancli.jobs.worklist import make_worklist
+    from wanrun import Timings
 
     timings = Timings()
     timings.add("import", 0.0, timings.now())
@@ -175,7 +174,7 @@ def _generate(opened: Callable[[], Artifact], options: dict[str, Any]) -> int:
     given = {name: value for name, value in options.items() if name in names}
     how = record_of(RunOptions, {name: value for name, value in options.items() if name not in names})
     if how.of_several:
-        from wanrun.jobs.several import worklist_of_several
+        from wancli.jobs.several import worklist_of_several
 
         with worklist_of_several(opened, how, given, timings) as (work, how, group):
             return _make(how, work, timings, group)
@@ -186,8 +185,8 @@ def _generate(opened: Callable[[], Artifact], options: dict[str, Any]) -> int:
 
 def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup | None = None) -> int:
     with timings.phase("import"):
-        from wanrun.jobs.batch import Batch
-        from wanrun.jobs.outputs import write_timings
+        from wancli.jobs.batch import Batch
+        from wancli.jobs.outputs import write_timings
 
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())
@@ -223,7 +222,7 @@ def _run(
 ) -> None:
     """Loads the pipeline and makes the videos that do not exist yet."""
     with timings.phase("import"):
-        from wanrun.generation.load import load
+        from wanrun import load
 
     generation, first = work.jobs[0].generation, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
@@ -258,7 +257,7 @@ def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None
     """Fetches what the jobs read, of an artifact that is elsewhere."""
     if not work.artifact.origin:
         return
-    from wanrun.generation.needs import needed
+    from wanrun import needed
 
     generations = [job.generation for job in work.jobs]
     profiles = list({one.profile.name: one.profile for one in generations}.values())

@@ -14,8 +14,8 @@ import click
 import wanhub
 import wanrun
 from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
+from wancli.console import leave, run
 from wanrun.errors import UsageError
-from wanrun.terminal.console import leave, run
 from wanserve.process import WorkerProcess
 from wanserve.settings import Settings
 

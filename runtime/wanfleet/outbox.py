@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["VideoStore"]
+
 import contextlib
 import json
 import os

@@ -14,6 +14,8 @@ https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html.
 
 from __future__ import annotations
 
+__all__ = ["AUTO", "find_shard", "told_number"]
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["is_copy"]
+
 from pathlib import Path
 from typing import Final
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["read_origin"]
+
 from pathlib import Path
 from typing import Final
 

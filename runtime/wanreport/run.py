@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["reported"]
+
 import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

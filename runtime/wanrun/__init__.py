@@ -34,7 +34,6 @@ __all__ = [
     "relative_error",
     "replace_file",
     "resolve",
-    "run_with_parent",
     "schema",
     "temporary_path",
     "user_copies",
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from wanrun.artifact.manifest import Manifest
     from wanrun.artifact.named import Named
     from wanrun.cluster.join import join
-    from wanrun.cluster.parent import run_with_parent
     from wanrun.executables.tolerance import relative_error
     from wanrun.files import file_sha256, open_regular, read_bounded, replace_file, user_copies
     from wanrun.generation.load import load
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
     from wanrun.request.resolve import resolve
     from wanrun.request.rows import rows as options
     from wanrun.request.rows import schema
-    from wanrun.terminal.temporary import temporary_path
+    from wanrun.temporary import temporary_path
     from wanrun.timing.timings import Timings
     from wanrun.units import in_bytes
 
@@ -93,9 +91,8 @@ def __getattr__(name: str) -> Any:
         "relative_error": "wanrun.executables.tolerance",
         "replace_file": "wanrun.files",
         "resolve": "wanrun.request.resolve",
-        "run_with_parent": "wanrun.cluster.parent",
         "schema": "wanrun.request.rows",
-        "temporary_path": "wanrun.terminal.temporary",
+        "temporary_path": "wanrun.temporary",
         "user_copies": "wanrun.files",
     }
     if name in modules:

@@ -6,6 +6,18 @@ replaced if it shows that the same option has written it, or if the user says so
 
 from __future__ import annotations
 
+__all__ = [
+    "ARTIFACT",
+    "FOLDER",
+    "NAMES",
+    "REPORT",
+    "TIMINGS",
+    "Claims",
+    "Place",
+    "check_file",
+    "usable_names",
+]
+
 import os
 import re
 from collections.abc import Iterator, Sequence

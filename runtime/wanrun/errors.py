@@ -218,3 +218,12 @@ class Mismatch:
 def artifact_mismatch(where: str, mismatches: Sequence[Mismatch]) -> ArtifactError:
     """Returns one error that lists every mismatch, so that a user fixes them in one go."""
     return ArtifactError(f"{where} was not built for this machine: " + "; ".join(map(str, mismatches)))
+
+
+def lost_process(found: str | None = None) -> ClusterError:
+    """Returns the error of a process that JAX has ended, mostly because it has lost another one."""
+    return ClusterError(
+        "another process of this run has ended or cannot be reached, or JAX has failed in this one",
+        found=found,
+        remedy="see what the others say; --debug shows what JAX says",
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["NPY_DAMAGE"]
+
 import contextlib
 import errno
 import functools
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wanrun.errors import ArtifactError
-from wanrun.terminal.temporary import temporary_path
+from wanrun.temporary import temporary_path
 
 NPY_DAMAGE = (
     *(ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, ArithmeticError),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["check_intact"]
+
 from collections.abc import Callable
 
 from wanrun.artifact.artifact import Artifact

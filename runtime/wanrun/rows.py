@@ -6,6 +6,8 @@ prompts files, keywords of Python, messages and the table in docs/commands.md de
 
 from __future__ import annotations
 
+__all__ = ["Row", "option", "record_of", "rows_of"]
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["read_keys"]
+
 import hashlib
 import hmac
 import re

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["begin_line"]
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["WorkerProcess"]
+
 import os
 import signal
 import socket

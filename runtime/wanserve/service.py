@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Service"]
+
 import asyncio
 import contextlib
 import ctypes

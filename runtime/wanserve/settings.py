@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Settings"]
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

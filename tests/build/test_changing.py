@@ -22,7 +22,7 @@ from pathlib import Path
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever the tests were started by ignores
     signal.signal(number, signal.SIG_DFL)
 
-from wanrun.terminal.early import start
+from wancli.early import start
 
 start()
 from wanbuild.staging import changing
@@ -76,7 +76,7 @@ from pathlib import Path
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 
-from wanrun.terminal.early import start
+from wancli.early import start
 
 start()
 from wanbuild import staging

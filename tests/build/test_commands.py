@@ -25,9 +25,9 @@ from wanbuild.programs.compile import CompileRequest
 from wanbuild.source.parts import OPTIONS
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants
+from wancli.console import run
 from wanrun.artifact.manifest import NEEDED, Component, read_manifest
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
 
 REPOSITORY = Path(__file__).parents[2]
 TO_DEFAULTS = 'source = "s"\nartifact = "a"\n[convert.defaults]\n'

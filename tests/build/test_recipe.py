@@ -11,8 +11,8 @@ from helpers.damage import one_error
 from wanbuild import cli
 from wanbuild.cli import wanbuild
 from wanbuild.recipe import fingerprint, read_recipe
+from wancli.console import run
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
 
 LONG = "x" * 5000
 PLACES = 'source = "checkpoint"\nartifact = "artifact"\n'

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DOCUMENTED = {0, 1, 2, 3, 4, 129, 130, 141, 143}
-"""Exit codes of the commands (``wanrun.terminal.console``)."""
+"""Exit codes of the commands (``wancli.console``)."""
 
 LIMIT_SECONDS = 60.0
 SIGNAL_SECONDS = 5.0

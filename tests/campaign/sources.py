@@ -10,7 +10,7 @@ from pathlib import Path
 
 from campaign.fault import Call
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 
 STEPS = ("--steps", "2", "--guidance-scale", "5", "--flow-shift", "3", "--solver", "unipc", "--seed", "7")
 """Every number is given, so that no default of a manifest decides."""

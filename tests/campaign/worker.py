@@ -34,8 +34,8 @@ def _environment(changes: dict[str, str | None]) -> Iterator[None]:
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     """Runs one command with its streams in files: libraries write to the descriptors."""
     from wanbuild.cli import wanbuild
+    from wancli.console import run
     from wancli.run import wanrun
-    from wanrun.terminal.console import run
 
     command = wanrun if request["command"] == "wanrun" else wanbuild
     stream = functools.partial(tempfile.TemporaryFile, "w+", errors="replace")

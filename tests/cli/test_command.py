@@ -12,9 +12,9 @@ import pytest
 
 from wanbuild.cli import wanbuild
 from wancli.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
+from wancli.console import run
 from wancli.run import wanrun
 from wancli.serve import serve
-from wanrun.terminal.console import run
 
 COMMANDS = [wanrun, *wanbuild.commands.values()]
 

@@ -27,10 +27,10 @@ from helpers.damage import (
 from helpers.manifests import without_profiles
 from wanbuild.cli import wanbuild
 from wanbuild.programs import compiler
+from wancli.console import run
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.files import sha256_of
-from wanrun.terminal.console import run
 
 
 def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path) -> None:

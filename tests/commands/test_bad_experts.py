@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from helpers.hostile import everything
 from wanbuild.cli import wanbuild
 from wanbuild.toy.checkpoint import write_toy
-from wanrun.terminal.console import run
+from wancli.console import run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 WAN = ["diffusers", "WanTransformer3DModel"]

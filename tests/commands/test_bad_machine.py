@@ -22,6 +22,7 @@ from helpers.fake_pipeline import Fake, run_here
 from helpers.manifests import programs_of
 from helpers.said import complaints
 from wanbuild.targets.topology import COMPILERS
+from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
@@ -29,7 +30,6 @@ from wanrun.executables.entries import overlay_folder
 from wanrun.executables.kept import keep, kept_file
 from wanrun.machine.cpu import cpu_features, highest_level
 from wanrun.machine.environment import has_package
-from wanrun.terminal.console import run
 
 LEVEL = highest_level(cpu_features())
 COMPILE_HERE = "run wanbuild compile on this CPU" + (

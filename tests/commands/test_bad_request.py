@@ -21,8 +21,8 @@ import pytest
 
 from helpers import UNPRIVILEGED
 from helpers.fake_pipeline import make_two_experts
+from wancli.console import run
 from wancli.run import wanrun
-from wanrun.terminal.console import run
 
 LATENTS = (1, 16, 3, 8, 12)
 
@@ -30,7 +30,7 @@ LATENTS = (1, 16, 3, 8, 12)
 RUN_ALL = """
 import contextlib, io, json, sys, time
 from wancli.run import wanrun
-from wanrun.terminal.console import run
+from wancli.console import run
 for arguments in json.load(sys.stdin):
     started = time.perf_counter()
     with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()) as out:

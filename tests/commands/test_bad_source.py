@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 
 TRANSFORMER = "transformer/diffusion_pytorch_model.safetensors"
 VAE = "vae/diffusion_pytorch_model.safetensors"

@@ -19,11 +19,11 @@ from helpers.damage import (
 )
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
+from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.layout import CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
 from wanrun.files import sha256_of
-from wanrun.terminal.console import run
 
 
 @pytest.mark.parametrize(

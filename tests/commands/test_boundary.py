@@ -48,7 +48,7 @@ def listen(event, seconds, **details):
 monitoring.register_event_duration_secs_listener(listen)
 
 from wancli.run import wanrun
-from wanrun.terminal.console import run
+from wancli.console import run
 code = run(wanrun, arguments)
 submodules = sorted(sys.modules)
 modules = sorted({name.partition(".")[0] for name in submodules})

@@ -26,11 +26,11 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wancli.console import run
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
-from wanrun.terminal.console import run
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import (
     DTYPES,

@@ -19,11 +19,11 @@ from wanbuild.check import command as checking
 from wanbuild.check.reference import Check
 from wanbuild.cli import wanbuild
 from wancli.command import Checked, Input, Output
+from wancli.console import run
+from wancli.jobs.outputs import write_timings
 from wancli.run import wanrun
 from wancli.serve import serve
 from wanrun.claims import REPORT, TIMINGS
-from wanrun.jobs.outputs import write_timings
-from wanrun.terminal.console import run
 from wanrun.timing.timings import Timings
 
 COMMANDS = {"wanrun": wanrun, "wanrun serve": serve, **wanbuild.commands}

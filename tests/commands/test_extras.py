@@ -26,7 +26,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 forbidden, commands = json.load(sys.stdin)
 sys.meta_path.insert(0, Blocker())
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 
 results = []
 for arguments in commands:

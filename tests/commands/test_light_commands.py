@@ -62,11 +62,11 @@ def _seconds(command: list[str], runs: int = 7) -> float:
         ("import", ""),
         (
             "help",
-            "from wancli.run import wanrun\nfrom wanrun.terminal.console import run\nassert run(wanrun) == 0",
+            "from wancli.run import wanrun\nfrom wancli.console import run\nassert run(wanrun) == 0",
         ),
         (
             "list",
-            "from wancli.run import wanrun\nfrom wanrun.terminal.console import run\nassert run(wanrun) == 0",
+            "from wancli.run import wanrun\nfrom wancli.console import run\nassert run(wanrun) == 0",
         ),
     ],
 )

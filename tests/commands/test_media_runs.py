@@ -18,10 +18,10 @@ import wanrun
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.manifests import with_profiles
 from helpers.media_files import frames, image, make_task, pixels
+from wancli.jobs import media_sets
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256
-from wanrun.jobs import media_sets
 from wanrun.media import prepare
 from wanrun.media.types import Inputs
 from wanrun.media.write_video import read_metadata

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wancli.run import wanrun
-from wanrun.terminal.console import run
 
 COMMANDS: Mapping[str, click.Command] = {"wanrun": wanrun, "wanbuild": wanbuild}
 

@@ -14,7 +14,7 @@ from helpers.damage import one_error
 from helpers.said import complaints
 from helpers.small_disk import fill, small_disk
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 
 Finished = subprocess.CompletedProcess[str]
 

@@ -17,8 +17,8 @@ from helpers.fake_pipeline import Fake, run_here
 from helpers.media_files import frames, image, make_task
 from helpers.special_files import KINDS, within
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanrun.artifact.manifest import MANIFEST
-from wanrun.terminal.console import run
 
 PLACES: dict[str, Callable[[Path], Path]] = {
     "manifest": lambda artifact: artifact / MANIFEST,

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.run_options import run_options
+from wancli.jobs.existing import check_same
+from wancli.jobs.worklist import make_worklist
 from wancli.run import wanrun
 from wanfleet import outbox
 from wanfleet.outbox import Outbox, StoreError, VideoStore
 from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import UsageError
-from wanrun.jobs.existing import check_same
-from wanrun.jobs.worklist import make_worklist
 from wanrun.timing.timings import Timings
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from helpers.run_options import run_options
+from wancli.jobs.worklist import Worklist, make_worklist
 from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard, told_number
 from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import UsageError
-from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
 
 COUNT = 3

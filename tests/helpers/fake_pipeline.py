@@ -13,12 +13,12 @@ import pytest
 
 from helpers.manifests import with_model, with_profiles
 from helpers.said import complaints
+from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.generation.result import Result
 from wanrun.media.types import Inputs
 from wanrun.request.generation import Generation
-from wanrun.terminal.console import run
 from wanrun.timing.timings import Timings
 
 SIZE = (9, 64, 96, 3)

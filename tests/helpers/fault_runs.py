@@ -23,11 +23,11 @@ from typing import Any
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wancli.console import leave, run
+from wancli.early import start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
-from wanrun.terminal.console import leave, run
-from wanrun.terminal.early import start
 
 KILLS = 24
 INTERRUPTS = 12

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 
 SEED = 20_250_301
 LIMIT_SECONDS = 10.0

@@ -44,31 +44,30 @@ def _package(file: Path) -> str:
 
 @cache
 def _exports() -> Mapping[str, set[str]]:
-    """What each package of ours exports, by its name."""
+    """What each package of ours exports, and each of its modules to the other packages, by its name."""
     found = {}
-    for top in ("build", "runtime"):
-        for file in (REPOSITORY / top).glob("*/__init__.py"):
-            lists = [
-                ast.literal_eval(node.value)
-                for node in _parsed(file).body
-                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-            ]
-            found[file.parent.name] = {name for names in lists for name in names}
+    for file in _sources():
+        module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts[1:]).removesuffix(".__init__")
+        lists = [
+            ast.literal_eval(node.value)
+            for node in _parsed(file).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        ]
+        found[module] = {name for names in lists for name in names}
     return MappingProxyType(found)
 
 
 def inner_imports(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
     """Imports of what another package of ours does not export; its errors everybody may know."""
-    exports = _exports()
+    exports, ours = _exports(), {_package(one) for one in _sources()} - {_package(file)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             other, _, below = node.module.partition(".")
-            if other not in exports or other == _package(file) or below == "errors":
-                continue
-            yield from (alias for alias in node.names if below or alias.name not in exports[other])
+            if other in ours and below != "errors":
+                yield from (alias for alias in node.names if alias.name not in exports.get(node.module, ()))
         elif isinstance(node, ast.Import):
             parts = [alias.name.split(".") for alias in node.names]
-            inner = [one for one in parts if one[0] in exports and one[0] != _package(file) and one[1:]]
+            inner = [one for one in parts if one[0] in ours and one[1:]]
             yield from (node for one in inner if one[1:] != ["errors"])
 
 

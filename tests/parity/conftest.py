@@ -12,8 +12,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wancli.run import wanrun
-from wanrun.terminal.console import run
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS, LOOPS, PROMPT, check, generate
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
-from wanrun.terminal.console import run
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

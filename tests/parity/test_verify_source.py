@@ -21,8 +21,8 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest
 from wanbuild.toy.checkpoint import write_toy
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
-from wanrun.terminal.console import run
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = [

@@ -20,10 +20,10 @@ from helpers.elsewhere import put_golden
 from helpers.fake_pipeline import run_here, write_lines
 from wanbuild.check import verify
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanreport.page import html
 from wanreport.report import Report, Section
 from wanreport.waterfall import waterfall
-from wanrun.terminal.console import run
 
 ARTIFACT, SHOTS = os.environ.get("WAN_REPORT_ARTIFACT"), os.environ.get("WAN_REPORT_SHOTS")
 PROMPTS: tuple[Mapping[str, Any], ...] = (

@@ -18,7 +18,7 @@ COMMAND = """
 import sys
 sys.modules |= {"wanbuild": None, "orbax": None, "flax": None, "torch": None}
 from wancli.run import wanrun
-from wanrun.terminal.console import run
+from wancli.console import run
 code = run(wanrun, [sys.argv[1], "--check"])
 sys.exit(code or 9 * ("jax" in sys.modules))
 """

@@ -21,7 +21,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest
-from wanrun.terminal.console import run
+from wancli.console import run
 
 LEAST = 0.95
 """Of the mean score of the first captions; of all of them the benchmark says it."""

@@ -27,7 +27,7 @@ from wanrun.artifact.select import named_profile, select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found, replace_file
 from wanrun.generation.load import load
-from wanrun.jobs.requests import Entry
+from wanrun.request.prompts_file import Entry
 from wanrun.timing.clock import now
 from wanrun.units import in_minutes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from wanrun.errors import UsageError
-from wanrun.jobs.requests import Line, key_of, read_entries
+from wanrun.request.prompts_file import Line, key_of, read_entries
 
 PROMPTS = (
     "A cat walks on the grass, realistic",

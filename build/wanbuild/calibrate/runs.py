@@ -23,8 +23,8 @@ from wanrun.errors import UsageError
 from wanrun.files import canonical_json, sha256_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.step import Step
-from wanrun.jobs.requests import Line
 from wanrun.request.generation import Generation
+from wanrun.request.prompts_file import Line
 from wanrun.request.request import Request
 from wanrun.request.resolve import resolve_request
 

@@ -14,7 +14,7 @@ from wanbuild.calibrate.graph import Recording
 from wanbuild.calibrate.judge import Mean, mean_of
 from wanbuild.calibrate.prompts import Prompts
 from wanbuild.calibrate.runs import Runs
-from wanrun.jobs.requests import Line
+from wanrun.request.prompts_file import Line
 
 POWERS = (0.0, 0.25, 0.5, 1.0, 1.5)
 """Of the noise level, by which errors count in the paths that are compared."""

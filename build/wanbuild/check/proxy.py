@@ -25,7 +25,7 @@ from wanrun.errors import WanError
 from wanrun.generation.load import load
 from wanrun.machine.memory import host_memory_bytes
 from wanrun.replay.golden import Golden, replayed
-from wanrun.terminal.temporary import temporary_folder
+from wanrun.temporary import temporary_folder
 
 Report = Callable[[str], None]
 

@@ -49,8 +49,8 @@ from wanrun.artifact.record import Dtype
 from wanrun.claims import Claims
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
-from wanrun.terminal.temporary import remove_tree
-from wanrun.terminal.undo import undone_at_exit
+from wanrun.temporary import remove_tree
+from wanrun.undo import undone_at_exit
 
 CANCEL_SECONDS = 1.0
 """How long the end of the process waits for the writers, which stop after a block."""

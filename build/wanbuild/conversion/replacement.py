@@ -14,7 +14,7 @@ from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifes
 from wanrun.artifact.named import EMBEDDING, EXECUTABLE, KINDS, PROGRAM
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
-from wanrun.terminal.temporary import NAME
+from wanrun.temporary import NAME
 from wanrun.text.embeddings import EmbeddingFormat
 
 _PROGRAM_FACTS = (

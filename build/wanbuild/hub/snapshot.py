@@ -18,7 +18,7 @@ from wanbuild.hub.errors import explained
 from wanbuild.progress import Progress
 from wanrun.errors import SourceError, UsageError, shortened
 from wanrun.files import replace_file
-from wanrun.terminal.undo import undone_at_exit
+from wanrun.undo import undone_at_exit
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:

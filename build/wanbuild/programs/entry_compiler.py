@@ -19,7 +19,7 @@ from wanrun.artifact.targets import Executable
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.machine.environment import built_elsewhere
-from wanrun.terminal.temporary import temporary_folder
+from wanrun.temporary import temporary_folder
 from wanrun.timing.spans import Spans
 
 CUDNN = b"cudnn_fmha_backend_config"

@@ -20,7 +20,7 @@ from typing import Any
 
 from wanrun.artifact.mesh import Sizes
 from wanrun.errors import WanError
-from wanrun.terminal.undo import begun
+from wanrun.undo import begun
 
 FLAG = "--xla_cpu_max_isa"
 """XLA's flag."""

@@ -26,7 +26,7 @@ from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import canonical_json, fsync_directory, read_bounded, replace_file, sha256_of
 from wanrun.intact import check_intact
-from wanrun.terminal.temporary import temporary_path
+from wanrun.temporary import temporary_path
 from wanrun.units import in_bytes
 
 MARKER = "oci-layout"

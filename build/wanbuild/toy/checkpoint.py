@@ -25,7 +25,7 @@ from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError, errno_in, unwritable
-from wanrun.terminal.temporary import temporary_folder
+from wanrun.temporary import temporary_folder
 
 MARKER = "wanbuild_toy.json"
 """Marks a folder that this module wrote, and that may therefore be replaced."""

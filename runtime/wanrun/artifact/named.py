@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Kind"]
+
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["compared_targets", "select_target"]
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -1,11 +1,12 @@
 """The processes of a run, connected by JAX's own service: who is in it, and what they agree on.
 
 The service runs in process 0, and all others send it heartbeats. Where a process is gone, it ends the others
-from C++, by SIGABRT: nothing else interrupts a collective. A command has a parent that is left then
-(``wanrun.cluster.parent``).
+from C++, by SIGABRT: nothing else interrupts a collective. A command has a parent that is left then.
 """
 
 from __future__ import annotations
+
+__all__ = ["ProcessGroup"]
 
 import ipaddress
 import json
@@ -16,8 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from wanrun.artifact.mesh import Sizes, mesh_text, normal, num_devices
-from wanrun.cluster.parent import lost
-from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, field, shortened
+from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, field, lost_process, shortened
 
 JOIN_SECONDS = 300.0
 """How long the processes wait for one another at the start, as JAX does."""
@@ -115,7 +115,7 @@ class ProcessGroup:
         import jax
 
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise lost(_first_line(error)) from error
+            raise lost_process(_first_line(error)) from error
         if error is not None and not isinstance(error, WanError):
             return
         name, seconds = ("done", _FOREVER_SECONDS) if error is None else ("failed", FAIL_SECONDS)
@@ -124,7 +124,7 @@ class ProcessGroup:
             jax.distributed.shutdown()
         except jax.errors.JaxRuntimeError as gone:
             if error is None:
-                raise lost(_first_line(gone)) from gone
+                raise lost_process(_first_line(gone)) from gone
 
     def exchange(self, value: Any) -> list[Any]:
         """Gives a value that JSON can hold to all processes, and returns those of all, by process.

@@ -23,7 +23,7 @@ from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import how_it_ended
 from wanrun.media.pillow import check_size, strip_rows, too_large
 from wanrun.opened.cancel import CancelToken
-from wanrun.terminal.undo import begun
+from wanrun.undo import begun
 
 SECONDS, FRAME_SECONDS = 30, 2
 """Of CPU time that a decoder has for its first frame, and for each one more. 7000x7000 takes at most 1 s."""

@@ -5,6 +5,8 @@ diffusers reads videos with this binary too, so both get the same frames.
 
 from __future__ import annotations
 
+__all__ = ["check_encodes"]
+
 import os
 import shutil
 import signal
@@ -17,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from wanrun.errors import UsageError, errno_in
-from wanrun.terminal.undo import begun
+from wanrun.undo import begun
 
 _VARIABLE = "IMAGEIO_FFMPEG_EXE"
 _REMEDY = f"pip install imageio-ffmpeg, or let {_VARIABLE} name an ffmpeg"

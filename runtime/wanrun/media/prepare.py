@@ -5,6 +5,8 @@ The manifest says which media a model takes and how each is prepared: nothing he
 
 from __future__ import annotations
 
+__all__ = ["media_facts"]
+
 import hashlib
 import math
 from collections.abc import Iterator, Mapping

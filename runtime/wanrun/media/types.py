@@ -5,6 +5,8 @@ Neither NumPy nor Pillow is imported before an image or a video is loaded.
 
 from __future__ import annotations
 
+__all__ = ["Inputs"]
+
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["CODECS", "FOLDER", "numbered_video", "video_paths"]
+
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -18,6 +18,8 @@ need Pillow or imageio_ffmpeg import them, so a start does not wait for these im
 
 from __future__ import annotations
 
+__all__ = ["MAX_METADATA_BYTES", "check_free", "files_of", "metadata_sidecar", "read_metadata", "write_video"]
+
 import contextlib
 import io
 import json
@@ -38,7 +40,7 @@ from wanrun.errors import UsageError, unwritable
 from wanrun.files import fsync_directory, read_bounded, replace_file
 from wanrun.media.ffmpeg import run_ffmpeg
 from wanrun.media.video_paths import CODECS, FOLDER
-from wanrun.terminal.temporary import temporary_path
+from wanrun.temporary import temporary_path
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -6,6 +6,8 @@ derive from ``LoadPolicy`` (``wanrun.rows``). A new option is one row here, and 
 
 from __future__ import annotations
 
+__all__ = ["LoadPolicy"]
+
 from typing import Annotated, Final, Literal
 
 from msgspec import Struct, field

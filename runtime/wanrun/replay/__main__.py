@@ -10,8 +10,8 @@ from pathlib import Path
 
 from wanrun.files import replace_file
 from wanrun.replay.trial import tried
-from wanrun.terminal.console import leave
 from wanrun.trust.verdict import Verdict
+from wanrun.undo import end
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
 
     how = {"memory": given.memory, "text_encoder_device": given.text_encoder_device, "weights": given.weights}
     tell(tried(Path(given.artifact), given.target, given.profile, tell, **how))
-    leave(0)
+    end(0)
 
 
 def _end_with_parent() -> None:

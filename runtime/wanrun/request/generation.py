@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["influences_of"]
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["media_files"]
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

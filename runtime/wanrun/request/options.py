@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["check_latents", "latents_shape"]
+
 from typing import Any
 
 import numpy as np

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["is_drawn", "read_request"]
+
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -7,6 +7,8 @@ row here, and the line that uses it.
 
 from __future__ import annotations
 
+__all__ = ["PROMPTS", "RANDOM", "Request"]
+
 from typing import Annotated
 
 import msgspec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["resolve_request"]
+
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["aliases", "rows"]
+
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType

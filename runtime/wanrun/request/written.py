@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["parse_numbers", "parse_size"]
+
 import re
 
 from wanrun.errors import UsageError, shortened

@@ -6,6 +6,8 @@ command fails. A report, such as ``wrote out.mp4``, is not: the video is there. 
 
 from __future__ import annotations
 
+__all__ = ["print_error", "print_result", "report", "silence_stdout", "warn"]
+
 import contextlib
 import os
 import sys

@@ -6,6 +6,8 @@ phases print nothing.
 
 from __future__ import annotations
 
+__all__ = ["Status"]
+
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest
 from wanrun.files import SEAL_BYTES, canonical_json, read_bounded, sealed, sha256_of, unsealed, user_cache
 from wanrun.machine.environment import host_environment, usable_cores
-from wanrun.terminal.temporary import temporary_path
+from wanrun.temporary import temporary_path
 from wanrun.text.embeddings import ArtifactEmbeddings, EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30

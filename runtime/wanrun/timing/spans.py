@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Spans"]
+
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -17,7 +17,7 @@ import msgspec
 
 from wanrun.errors import escaped
 from wanrun.files import read_bounded
-from wanrun.terminal.temporary import temporary_folder
+from wanrun.temporary import temporary_folder
 from wanrun.trust.verdict import MAX_VERDICT_BYTES, Verdict, decoded_verdict
 
 TRIAL_SECONDS = 3600.0

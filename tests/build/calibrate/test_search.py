@@ -12,7 +12,7 @@ from wanbuild.calibrate import search as searching
 from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.prompts import Prompts
 from wanbuild.calibrate.search import BEST, FIRST, FIT, Found, by_prompt, search
-from wanrun.jobs.requests import Line
+from wanrun.request.prompts_file import Line
 
 PLAIN, GOOD, BAD = (Steps((1000.0, level)) for level in (500.0, 400.0, 300.0))
 

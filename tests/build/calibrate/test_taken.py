@@ -11,12 +11,12 @@ from msgspec import structs
 from helpers.manifests import with_model
 from wanbuild.calibrate.taken import take
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.schedules import Schedule
 from wanrun.errors import UsageError
 from wanrun.intact import check_intact
-from wanrun.terminal.console import run
 
 FEW = Schedule(
     solver="unipc",

@@ -17,11 +17,11 @@ from helpers.pages import Seen
 from wanbuild.check import verify
 from wanbuild.check.findings import Findings, measured, verification
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanreport.page import html
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.errors import VerificationError
 from wanrun.replay.golden import Golden, compare
-from wanrun.terminal.console import run
 from wanrun.timing.timings import Timings
 
 HERE = Golden("1" * 64, "2" * 64, (0.5, -1.0), {"machine": "here"}, 1e-4, (1, 127, 254), (1.0, 2.0), 1e-4)

@@ -19,11 +19,11 @@ from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
 from wanbuild.targets import target
+from wancli.console import run
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, Recorded, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
-from wanrun.terminal.console import run
 from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 

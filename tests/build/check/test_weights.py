@@ -20,11 +20,11 @@ from wanbuild.check import weights
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wancli.console import run
 from wanrun import intact
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.terminal.console import run
 
 
 def silent(line: str) -> None:

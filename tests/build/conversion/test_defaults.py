@@ -15,10 +15,10 @@ from wanbuild.conversion import convert as convert_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.defaults import Defaults, parse_defaults
 from wanbuild.toy.checkpoint import write_toy
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.schedule import schedule
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
 
 OWN: Mapping[str, Any] = {
     "num_steps": 40,

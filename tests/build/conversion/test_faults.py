@@ -32,9 +32,9 @@ from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.progress import Progress
 from wanbuild.toy.checkpoint import write_toy
+from wancli.console import run
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.terminal.console import run
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,7 @@ def test_threads_make_no_difference(
 WITHOUT_RIGHTS = """
 import json, sys
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 for source, artifact in json.loads(sys.argv[1]):
     print(run(wanbuild, ["convert", source, "--artifact", artifact]))
 """

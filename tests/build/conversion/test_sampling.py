@@ -14,12 +14,12 @@ from wanbuild.conversion.defaults import Defaults
 from wanbuild.conversion.sampling import SAMPLINGS, with_sampling
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.toy.checkpoint import write_toy
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import expert_ranges
 from wanrun.denoising.solvers import COLUMNS, solver_table
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
 
 SHAPE = (1, 16, 2, 4, 6)
 OWN: dict[str, Any] = {

@@ -25,8 +25,8 @@ from wanbuild.lora.deltas import Delta
 from wanbuild.lora.merge import LoraRequest, Loras, exchanged, open_loras, parse_lora
 from wanbuild.toy.configs import TOY_TRANSFORMER
 from wanbuild.toy.shapes import component_shapes
+from wancli.console import run
 from wanrun.errors import SourceError, UsageError
-from wanrun.terminal.console import run
 
 SHAPES = component_shapes("transformer", TOY_TRANSFORMER)
 RANK, ALPHA = 4, 6.5

@@ -15,9 +15,9 @@ from wanbuild.plan.prediction import BOUNDS
 from wanbuild.plan.report import as_json, table
 from wanbuild.plan.subject import read_subject
 from wanbuild.targets.chips import CHIPS, Chip
+from wancli.console import run
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
 
 CPU = Chip(
     name="cpu",

@@ -23,12 +23,12 @@ from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.targets.target import resolve_target
+from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
-from wanrun.terminal.console import run
 
 NO_PROGRAM = b"StableHLO of a layout that no JAX knows"
 

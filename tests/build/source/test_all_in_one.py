@@ -16,9 +16,9 @@ from wanbuild.recipe import read_recipe
 from wanbuild.source.all_in_one import all_in_one, prefix_of_part
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.single_files import open_files
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import SourceError, UsageError
-from wanrun.terminal.console import run
 
 PREFIXES = {
     "transformer": "model.diffusion_model.",

@@ -17,10 +17,10 @@ from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.configs import parse_configs
 from wanbuild.source.single_files import open_files
+from wancli.console import run
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.errors import SourceError, UsageError, WanError
 from wanrun.files import sha256_of
-from wanrun.terminal.console import run
 
 EULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 7.0}
 

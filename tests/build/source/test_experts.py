@@ -23,10 +23,10 @@ from wanbuild.source.checkpoint import SourceComponent, open_source
 from wanbuild.source.experts import check_experts, expert_named
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.schedule import boundary_between, schedule
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
 
 EXPERTS = ("transformer", "transformer_2")
 KEY, PATH, LAYER = "blocks.1.attn1.to_v.weight", "blocks/attn1/to_v/weight", 1

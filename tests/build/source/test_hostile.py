@@ -27,7 +27,7 @@ from helpers.hostile import (
     tensor_names,
 )
 from wanbuild.cli import wanbuild
-from wanrun.terminal.console import run
+from wancli.console import run
 
 # --- whole files of weights ---------------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import open_source
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
+from wancli.console import run
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import SourceError
-from wanrun.terminal.console import run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 

@@ -31,9 +31,9 @@ from wanbuild.source.parts import OPTIONS
 from wanbuild.source.single_files import open_files
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import MODULES
+from wancli.console import run
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import SourceError, UsageError
-from wanrun.terminal.console import run
 
 ALONE = [name for name in MODULES if name != "wan2.2-animate"]
 """Animate's motion encoder is of one published size, too large for a toy."""

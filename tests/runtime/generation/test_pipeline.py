@@ -17,6 +17,7 @@ import wanrun
 from helpers.damage import flip, own
 from helpers.manifests import programs_of
 from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
@@ -24,7 +25,6 @@ from wanrun.executables.store import Executables
 from wanrun.generation.conditioning import Encoded
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Inputs
-from wanrun.terminal.console import run
 from wanrun.text.artifact_encoder import ArtifactTextEncoder, text_programs
 from wanrun.timing.timings import Timings
 from wanrun.weights.programs import Programs

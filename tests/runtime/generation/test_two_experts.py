@@ -88,8 +88,8 @@ def test_an_expert_without_steps_is_not_read(
 def test_the_command_line_reads_what_its_first_prompt_needs(
     two_experts_artifact: Path, reads: list[str], tmp_path: Path
 ) -> None:
+    from wancli.console import run
     from wancli.run import wanrun as command
-    from wanrun.terminal.console import run
 
     arguments = ["--artifact", two_experts_artifact, "--prompt", PROMPT, "--steps", 2, "--boundary", 1]
     arguments += ["--output", tmp_path / "video.npy"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import imageio_ffmpeg
 import pytest
 
+from wancli.jobs.outputs import check_encoder
 from wanrun.errors import UsageError
-from wanrun.jobs.outputs import check_encoder
 from wanrun.media import ffmpeg
 from wanrun.media.ffmpeg import check_encodes, find_ffmpeg, run_ffmpeg
 

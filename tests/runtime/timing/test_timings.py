@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from wanrun.jobs.outputs import write_timings
+from wancli.jobs.outputs import write_timings
 from wanrun.timing.clock import now
 from wanrun.timing.spans import Spans
 from wanrun.timing.timings import PHASES, Recorder, Timings, peak_rss_bytes

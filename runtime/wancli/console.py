@@ -1,0 +1,153 @@
+"""Parts that both command lines share: one-line errors and exit codes.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | verification failed, too little memory, or an internal error |
+| 2 | usage, an output that cannot be written, an input image that cannot be used |
+| 3 | the artifact is not usable here |
+| 4 | the source is not usable, the disk is full, or a file reaches the largest size (`ulimit -f`) |
+| 5 | another process of a run of several failed, is gone or is silent |
+| 129, 130, 143 | hung up (SIGHUP), interrupted (Ctrl-C), terminated (SIGTERM) |
+| 141 | the reader of the output has closed it, as in ``wanrun --list | head -1`` |
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import click
+
+from wancli.aliases import elsewhere
+from wanrun.errors import WanError, lacks_space, shortened, space_told
+from wanrun.terminal.lines import print_error, silence_stdout
+from wanrun.undo import end
+
+
+def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
+    """Runs a command, reports any failure as one line on stderr, and returns the exit code: see the table.
+
+    Signals are left as they are. ``--debug`` among the arguments, by default the process's, also prints a
+    traceback.
+    """
+    if (code := _completed(command)) is not None:
+        return code
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _invoke(command, list(arguments))  # click empties the list
+        if sys.stdout is not None:  # None if closed, as with >&-
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError as error:
+        if error.filename is None:
+            silence_stdout()
+            return 141
+        return _report(error, command, arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, command, arguments)
+
+
+def _completed(command: click.Command) -> int | None:
+    """Answers a shell that completes a command line, and returns the exit code; None where none asks."""
+    name = command.name or "wanrun"
+    variable = f"_{name.upper()}_COMPLETE"
+    if not (instruction := os.environ.get(variable)):
+        return None
+    from click.shell_completion import shell_complete
+
+    return shell_complete(command, {}, name, variable, instruction)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code, without the interpreter's end.
+
+    There the signals' handlers are gone: a signal would end a finished run without a word. The interpreter
+    also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
+    What was printed has been flushed by ``run``. If a signal is ending the process already, it does.
+    """
+    end(code)
+
+
+def _invoke(command: click.Command, arguments: list[str]) -> int:
+    """Parses and runs. ``command.main`` would treat an EOFError from a damaged file as Ctrl-C."""
+    try:
+        with command.make_context(command.name or "wanrun", arguments) as context:
+            result = command.invoke(context)
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    return result if type(result) is int else 0
+
+
+def _report(error: BaseException, command: click.Command, arguments: list[str]) -> int:
+    """Prints the error and returns its exit code."""
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+    message, code = _describe(error, command)
+    for line in message.split("\n"):  # several for a group's help
+        print_error(line)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        silence_stdout()
+    return code
+
+
+def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted", 130
+    if isinstance(error, WanError):
+        return f"error: {_one_line(error.spelled(flags(command)))}", error.exit_code
+    if isinstance(error, click.ClickException):
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
+        name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
+        if isinstance(error, click.NoSuchOption) and (known := elsewhere(name, error.option_name)):
+            return f"error: {known}", 2
+        text = _one_line(error.format_message()).rstrip(".")
+        hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
+        return f"error: {text}{hint} (see {name} --help)", 2
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"error: a file's name is too long: {shortened(str(error.filename))}", 2
+    if isinstance(error, OSError) and lacks_space(error):
+        return f"error: {space_told(error)}", 4
+    if _lacks_resources(error):
+        return (
+            "error: the system gives this process no more memory, threads or files; free some, or raise "
+            "limits (ulimit -a)",
+            1,
+        )
+    text = _one_line(str(error).strip().partition("\n")[0])
+    if "RESOURCE_EXHAUSTED" in text:
+        return (
+            f"error: the device has too little memory left: {text}; use --memory low or a smaller profile",
+            1,
+        )
+    detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
+
+
+def _lacks_resources(error: BaseException) -> bool:
+    """Whether an error says that there is no memory, or no thread, process or file can be had."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+    text = str(error)
+    if isinstance(error, ImportError):  # a shared library that cannot be mapped
+        return "failed to map segment" in text or "annot allocate memory" in text
+    thread = isinstance(error, RuntimeError) and "can't start new thread" in text
+    return isinstance(error, MemoryError) or thread
+
+
+def flags(command: click.Command) -> Callable[[str], str]:
+    """Returns a function that turns an option's Python name into its flag, for ``WanError.spelled``."""
+    own = {param.name: param.opts[0] for param in command.params if isinstance(param, click.Option)}
+    return lambda name: own.get(name, f"--{name.replace('_', '-')}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,116 @@
+"""Compares existing videos with those that a run would make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wanrun import read_bounded
+from wanrun.errors import UsageError
+from wanrun.media.video_paths import FOLDER
+from wanrun.media.write_video import MAX_METADATA_BYTES, check_free, metadata_sidecar, read_metadata
+
+if TYPE_CHECKING:
+    from wanfleet.outbox import VideoStore
+
+
+def made_before(video: Path, store: VideoStore | None) -> dict[str, Any] | None:
+    """Returns the metadata of an existing video, empty if it has none; None if there is no such video.
+
+    In an object store it is that of the record, which is there before the video.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    if store is not None:
+        return store.record(video.name)
+    return read_metadata(video) if video.exists() else None
+
+
+def missing_videos(
+    videos: Sequence[Path], metadata: Mapping[str, Any], store: VideoStore | None = None
+) -> tuple[int, ...]:
+    """Returns the numbers of the videos that do not exist; the others must have the run's metadata.
+
+    The metadata is that of each video, except its number. ``store`` is the object store of the videos.
+
+    Raises:
+        UsageError: for an existing video with other metadata, or without metadata.
+    """
+    missing = []
+    for index, video in enumerate(videos):
+        expected = {**metadata, "video": index}
+        there = _is_here(video, expected) if store is None else _is_in_store(video.name, expected, store)
+        if not there:
+            missing.append(index)
+    return tuple(missing)
+
+
+def _is_here(video: Path, expected: Mapping[str, Any]) -> bool:
+    """Returns whether a video is there; raises as ``missing_videos``, also for what is in its way."""
+    if video.exists() and not (video.suffix.lower() == FOLDER and video.is_dir()):
+        check_free([video], overwrite=True)
+    try:
+        there = made_before(video, None)
+    except (UsageError, RecursionError) as error:
+        raise UsageError(f"the output {video} exists; {error}", remedy=_REMEDY) from None
+    if there is not None:
+        check_same(str(video), there, expected)
+    # A run that was killed just before it named the video leaves the sidecar.
+    elif not _is_leftover(metadata_sidecar(video), expected):
+        check_free([video], overwrite=False)
+    return there is not None
+
+
+def _is_in_store(name: str, expected: Mapping[str, Any], store: VideoStore) -> bool:
+    """Returns whether a video is there with its record; raises as ``missing_videos``."""
+    there = store.record(name)
+    if there is not None:
+        check_same(store.where(name), there, expected)
+        return store.has(name)  # a run that was killed just before it put the video leaves the record
+    if store.has(name, whole=False):
+        raise UsageError(f"the output {store.where(name)} exists, and has no record", remedy=_REMEDY)
+    return False
+
+
+_REMEDY = "pass --overwrite to make all again, or choose another output"
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns metadata as read from a file, without wanrun's version and the artifact's address."""
+    plain = json.loads(json.dumps(dict(metadata), default=str))
+    for key in ("wanrun", "artifact"):
+        plain.pop(key, None)
+    return dict(plain)
+
+
+def check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises UsageError unless an existing video has the expected metadata, wherever it was made."""
+    there, wanted = _plain(found), _plain(expected)
+    if there == wanted:
+        return
+    if not there:
+        raise UsageError(f"the output {video} exists, and does not say how it was made", remedy=_REMEDY)
+    key = next(key for key in sorted({*wanted, *there}) if wanted.get(key, ...) != there.get(key, ...))
+    raise UsageError(
+        f"the output {video} exists, and was made otherwise",
+        expected=f"{key} {_shown(wanted, key)}",
+        found=_shown(there, key),
+        remedy=_REMEDY,
+    )
+
+
+def _shown(metadata: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(metadata[key], ensure_ascii=False) if key in metadata else "none"
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:
+    """Returns whether a sidecar without its video holds the expected metadata."""
+    try:
+        there = json.loads(read_bounded(sidecar, MAX_METADATA_BYTES))
+        return isinstance(there, dict) and _plain(there) == _plain(expected)
+    except (OSError, ValueError, RecursionError):
+        return False

@@ -1,0 +1,235 @@
+"""Lists the jobs of a run, with all cheap checks, before the work that costs minutes.
+
+First come the cheap checks; then the images and videos are read, which may take seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import structs
+
+from wancli.jobs.job import Job, JobMaker
+from wancli.jobs.media_sets import MediaSets
+from wancli.jobs.outputs import check_encoder, check_folder
+from wancli.jobs.run import RunOptions
+from wanrun import Artifact, Timings, open_regular
+from wanrun.claims import Claims, check_file, usable_names
+from wanrun.errors import ArtifactError, UsageError, WanError, field
+from wanrun.files import NPY_DAMAGE
+from wanrun.media.video_paths import video_paths
+from wanrun.request.generation import influences_of
+from wanrun.request.prompts_file import Entry, Line, read_entries
+from wanrun.request.reading import is_drawn, read_request
+from wanrun.terminal.lines import print_error
+
+if TYPE_CHECKING:
+    from wanfleet.outbox import VideoStore
+
+
+@dataclass(frozen=True)
+class Worklist:
+    """The jobs of a run and the results of its checks.
+
+    Attributes:
+        artifact: the artifact.
+        jobs: the jobs to make, in order.
+        finished: the jobs whose results all exist.
+        failures: the errors of the other lines of the prompts file, by their number, in order.
+        noise: the given initial latents, float32 (B, C, T, h, w), or None.
+        many: whether the prompts come from a file.
+        media: reads the media of the jobs.
+        store: the object store of the videos; None where they stay in their folders.
+    """
+
+    artifact: Artifact
+    jobs: Sequence[Job]
+    finished: Sequence[Job]
+    failures: Mapping[int, WanError]
+    noise: np.ndarray | None
+    many: bool
+    media: MediaSets
+    store: VideoStore | None = None
+
+    def shown(self, video: Path) -> str:
+        """Returns a video's path or URL, for messages."""
+        return str(video) if self.store is None else self.store.where(video.name)
+
+    def first_prompts(self, jobs: int | None = None) -> list[str]:
+        """Returns the prompts and negative prompts of the first jobs (None: of all jobs), each once."""
+        return list(dict.fromkeys(text for job in self.jobs[:jobs] for text in job.generation.prompts))
+
+
+MAX_LATENTS_BYTES = 2**30
+"""Of a file of initial latents: those of 81 frames of 1280x720 have 19 MB."""
+
+
+def _read_latents(path: Path) -> np.ndarray:
+    try:
+        # NumPy would wait for the writer of a pipe, and warn of a size that is too large to multiply.
+        with open_regular(path, MAX_LATENTS_BYTES), np.errstate(over="raise"):
+            # Mapped, so that a header that promises more than the file holds is refused, not allocated.
+            latents = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, zipfile.BadZipFile, *NPY_DAMAGE) as error:
+        raise UsageError(
+            f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
+        ) from None
+    if not isinstance(latents, np.ndarray):
+        raise UsageError(f"the latents {path} are not one array", remedy="give a float32 .npy file")
+    return latents
+
+
+def _each(
+    steps: Sequence[tuple[Entry, Callable[[], Job]]], bad: dict[int, WanError], timings: Timings
+) -> list[Job]:
+    """Returns the job of each line, and notes errors of lines of the prompts file by their index.
+
+    The command line's error is raised, and one that all of several lines have.
+    """
+    jobs, errors = list[Job](), list[WanError]()
+    checking = timings.phase("check", None, lambda: (len(jobs) + len(errors), len(steps)), "prompt")
+    with checking if len(steps) > 1 else contextlib.nullcontext():
+        for entry, step in steps:
+            try:
+                jobs.append(step())
+            except (UsageError, ArtifactError) as error:
+                if not entry.where:
+                    raise
+                bad[entry.index] = error.located(entry.where)
+                errors.append(error.again())
+    if not jobs and len(errors) > 1 and len({error.text for error in errors}) == 1:
+        raise errors[0]
+    return jobs
+
+
+def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
+    """Returns the command line's request; without a prompt if the prompts are in a file."""
+    if run.prompt is not None and run.prompts is not None:
+        raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
+    if run.shard is not None and run.prompts is None:
+        raise UsageError("--shard is for a file of prompts", remedy="pass --prompts FILE")
+    if run.prompt is None and run.prompts is None:
+        raise UsageError(
+            "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
+        )
+    return read_request([("prompt", run.prompt or ""), *given.items()], Line)
+
+
+def make_worklist(
+    opened: Callable[[], Artifact], run: RunOptions, given: Mapping[str, Any], timings: Timings
+) -> Worklist:
+    """Makes all checks that need neither jax nor a weight, and returns the jobs.
+
+    Args:
+        opened: opens the artifact, once the request is known to be one.
+        run: the options of the run.
+        given: the command line's options of a generation, by name.
+        timings: where the reading of media is recorded.
+
+    Raises:
+        UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
+            file that cannot be read, or an output that cannot be written. An error in one line of the prompts
+            file is a failure of the worklist instead.
+        ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
+    """
+    shared = _read(run, given)  # before the artifact is looked at
+    artifact = opened()
+    entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
+    if run.prompts is not None:
+        entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
+        own = _share(run, [*(entry.index for entry in entries), *unread])
+        entries = [entry for entry in entries if entry.index in own]
+        bad |= {index: error for index, error in unread.items() if index in own}
+    noise = None if run.latents is None else _read_latents(run.latents)
+    media, claims = MediaSets(timings), _claims(artifact, run, entries)
+    output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
+    if "://" in output:
+        from wanfleet.outbox import VideoStore
+
+        store = VideoStore(output, kept=run.report is not None)
+        output = store.pattern
+    run = structs.replace(run, output=output)
+    name = None if run.latents is None else run.latents.name
+    influences = artifact.influences | influences_of(noise, name)
+    maker = JobMaker(artifact, run, many, noise, influences, media, claims, store)
+    with contextlib.nullcontext() if store is None else store.naming(bad):
+        if many:
+            _check_names(maker, entries)
+        jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
+        check_encoder(video for job in jobs for video in job.videos)
+        jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
+    return Worklist(
+        artifact,
+        [job for job in jobs if not job.finished],
+        [job for job in jobs if job.finished],
+        dict(sorted(bad.items())),
+        None if noise is None else np.array(noise),
+        many,
+        media,
+        store,
+    )
+
+
+def _share(run: RunOptions, indexes: Sequence[int]) -> set[int]:
+    """Returns the numbers of the lines that this job makes, and says which if they are not all."""
+    from wanfleet.shard import AUTO, find_shard, told_number
+
+    if run.shard is not None:
+        shard = find_shard(run.shard, os.environ)
+        own = set(filter(shard.has, indexes))
+        none = "" if own else ": there are more jobs than prompts, and this one has nothing to make"
+        print_error(f"{shard}: {len(own)} of {len(indexes)} prompts{none}")
+        return own
+    if (variable := told_number(os.environ)) and not run.of_several:
+        part = f"--shard {AUTO} makes this job's part alone"
+        print_error(f"{variable} is set, and all {len(indexes)} prompts are made here: {part}")
+    return set(indexes)
+
+
+def _default_output(run: RunOptions, num_videos: int) -> Path:
+    """Returns the name of a run's videos where none is given: one that is free, for a single prompt."""
+    first = Path("out.mp4")
+    if run.prompts is not None or run.overwrite:
+        return first
+    names = itertools.chain([first], (Path(f"out-{number}.mp4") for number in itertools.count(2)))
+    return next(name for name in names if not any(video.exists() for video in video_paths(name, num_videos)))
+
+
+def _claims(artifact: Artifact, run: RunOptions, entries: Sequence[Entry]) -> Claims:
+    """Notes the files that the run reads, and the files that it writes beside those of its jobs."""
+    claims = Claims(artifact.folder, artifact.origin)
+    for entry in entries:
+        for name, path in entry.media_files:
+            claims.read(path, f"{entry.where} ({name})" if entry.where else field(name))
+    for read, option in ((run.prompts, "--prompts"), (run.latents, "--latents")):
+        if read is not None:
+            claims.read(read, option)
+    claims.write([run.timing_json], "--timing-json")
+    claims.write([run.report], "--report")
+    return claims
+
+
+def _check_names(maker: JobMaker, entries: Sequence[Entry]) -> None:
+    """Checks the names that all lines of a prompts file share, so that an error is reported once."""
+    for option in ("output", "save_latents"):
+        users = [entry for entry in entries if option != "output" or entry.line.output is None]
+        if not users or getattr(maker.run, option) is None:
+            continue
+        with usable_names():
+            path = maker.path(users[0], option)
+            one_folder = "{" not in str(Path(getattr(maker.run, option)).parent)
+            if option == "output":
+                video_paths(path)
+                if one_folder and maker.store is None:
+                    check_folder(path.parent)
+            elif one_folder:
+                check_file(path, "--save-latents", overwrite=True)

@@ -1,0 +1,141 @@
+"""The jobs of a worklist through one pipeline: made, written, counted; a bad line ends nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.fake_pipeline import SIZE, Fake, write_lines
+from wancli.jobs.batch import Batch
+from wancli.jobs.worklist import Worklist
+from wanrun.errors import ArtifactError, UsageError, WanError
+from wanrun.media.write_video import read_metadata, write_video
+from wanrun.timing.timings import Timings
+
+WorklistOf = Callable[..., Worklist]
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+@pytest.fixture
+def pipeline() -> Fake:
+    return Fake(num_videos=1)
+
+
+def batch_of(work: Worklist, timings: Timings | None = None) -> Batch:
+    return Batch(work, overwrite=False, timings=timings or Timings())
+
+
+def ran(
+    work: Worklist, pipeline: Any, capsys: pytest.CaptureFixture[str], timings: Timings | None = None
+) -> tuple[Batch, list[str], list[str]]:
+    """Runs a worklist to its end; returns the batch, and the lines on stdout and stderr."""
+    batch = batch_of(work, timings)
+    batch.report_worklist()
+    batch.run(pipeline)
+    batch.report_count()
+    out, err = capsys.readouterr()
+    return batch, out.splitlines(), err.splitlines()
+
+
+def test_a_prompt(
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = worklist_of({"seed": 5}, prompt="a fox", save_latents=tmp_path / "z.npy")
+    timings = Timings()
+    batch, out, err = ran(work, pipeline, capsys, timings)
+    assert batch.exit_code == 0 and err == []
+    (line,) = out
+    shown = r"\(seed 5, 9 frames of 96x64, 166 kB, \d+\.\d s\)"
+    assert re.fullmatch(rf"wrote {tmp_path / 'o.npy'} {shown}", line)
+    assert np.load(tmp_path / "o.npy").shape == SIZE and np.load(tmp_path / "z.npy").shape == (1, 2)
+    assert read_metadata(tmp_path / "o.npy").items() >= {"seed": 5, "video": 0, "prompt": "a fox"}.items()
+    (options,) = pipeline.generations
+    assert (options["width"], options["height"], options["num_frames"]) == (96, 64, 9)
+    assert options["inputs"] is None and options["latents"] is None
+    assert "encode_video" in {span.phase for span in timings.labelled_spans}
+
+
+def test_a_line_that_fails_does_not_end_the_run(
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "bad"}, "{}", {"prompt": "four"})
+    pipeline.happens["bad"] = raising(WanError("the latents are not finite"))
+    batch, out, err = ran(worklist_of(prompts=file), pipeline, capsys)
+    assert batch.exit_code == 2  # of the failure that was told first
+    assert [line.removeprefix(f"error: {file}:")[:26] for line in err] == [
+        "3: there is no prompt; exp",
+        "2: the latents are not fin",
+    ]
+    assert [line.partition(" (")[0] for line in out[:2]] == [
+        f"[1/4] wrote {tmp_path / 'o-1.npy'}",
+        f"[4/4] wrote {tmp_path / 'o-4.npy'}",
+    ]
+    assert out[2] == "2 made, 0 skipped, 2 failed"
+
+
+@pytest.mark.parametrize("error", [ArtifactError("the weights changed"), KeyboardInterrupt()])
+def test_what_concerns_all_lines_ends_the_run(
+    worklist_of: WorklistOf,
+    pipeline: Fake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    pipeline.happens["two"] = raising(error)
+    batch = batch_of(worklist_of(prompts=write_lines(tmp_path / "p.txt", "one", "two", "three")))
+    with pytest.raises(type(error)):
+        batch.run(pipeline)  # type: ignore[arg-type]
+    batch.report_count()
+    assert capsys.readouterr().out.splitlines()[-1] == "1 made, 0 skipped, 0 failed, 2 not tried"
+    assert (tmp_path / "o-1.npy").exists()
+
+
+def test_a_prompt_of_the_command_line_that_fails_ends_the_run(
+    worklist_of: WorklistOf, pipeline: Fake
+) -> None:
+    pipeline.happens["a fox"] = raising(WanError("the latents are not finite"))
+    with pytest.raises(WanError, match=r"^the latents are not finite$"):
+        batch_of(worklist_of(prompt="a fox")).run(pipeline)  # type: ignore[arg-type]
+
+
+def test_what_is_there_is_told_and_not_made(
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "p.txt", "one", "two")
+    first, _ = worklist_of(prompts=file).jobs
+    write_video(np.zeros(SIZE, np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
+    _, out, _ = ran(worklist_of(prompts=file), pipeline, capsys)
+    assert out[0] == f"[1/2] {tmp_path / 'o-1.npy'} is there already"
+    assert out[2] == "1 made, 1 skipped, 0 failed"
+    assert pipeline.asked == ["two"]
+
+
+def test_warnings_name_the_line_that_is_made(
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "p.txt", "one", "two")
+    batch = batch_of(worklist_of(prompts=file))
+    pipeline.happens["two"] = lambda: batch.warn("it was cut")
+    batch.run(pipeline)  # type: ignore[arg-type]
+    batch.warn("at the end")
+    assert capsys.readouterr().err.splitlines() == [f"warning: {file}:2: it was cut", "warning: at the end"]
+
+
+def test_a_folder_that_went_meanwhile(worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    work = worklist_of(prompt="a fox", output=tmp_path / "results" / "o.npy")
+    (tmp_path / "results").rmdir()
+    with pytest.raises(UsageError, match="results is not there; mkdir -p"):
+        batch_of(work).run(pipeline)  # type: ignore[arg-type]
+    assert pipeline.asked == []  # which is found before anything is generated

@@ -1,0 +1,77 @@
+"""Videos that are there already are those that would be made, or the run is refused by what differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wancli.jobs.existing import missing_videos
+from wanrun.errors import UsageError
+from wanrun.media.write_video import metadata_sidecar, write_video
+
+FRAMES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+METADATA = {"prompt": "a fox", "seed": 7, "guidance_scale": 5.0, "wanrun": "1.0", "boundary": None}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    write_video(FRAMES, path, 8, {**METADATA, "video": 0, **changes})
+    return path
+
+
+def refusal(*videos: Path, **changes: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        missing_videos(videos, {**METADATA, **changes})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".npy"])
+def test_those_that_are_there_are_not_missing(tmp_path: Path, suffix: str) -> None:
+    videos = [tmp_path / f"{index}{suffix}" for index in range(3)]
+    assert missing_videos(videos, METADATA) == (0, 1, 2)
+    write(videos[1], video=1)
+    assert missing_videos(videos, METADATA) == (0, 2)
+    write(videos[0], wanrun="0.9")  # another version may have made it
+    write(videos[2], video=2)
+    assert missing_videos(videos, METADATA) == ()
+
+
+def test_another_video_is_refused_by_what_differs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.png")
+    ending = "pass --overwrite to make all again, or choose another output"
+    assert refusal(path, seed=8) == (
+        f"the output {path} exists, and was made otherwise; expected seed 8; found 7; {ending}"
+    )
+    assert 'expected prompt "a cat"; found "a fox"' in refusal(path, prompt="a cat")
+    assert 'expected size "96x64"; found none' in refusal(path, size="96x64")
+    assert 'expected prompt "' + "x" * 59 + "...; found" in refusal(path, prompt="x" * 99)
+    assert "expected video 1; found 0" in refusal(tmp_path / "none.png", path)
+
+
+def test_what_a_file_has_besides_is_a_difference(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.png", latents="noise.npy")
+    assert 'expected latents none; found "noise.npy"' in refusal(path)
+
+
+def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, FRAMES)
+    assert "exists, and does not say how it was made; pass --overwrite" in refusal(path)
+    (tmp_path / "b.gif").write_bytes(b"no video")
+    assert "b.gif exists; the metadata of" in refusal(tmp_path / "b.gif")
+    (tmp_path / "c.png").mkdir()
+    assert "c.png is a folder" in refusal(tmp_path / "c.png")
+
+
+def test_a_sidecar_of_a_killed_run_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    sidecar = metadata_sidecar(path)
+    sidecar.write_text(json.dumps({**METADATA, "video": 0}))
+    assert missing_videos([path], METADATA) == (0,)
+    for text in (json.dumps({**METADATA, "video": 0, "seed": 8}), "[]", "no json", "[" * 100_000):
+        sidecar.write_text(text)
+        assert f"the output {sidecar} exists" in refusal(path)

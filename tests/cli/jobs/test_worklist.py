@@ -1,0 +1,177 @@
+"""What a run has to do, found before the work: good lines, bad ones, and what is there already."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.fake_pipeline import write_lines
+from helpers.media_files import image, make_task
+from wancli.jobs.worklist import Worklist
+from wanrun.errors import WanError
+from wanrun.files import sha256_of
+from wanrun.media.write_video import write_video
+
+WorklistOf = Callable[..., Worklist]
+LATENTS = (1, 16, 3, 8, 12)
+
+
+def refusal(worklist_of: WorklistOf, given: dict[str, Any] | None = None, **run: Any) -> str:
+    with pytest.raises(WanError) as caught:
+        worklist_of(given, **run)
+    return str(caught.value)
+
+
+def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    work = worklist_of({"seed": 3}, prompt="a fox")
+    (job,) = work.jobs
+    assert job.entry.where == "" and job.videos == (tmp_path / "o.npy",)
+    assert (work.finished, work.failures, work.noise, work.many) == ([], {}, None, False)
+    assert work.media.inputs(job.generation) is None and work.first_prompts() == ["a fox", ""]
+    assert job.generation.warnings == ()
+
+
+def test_without_an_output_a_single_prompt_takes_a_free_name(
+    worklist_of: WorklistOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(3):
+        (job,) = worklist_of({}, prompt="a fox", output=None).jobs
+        found += job.videos
+        job.videos[0].write_bytes(b"a video")
+    assert found == [Path("out.mp4"), Path("out-2.mp4"), Path("out-3.mp4")]
+    (job,) = worklist_of({}, prompt="a fox", output=None, overwrite=True).jobs
+    assert job.videos == (Path("out.mp4"),)
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"})
+    assert "out.mp4 exists" in str(worklist_of(prompts=file, output=None).failures[1])
+
+
+def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "one"},
+        {"prompt": "two", "seed": -2},
+        "[]",
+        {"prompt": "four", "negative_prompt": "n"},
+    ]
+    file = write_lines(tmp_path / "p.jsonl", *lines)  # type: ignore[arg-type]
+    work = worklist_of(prompts=file)
+    assert [job.entry.index for job in work.jobs] == [1, 4]
+    assert [str(failure).partition(": ")[0] for failure in work.failures.values()] == [
+        f"{file}:2",
+        f"{file}:3",
+    ]
+    assert work.jobs[0].generation.table is work.jobs[1].generation.table  # 100 000 lines compute it once
+    assert work.first_prompts() == ["one", "", "four", "n"] and work.first_prompts(1) == ["one", ""]
+    assert work.many
+
+
+def test_a_bad_prompt_of_the_command_line_ends_the_run(worklist_of: WorklistOf) -> None:
+    assert "seed is out of range" in refusal(worklist_of, {"seed": -2}, prompt="a fox")
+    assert refusal(worklist_of).startswith("no prompt was given")
+    assert refusal(worklist_of, prompt="a", prompts=Path("p")).startswith(
+        "--prompt and --prompts exclude each"
+    )
+
+
+def test_what_is_there_is_finished(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.txt", "one", "two")
+    first, _ = worklist_of(prompts=file).jobs
+    write_video(np.zeros((9, 64, 96, 3), np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
+    work = worklist_of(prompts=file)
+    assert [job.entry.index for job in work.finished] == [1]
+    assert [job.entry.index for job in work.jobs] == [2]
+    assert worklist_of(prompts=file, overwrite=True).finished == []
+
+
+def test_initial_latents(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal(LATENTS, np.float32)
+    np.save(tmp_path / "z.npy", noise)
+    work = worklist_of(prompt="a fox", latents=tmp_path / "z.npy")
+    assert work.noise is not None and np.array_equal(work.noise, noise) and work.noise.flags.writeable
+    (job,) = work.jobs
+    assert job.metadata["latents"] == "z.npy" and job.metadata["seed"] is None
+    assert job.metadata["latents_sha256"] == sha256_of(noise.tobytes())
+
+
+def npy_of_shape(size: int) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({size},), }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00v\x00" + header.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"no array", b"\x93NUMPY\x01\x00v\x00{'descr':", b"PK\x03\x04"),
+        *(npy_of_shape(size) for size in (-1, 10**20, 2**62, 10**9)),
+    ],
+)
+def test_latents_that_cannot_be_read(worklist_of: WorklistOf, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "z.npy").write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # NumPy leaves a damaged zip file open
+        message = refusal(worklist_of, prompt="a fox", latents=tmp_path / "z.npy")
+        gc.collect()
+    assert f"the latents {tmp_path / 'z.npy'} cannot be read" in message and "float32 .npy file" in message
+
+
+def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    path = tmp_path / "z.npy"
+    np.save(path, np.zeros(LATENTS, np.float32))
+    for option in ("output", "save_latents", "timing_json", "report"):
+        given = {"output": tmp_path / "o.npy", option: path}
+        message = refusal(worklist_of, prompt="a fox", latents=path, overwrite=True, **given)
+        assert f"the output {path} is also that of --latents, which is read" in message
+
+
+def test_files_of_the_run_are_claimed_too(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    file, output = write_lines(tmp_path / "p.txt", "one"), tmp_path / "o.npy"
+    assert "is also that of --timing-json; give" in refusal(worklist_of, prompt="a", timing_json=output)
+    assert "is also that of --report; give" in refusal(worklist_of, prompt="a", report=output)
+    assert "is also that of --prompts, which is read" in refusal(worklist_of, prompts=file, timing_json=file)
+    work = worklist_of(prompts=file, timing_json=output)  # a line that cannot be made does not end the run
+    (failure,) = work.failures.values()
+    assert work.jobs == [] and "o.npy is also that of --timing-json" in str(failure)
+
+
+def test_media_of_the_command_line_are_checked_once(
+    worklist_of: WorklistOf, artifact: Path, tmp_path: Path
+) -> None:
+    make_task(artifact, "i2v")
+    file = write_lines(tmp_path / "p.txt", "one", "two")
+    message = refusal(worklist_of, {"image": str(tmp_path / "none.png")}, prompts=file)
+    assert "none.png" in message and "p.txt" not in message
+    picture = str(image(tmp_path / "a.png"))
+    work = worklist_of({"image": picture}, prompts=file)
+    one, two = work.jobs
+    inputs = work.media.inputs(one.generation)
+    assert inputs is not None and work.media.inputs(two.generation) is inputs
+    one_line = write_lines(tmp_path / "one.txt", "one")
+    (failure,) = worklist_of(
+        {"image": picture}, prompts=one_line, output=Path(picture), overwrite=True
+    ).failures.values()
+    assert f"a.png is also that of {one_line}:1 (image), which is read" in str(failure)
+
+
+def test_what_all_lines_lack_is_told_once(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    """Each line has the same error: it is the command line's, or might as well be."""
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": 3})
+    assert refusal(worklist_of, {"boundary": 0.5}, prompts=file).startswith("boundary has no effect")
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "boundary": 0.5}, {"prompt": "two"})
+    assert [str(failure)[-3:] for failure in worklist_of(prompts=file).failures.values()] == ["rts"]
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "size": "64x64"})
+    assert len(worklist_of({"size": "32x32"}, prompts=file).failures) == 2
+
+
+def test_each_line_draws_its_seed(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "seed": 1}, {"prompt": "b"}, {"prompt": "c"})
+    one, *drawn = (
+        job.generation.options["seed"] for job in worklist_of({"seed": "random"}, prompts=file).jobs
+    )
+    assert one == 1 and drawn[0] != drawn[1]

@@ -1,0 +1,53 @@
+"""Options of other tools: each means an option that there is, or a line that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from wancli.aliases import ELSEWHERE, elsewhere
+from wanrun.errors import UsageError
+from wanrun.request.prompts_file import Line
+from wanrun.request.reading import read_request
+from wanrun.request.rows import aliases, rows
+
+NAMES = {row.name for row in rows(Line)}
+ALIASES = aliases(Line)
+
+
+def test_no_name_means_two_things() -> None:
+    every = [*NAMES, *(other for row in rows(Line) for other in row.also), *ELSEWHERE]
+    assert len(every) == len(set(every))
+    assert {"num_inference_steps", "save_file"} < ALIASES.keys()
+    assert set(ALIASES.values()) <= NAMES
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_a_request_understands_an_alias(alias: str, name: str) -> None:
+    value = {"seed": 3, "num_frames": 5, "num_steps": 4, "num_videos": 2, "size": "96x64", "solver": "euler"}
+    number = {"boundary": 0.5, "guidance_scale": 2.0, "flow_shift": 3.0, "fps": 24.0}
+    given = {**value, **number}.get(name, "a.png")
+    request = read_request([("prompt", "a fox"), (alias, given)], Line)
+    assert getattr(request, name) == given
+
+
+def test_an_option_by_two_names_is_given_twice() -> None:
+    for names in (("num_steps", "num_inference_steps"), ("steps", "sample_steps")):
+        with pytest.raises(UsageError, match=r"num_steps is given twice"):
+            read_request([("prompt", "a fox"), *((name, 4) for name in names)], Line)
+
+
+def test_what_only_other_tools_have_is_told_otherwise() -> None:
+    assert elsewhere("wanrun", "--ckpt_dir") == (
+        "wanrun has no --ckpt_dir; convert it first: wanbuild convert CHECKPOINT --artifact DIR"
+    )
+    told = elsewhere("wanbuild convert", "--checkpoint")
+    assert told == "wanbuild convert has no --checkpoint; name it without an option"
+    told = elsewhere("wanbuild compile", "--height")
+    assert told == "wanbuild compile has no --height; pass --size WIDTHxHEIGHT"
+    assert elsewhere("wanrun", "--hieght") is None
+
+
+def test_a_random_seed_is_another_one_each_time() -> None:
+    seeds = {read_request([("prompt", "a fox"), ("seed", one)], Line).seed for one in ("random", -1) * 2}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**32 for seed in seeds)

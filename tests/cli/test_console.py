@@ -1,0 +1,204 @@
+"""Exit codes, one-line errors, signals, progress and sizes, with real processes where they matter."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import click
+import pytest
+
+from wancli.command import SIZE
+from wancli.console import run
+from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
+
+
+def failing(error: BaseException) -> click.Command:
+    @click.command("wanrun")
+    @click.option("--debug", is_flag=True)
+    @click.option("--steps", type=int)
+    @click.option("--size", type=SIZE)
+    def command(debug: bool, steps: int | None, size: tuple[int, int] | None) -> None:
+        raise error
+
+    return command
+
+
+TOO_LARGE = "error: a file has reached the largest size (File too large)"
+RAISE_IT = "raise the limit (ulimit -f)"
+NO_RESOURCES = "error: the system gives this process no more memory, threads or files; free some, or raise"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (VerificationError("frames differ"), 1, "error: frames differ"),
+        (UsageError("a.mp4 exists", remedy="pass --overwrite"), 2, "error: a.mp4 exists; pass --overwrite"),
+        (ArtifactError("damaged", expected="1", found="2"), 3, "error: damaged; expected 1; found 2"),
+        (SourceError("no such file"), 4, "error: no such file"),
+        (WanError("two\nlines"), 1, "error: two lines"),
+        (click.UsageError("Bad\nthing."), 2, "error: Bad thing (see wanrun --help)"),
+        (click.FileError("x.json", "not\nreadable"), 2, "error: Could not open file 'x.json': not readable"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (click.Abort(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space", "/a/b"), 4, "error: the disk is full at /a/b; free some space"),
+        (OSError(errno.EDQUOT, "Quota"), 4, "error: the disk is full; free some space and run it again"),
+        (
+            OSError(errno.EFBIG, "File too large", "/a/b"),
+            4,
+            f"{TOO_LARGE} at /a/b; {RAISE_IT} and run it again\n",
+        ),
+        (OSError(errno.EFBIG, "File too large"), 4, f"{TOO_LARGE}; {RAISE_IT} and run it again\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken", "/a/fifo"), 1, "error: internal error: BrokenPipeError: "),
+        (ValueError("first\nsecond"), 1, "error: internal error: ValueError: first (run again with --debug"),
+        (EOFError("truncated"), 1, "error: internal error: EOFError: truncated ("),
+        (MemoryError(), 1, NO_RESOURCES),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_RESOURCES),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, NO_RESOURCES),
+        (OSError(errno.EMFILE, "Too many open files"), 1, NO_RESOURCES),
+        (
+            OSError(errno.ENAMETOOLONG, "long", "x" * 300),
+            2,
+            f"error: a file's name is too long: '{'x' * 60}...'",
+        ),
+        (RuntimeError("can't start new thread"), 1, NO_RESOURCES),
+        (RuntimeError("another"), 1, "error: internal error: RuntimeError: another ("),
+        (ImportError("x.so: failed to map segment from shared object"), 1, NO_RESOURCES),
+        (OSError(errno.ENOSPC, "No space", "/a\nb"), 4, "error: the disk is full at /a\\nb; free some space"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(failing(error), []) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), ArtifactError("damaged"), KeyboardInterrupt()])
+def test_debug_adds_the_traceback(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    run(failing(error), ["--debug"])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "raise error" in "\n".join(lines)
+    assert lines[-1].startswith(("error: ", "interrupted"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--no-such"], "No such option"),
+        (["--steps", "four"], "Invalid value for '--steps': 'four' is not a valid integer"),
+        (["--size", "big"], "not a size; expected WIDTHxHEIGHT such as 832x480; found 'big'"),
+        (["extra"], "unexpected extra argument (extra); give a prompt as --prompt TEXT (see"),
+        (["--steps"], "requires an argument"),
+    ],
+)
+def test_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(failing(AssertionError()), argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.endswith("(see wanrun --help)\n")
+    assert err.count("\n") == 1
+
+
+def test_success_help_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.group("wanbuild")
+    @click.version_option("1.2", prog_name="wanbuild")
+    def group() -> None: ...
+
+    @group.command()
+    @click.option("--size", type=SIZE, multiple=True, default=[(64, 32)])
+    def sizes(size: Any) -> None:
+        click.echo(repr(size))
+
+    @group.command()
+    @click.pass_context
+    def leave(context: click.Context) -> None:
+        context.exit(3)
+
+    @group.command()
+    def number() -> int:
+        return 1
+
+    assert run(group, ["sizes"]) == 0
+    assert run(group, ["sizes", "--size", "832x480", "--size", "832*480"]) == 0
+    assert capsys.readouterr().out == "((64, 32),)\n((832, 480), (832, 480))\n"
+    assert run(group, ["leave"]) == 3
+    assert run(group, ["number"]) == 1
+    assert run(group, ["--help"]) == run(group, ["--version"]) == run(group, ["sizes", "--help"]) == 0
+    assert "Usage: wanbuild" in capsys.readouterr().out
+    assert run(group, ["sizes", "--size", "x"]) == 2
+    assert "(see wanbuild sizes --help)" in capsys.readouterr().err
+    assert run(group, ["nothing"]) == 2
+    assert "No such command 'nothing'" in capsys.readouterr().err
+    run(group, [])
+    out, err = capsys.readouterr()
+    assert "Usage: wanbuild" in out + err
+
+
+def test_arguments_come_from_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["wanrun", "--steps", "x"])
+    assert run(failing(AssertionError())) == 2
+    assert "'x' is not a valid integer" in capsys.readouterr().err
+
+
+def test_signals_are_left_to_whoever_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    """A process that calls a command as a function, as these tests do, keeps its handlers."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    seen: list[Any] = []
+
+    @click.command()
+    def command() -> None:
+        seen.extend(map(signal.getsignal, numbers))
+        raise KeyboardInterrupt
+
+    before = list(map(signal.getsignal, numbers))
+    assert run(command, []) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert seen == before == list(map(signal.getsignal, numbers))
+
+
+def test_other_threads_can_run_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(run(failing(ArtifactError("no")), [])))
+    thread.start()
+    thread.join()
+    assert codes == [3]
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_goes_away_is_no_news(lines: int) -> None:
+    code = (
+        "import sys, click; from wancli.console import run\n"
+        "@click.command()\n"
+        f"def command():\n    for i in range({lines}): print('line', i)\n"
+        "sys.exit(run(command, []))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        result = subprocess.run(
+            [sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, wancli.console; "
+        "print(*{'numpy', 'jax', 'orbax', 'tqdm', 'PIL', 'tokenizers', 'ftfy'} & sys.modules.keys())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.split() == []

@@ -1,0 +1,285 @@
+"""Prompts files: every line becomes a request or is reported, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wanrun.errors import UsageError
+from wanrun.request.prompts_file import Entry, Line, key_of, read_entries
+
+OPTIONS: dict[str, Any] = {
+    "negative_prompt": "blurry",
+    "seed": 3,
+    "num_steps": 20,
+    "boundary": 0.5,
+    "solver": "euler",
+    "fps": 24.0,
+}
+"""Of the command line."""
+
+SHARED = Line(prompt="", **OPTIONS)
+
+
+def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Entry], dict[int, str]]:
+    """The entries of a file, and what is wrong with the other lines, with the file's name cut off."""
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    requests, failures = read_entries(path, SHARED)
+    messages = {index: error.spelled(key_of) for index, error in failures.items()}
+    return requests, {index: message.removeprefix(f"{path}:") for index, message in messages.items()}
+
+
+def test_text(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbfa fox\r\n\n  \t\r\n  two  words \n" + "猫 \x0b\u2028 x".encode() + b"\n{a}"
+    requests, failures = read(tmp_path, content)
+    assert failures == {}
+    assert [request.line.prompt for request in requests] == ["a fox", "two  words", "猫 \x0b\u2028 x", "{a}"]
+    assert [request.where.rpartition(":")[2] for request in requests] == ["1", "4", "5", "6"]
+    assert [(request.index, request.total) for request in requests] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    first = requests[0].line
+    assert (first.negative_prompt, first.seed, first.num_steps, first.solver) == ("blurry", 3, 20, "euler")
+    assert (first.guidance_scale, first.fps, first.output) == (None, 24.0, None)
+    assert (first.guidance_scale_2, first.boundary) == (None, 0.5)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    line: dict[str, Any] = {
+        "prompt": "a fox",
+        "negative_prompt": "",
+        "seed": 2**64 - 1,
+        "steps": 4,
+        "guidance_scale": 3,
+    }
+    media: dict[str, Any] = {
+        "image": "a b/猫.png",
+        "last_image": "\u202flast.png",
+        "video": "frames",
+        "mask": "mask.mp4",
+        "reference_image": ["one.png", "two.png"],
+        "pose_video": "pose",
+        "face_video": "face",
+        "background_video": "background",
+        "mask_video": "masks",
+        "mode": "replace",
+        "conditioning_scale": 2,
+        "segment_overlap": 5,
+    }
+    line |= media
+    line |= {
+        "guidance_scale_2": 2,
+        "boundary": 1,
+        "flow_shift": 5.5,
+        "solver": "unipc",
+        "fps": 12,
+        "output": "fox/猫.gif",
+    }
+    content = json.dumps(line) + "\n\n" + '{"prompt": ""}\r\n'
+    for name in ("p.jsonl", "p.JSONL", "p.txt", "p"):  # the first line tells, where the name does not
+        (full, bare), failures = read(tmp_path, content, name)
+        assert failures == {}
+        where = str(tmp_path / name)
+        fields = {**line, "reference_image": ("one.png", "two.png"), "num_steps": line["steps"]}
+        del fields["steps"]
+        assert full == Entry(Line(**fields), f"{where}:1", 1, 2)
+        names = ("guidance_scale", "guidance_scale_2", "boundary", "fps", "conditioning_scale")
+        numbers = [getattr(full.line, name) for name in names]
+        assert all(type(number) is float for number in numbers)
+        assert bare == Entry(Line(prompt="", **OPTIONS), f"{where}:3", 2, 2)
+
+
+def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
+    """What a line leaves out is the command line's, each for itself."""
+    shared = {**OPTIONS, "image": "shared.png", "reference_image": ("r.png",), "mode": "animate"}
+    lines: list[dict[str, Any]] = [
+        {},
+        {"image": "own.png", "pose_video": "p"},
+        {"reference_image": "s.png"},
+        {"reference_image": []},
+        {"reference_image": ["s.png", "t.png"], "mode": "replace"},
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "a", **line}) + "\n" for line in lines))
+    requests, failures = read_entries(path, Line(prompt="", **shared))
+    assert failures == {}
+    found = [
+        (line.image, line.pose_video, line.reference_image, line.mode)
+        for line in (request.line for request in requests)
+    ]
+    assert found == [
+        ("shared.png", None, ("r.png",), "animate"),
+        ("own.png", "p", ("r.png",), "animate"),
+        ("shared.png", None, "s.png", "animate"),
+        ("shared.png", None, (), "animate"),
+        ("shared.png", None, ("s.png", "t.png"), "replace"),
+    ]
+    assert list(requests[1].media_files) == [
+        ("image", Path("own.png")),
+        ("pose_video", Path("p")),
+        ("reference_image", Path("r.png")),
+    ]
+
+
+BAD = [
+    ("a fox", "the line is not JSON (Expecting value"),
+    ('{"prompt": "a"', "the line is not JSON"),
+    ('{"prompt": "a"} {"prompt": "b"}', "the line is not JSON (Extra data"),
+    ("[" * 100_000, "the line is not JSON"),
+    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "the line is not JSON (Exceeds the limit"),
+    ("null", "the line is not a JSON object"),
+    ('["prompt", "a"]', "the line is not a JSON object"),
+    ("[]", "the line is not a JSON object"),
+    ("{}", 'there is no prompt; expected "prompt": "..."'),
+    ('{"seed": 1}', "there is no prompt"),
+    ('{"prompt": null}', "prompt has the wrong type; expected a string; found null"),
+    ('{"prompt": {"a": [1]}}', "prompt has the wrong type; expected a string; found an object"),
+    ('{"prompt": "a", "seed": 1.0}', "seed has the wrong type; expected an integer; found 1.0"),
+    ('{"prompt": "a", "seed": true}', "seed has the wrong type; expected an integer; found true"),
+    ('{"prompt": "a", "seed": "1"}', 'seed has the wrong type; expected an integer; found "1"'),
+    ('{"prompt": "a", "steps": NaN}', "steps has the wrong type; expected an integer; found NaN"),
+    ('{"prompt": "a", "fps": "24"}', 'fps has the wrong type; expected a number; found "24"'),
+    (
+        '{"prompt": "a", "guidance_scale": [5]}',
+        "guidance_scale has the wrong type; expected a number; found [5]",
+    ),
+    ('{"prompt": "a", "negative_prompt": 3}', "negative_prompt has the wrong type"),
+    ('{"prompt": "a", "output": ""}', 'output is no file name; found ""'),
+    ('{"prompt": "a", "output": "a\\u0000.mp4"}', 'output is no file name; found "a\\u0000.mp4"'),
+    ('{"prompt": "a", "output": "\\ud800.mp4"}', "output is no file name"),
+    ('{"prompt": "a", "prompt": "b"}', "prompt is given twice"),
+    (
+        '{"prompt": "a", "stepz": 4}',
+        "unknown option 'stepz'; expected one of prompt, negative_prompt, ",
+    ),
+    ('{"prompt": "a", "steps": 4, "num_steps": 4}', "steps is given twice"),
+    ('{"prompt": "a", "Seed": 4}', "unknown option 'Seed'"),
+    ('{"prompt": "a", "size": "64"}', 'size is out of range; expected a string such as 832x480; found "64"'),
+    ('{"prompt": "a", "size": [96, 64]}', "size has the wrong type; expected a string; found [96, 64]"),
+    ('{"prompt": "a", "frames": 0}', "frames is out of range; expected an integer, at least 1; found 0"),
+    (
+        '{"prompt": "a", "loop": "while"}',
+        'loop cannot be used; expected step or scan or stream; found "while"',
+    ),
+    ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
+    ('{"prompt": "a", "image": null}', "image has the wrong type; expected a string; found null"),
+    ('{"prompt": "a", "video": ["a.mp4"]}', 'video has the wrong type; expected a string; found ["a.mp4"]'),
+    ('{"prompt": "a", "last_image": ""}', 'last_image is no file name; found ""'),
+    ('{"prompt": "a", "mask": "a\\u0000.png"}', 'mask is no file name; found "a\\u0000.png"'),
+    ('{"prompt": "a", "mask_video": "\\ud800.mp4"}', 'mask_video is no file name; found "\\ud800.mp4"'),
+    (
+        '{"prompt": "a", "reference_image": ["a.png", 3]}',
+        'reference_image has the wrong type; expected a string or a list of strings; found ["a.png", 3]',
+    ),
+    (
+        '{"prompt": "a", "reference_image": {"a": "b"}}',
+        "reference_image has the wrong type; expected a string",
+    ),
+    ('{"prompt": "a", "reference_image": ["a.png", ""]}', 'reference_image is no file name; found ""'),
+    ('{"prompt": "a", "mode": 3}', "mode has the wrong type; expected a string; found 3"),
+    (
+        '{"prompt": "a", "conditioning_scale": "1"}',
+        "conditioning_scale has the wrong type; expected a number",
+    ),
+    ('{"prompt": "a", "segment_overlap": 5.0}', "segment_overlap has the wrong type; expected an integer"),
+    ('{"prompt": "a", "reference-image": "a"}', "unknown option 'reference-image'; use reference_image"),
+    (
+        '{"prompt": "a", "height": 480, "generator": 0}',
+        "unknown option 'height'; use size; unknown option 'generator'; use seed",
+    ),
+    ('{"prompt": "a", "guidance_scale_2": true}', "guidance_scale_2 has the wrong type; expected a number"),
+    (
+        '{"prompt": "a", "fps": "x", "tint": 1}',
+        'fps has the wrong type; expected a number; found "x"; unknown',
+    ),
+]
+
+
+def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
+    lines = ['{"prompt": "first"}', *(line for line, _ in BAD), '{"prompt": "last"}']
+    requests, failures = read(tmp_path, "\n".join(lines), "p.jsonl")
+    found = [(request.line.prompt, request.index) for request in requests]
+    assert found == [("first", 1), ("last", len(lines))]
+    assert sorted(failures) == list(range(2, len(lines)))
+    for index, (line, message) in enumerate(BAD, 2):
+        assert failures[index].startswith(f"{index}: {message}"), (line, failures[index])
+        assert "\n" not in failures[index] and len(failures[index]) < 600
+
+
+def test_a_line_that_is_no_utf8(tmp_path: Path) -> None:
+    requests, failures = read(tmp_path, b"a fox\n caf\xe9\n\nlast\n")
+    assert [request.line.prompt for request in requests] == ["a fox", "last"]
+    assert failures == {2: "2: the line is not UTF-8; found byte 0xe9; save the file as UTF-8"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n\t\n", b"\xef\xbb\xbf", "a fox\n".encode("utf-16")])
+def test_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
+    reason = "is UTF-16; save it as UTF-8" if len(content) > 10 else "has no prompt; write one prompt a line"
+    with pytest.raises(UsageError, match=reason):
+        read(tmp_path, content)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file")):
+        with pytest.raises(UsageError, match=f"the prompts file {path} cannot be read; found {reason}"):
+            read_entries(path, SHARED)
+    with pytest.raises(UsageError, match="/dev/zero is too large; expected at most 64 MiB"):
+        read_entries(Path("/dev/zero"), SHARED)
+
+
+def test_a_pipe_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"a\nb\n",))
+    writer.start()
+    requests, _ = read_entries(tmp_path / "pipe", SHARED)
+    writer.join()
+    assert [request.line.prompt for request in requests] == ["a", "b"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "c"}\nx')))
+    requests, failures = read_entries(Path("-"), SHARED)
+    assert [(request.line.prompt, request.where) for request in requests] == [("c", "standard input:1")]
+    assert str(failures[2]).startswith("standard input:2: the line is not JSON")
+    monkeypatch.setattr(sys, "stdin", None)  # closed, as with <&-
+    with pytest.raises(UsageError, match="standard input has no prompt"):
+        read_entries(Path("-"), SHARED)
+
+
+NAMES = ["prompt", "seed", "steps", "fps", "output", "solver", "size", "image", "reference_image", "other"]
+keys = st.sampled_from(NAMES) | st.text()
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=4,
+)
+lines = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.dictionaries(keys, values, max_size=4).map(lambda line: json.dumps({"prompt": "a", **line}).encode()),
+)
+
+
+@given(st.lists(lines, max_size=6), st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+def test_whatever_is_in_a_file(tmp_path: Path, content: list[bytes], as_json: bool) -> None:
+    data = b"\n".join(content)
+    path = tmp_path / ("p.jsonl" if as_json else "p.txt")
+    path.write_bytes(data)
+    try:
+        requests, failures = read_entries(path, SHARED)
+    except UsageError:
+        assert data[:2] in (b"\xff\xfe", b"\xfe\xff") or not data.removeprefix(b"\xef\xbb\xbf").strip()
+        return
+    total = sum(1 for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
+    assert sorted([*failures, *(request.index for request in requests)]) == list(range(1, total + 1))
+    assert all(request.total == total and type(request.line.prompt) is str for request in requests)
+    lines = [request.line for request in requests]
+    assert all(type(line.seed) is int and type(line.fps) is float for line in lines)
+    files = [path for request in requests for _, path in request.media_files]
+    assert all(str(path) and os.fsencode(path) for path in files)
