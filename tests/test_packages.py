@@ -43,6 +43,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "text media denoising",
                 "request",
                 "generation",
+                "job",
                 "claims",
                 "intact replay",
                 "__main__",

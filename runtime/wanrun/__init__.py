@@ -12,16 +12,23 @@ __all__ = [
     "SUFFIXES",
     "Artifact",
     "CancelToken",
+    "Event",
     "Generation",
+    "Job",
     "Manifest",
     "Media",
     "Named",
+    "Outcome",
+    "Output",
+    "PackedJob",
     "Pipeline",
+    "Progress",
     "Result",
     "Step",
     "Timings",
     "__version__",
     "file_sha256",
+    "from_wire",
     "groups",
     "in_bytes",
     "join",
@@ -30,12 +37,16 @@ __all__ = [
     "open_artifact",
     "open_regular",
     "options",
+    "outputs_of",
+    "pack",
     "read_bounded",
     "relative_error",
     "replace_file",
     "resolve",
+    "run_job",
     "schema",
     "temporary_path",
+    "to_wire",
     "user_copies",
 ]
 
@@ -53,6 +64,11 @@ if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.generation.step import Step
+    from wanrun.job.job import Job, run_job
+    from wanrun.job.outcome import Outcome, from_wire, to_wire
+    from wanrun.job.outputs import Output, outputs_of
+    from wanrun.job.packed import PackedJob, pack
+    from wanrun.job.progress import Event, Progress
     from wanrun.media.types import Media
     from wanrun.media.video_paths import SUFFIXES
     from wanrun.opened.cancel import CancelToken
@@ -70,15 +86,22 @@ def __getattr__(name: str) -> Any:
         "SUFFIXES": "wanrun.media.video_paths",
         "Artifact": "wanrun.artifact.artifact",
         "CancelToken": "wanrun.opened.cancel",
+        "Event": "wanrun.job.progress",
         "Generation": "wanrun.request.generation",
+        "Job": "wanrun.job.job",
         "Manifest": "wanrun.artifact.manifest",
         "Media": "wanrun.media.types",
         "Named": "wanrun.artifact.named",
+        "Outcome": "wanrun.job.outcome",
+        "Output": "wanrun.job.outputs",
+        "PackedJob": "wanrun.job.packed",
         "Pipeline": "wanrun.generation.pipeline",
+        "Progress": "wanrun.job.progress",
         "Result": "wanrun.generation.result",
         "Step": "wanrun.generation.step",
         "Timings": "wanrun.timing.timings",
         "file_sha256": "wanrun.files",
+        "from_wire": "wanrun.job.outcome",
         "groups": "wanrun.artifact.artifact",
         "in_bytes": "wanrun.units",
         "join": "wanrun.cluster.join",
@@ -87,12 +110,16 @@ def __getattr__(name: str) -> Any:
         "open_artifact": "wanrun.artifact.artifact",
         "open_regular": "wanrun.files",
         "options": "wanrun.request.rows",
+        "outputs_of": "wanrun.job.outputs",
+        "pack": "wanrun.job.packed",
         "read_bounded": "wanrun.files",
         "relative_error": "wanrun.executables.tolerance",
         "replace_file": "wanrun.files",
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",
         "temporary_path": "wanrun.temporary",
+        "run_job": "wanrun.job.job",
+        "to_wire": "wanrun.job.outcome",
         "user_copies": "wanrun.files",
     }
     if name in modules:

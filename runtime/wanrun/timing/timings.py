@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +60,7 @@ class Timings(Spans):
         together: whether a call of it makes several steps.
         target: the artifact's target that was loaded; None before that.
         step_seconds: the denoising steps so far; the steps of one call have equal times.
+        changed: called after a span begins, ends or is added, from any thread; None for nobody.
     """
 
     def __init__(self, begin: float = 0.0) -> None:
@@ -75,6 +76,21 @@ class Timings(Spans):
         self.together = False
         self.target: str | None = None
         self.step_seconds: list[float] = []
+        self.changed: Callable[[], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: who hears of changes belongs to this process."""
+        return {**super().__getstate__(), "changed": None}
+
+    def take(self, span: Span) -> None:
+        super().take(span)
+        if self.changed is not None:
+            self.changed()
+
+    def end(self, span: Span) -> None:
+        super().end(span)
+        if self.changed is not None:
+            self.changed()
 
     def __repr__(self) -> str:
         total = (self.now() if self._end is None else self._end) - self._begin

@@ -1,0 +1,1 @@
+"""A job: a resolved request with the files to write of it, what is done for it now, and how it ended."""

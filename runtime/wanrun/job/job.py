@@ -1,0 +1,97 @@
+"""A job, and the one function that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from wanrun.errors import WanError
+from wanrun.job.outcome import Outcome, plain
+from wanrun.job.outputs import Output
+from wanrun.job.progress import Progress
+from wanrun.request.generation import Generation
+from wanrun.text.encoder import Warn, silent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wanrun.generation.pipeline import Pipeline
+    from wanrun.media.types import Inputs
+    from wanrun.opened.cancel import CancelToken
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be made.
+
+    Attributes:
+        id: its name, for events and the outcome.
+        generation: the resolved request.
+        outputs: the files that are written, in order; those that exist already are left out, and a process
+            that writes nothing has none.
+    """
+
+    id: str
+    generation: Generation
+    outputs: tuple[Output, ...] = ()
+
+
+_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+
+
+def run_job(
+    pipeline: Pipeline,
+    job: Job,
+    progress: Progress | None = None,
+    *,
+    inputs: Inputs | None = None,
+    latents: np.ndarray | None = None,
+    facts: Mapping[str, Any] = _NO_FACTS,
+    cancel: CancelToken | None = None,
+    warn: Warn = silent,
+    overwrite: bool = False,
+) -> Outcome:
+    """Makes the videos of a job, writes its outputs, and returns how it ended.
+
+    Args:
+        pipeline: the artifact that the job was resolved for.
+        job: the job.
+        progress: what tells of it and records its times; None for nobody.
+        inputs, latents, cancel, warn: as of ``Pipeline.run``.
+        facts: entries of the metadata beside the generation's own, such as the name of the latents' file.
+        overwrite: whether existing videos are replaced.
+
+    Returns:
+        The outcome, which has any WanError. Other errors are raised.
+    """
+    progress = Progress(job.id) if progress is None else progress
+    metadata, sizes, warnings = dict[str, Any](), dict[str, int](), tuple[str, ...]()
+    try:
+        result = pipeline.run(
+            job.generation,
+            inputs=inputs,
+            latents=latents,
+            on_step=progress.step,
+            timings=progress.timings,
+            warn=warn,
+            cancel=cancel,
+        )
+        metadata, warnings = {**result.options, **facts}, result.warnings
+        if job.outputs:
+            with progress.timings.phase("encode_video"):
+                for output in job.outputs:
+                    sizes[str(output.path)] = output.write(result, metadata, overwrite)
+    except WanError as error:
+        return Outcome(id=job.id, seconds=progress.seconds, steps=progress.steps, error=error)
+    finally:
+        progress.stop()
+    return Outcome(
+        id=job.id,
+        metadata=plain(metadata),
+        seconds=progress.seconds,
+        steps=progress.steps,
+        sizes=sizes,
+        warnings=list(warnings),
+    )

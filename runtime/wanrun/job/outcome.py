@@ -1,0 +1,83 @@
+"""How a job ended, in the process that ran it and on the way to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from wanrun.errors import WanError
+
+
+class Outcome(Struct, frozen=True, kw_only=True, tag=True):
+    """How a job ended.
+
+    Attributes:
+        id: the job.
+        metadata: that of its videos, without each video's number, as JSON holds it; empty after an error.
+        seconds: what each phase took, without loading.
+        steps: denoising steps, of all windows.
+        sizes: bytes of each written file by its path.
+        warnings: one line each.
+        error: why there are no videos; a CancelledError if it was cancelled. None for a job that has them.
+    """
+
+    id: str
+    metadata: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    steps: int = 0
+    sizes: dict[str, int] = {}
+    warnings: list[str] = []
+    error: WanError | None = None
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """Returns options as JSON can hold them; what it cannot becomes its ``str``."""
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(options), enc_hook=str))
+    return decoded
+
+
+def to_wire(record: Any) -> bytes:
+    """Returns a record for another process, as JSON in one line.
+
+    Args:
+        record: an ``Event``, an ``Outcome``, a ``PackedJob``, or another msgspec record, which may hold
+            those.
+    """
+    return msgspec.json.encode(record, enc_hook=_written)
+
+
+def from_wire(data: bytes, type: Any) -> Any:
+    """Returns the record of ``to_wire``.
+
+    Args:
+        data: the line.
+        type: the type of the record, or a union of types.
+
+    Raises:
+        msgspec.DecodeError: for a line that is no such record.
+    """
+    return msgspec.json.decode(data, type=type, dec_hook=_read)
+
+
+def _written(value: object) -> dict[str, Any]:
+    """Returns an error as the name of its class and its parts."""
+    if not isinstance(value, WanError):
+        raise NotImplementedError(f"{type(value).__name__} is not sent to another process")
+    parts = {name: None if part is None else str(part) for name, part in value.parts.items()}
+    return {"error": type(value).__name__, **parts}
+
+
+def _read(wanted: type, value: Any) -> Any:
+    """Returns an error of its parts; one of a class that is not known here is of the family's first."""
+    if wanted is not WanError:
+        raise NotImplementedError(wanted.__name__)
+    known = {kind.__name__: kind for kind in _family(WanError)}
+    return known.get(value.pop("error"), WanError)(**value)
+
+
+def _family(kind: type[WanError]) -> list[type[WanError]]:
+    """Returns a class of errors and those derived from it that are made of the same parts."""
+    derived = [one for each in kind.__subclasses__() for one in _family(each)]
+    return [kind, *(one for one in derived if one.__init__ is WanError.__init__)]

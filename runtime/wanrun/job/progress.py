@@ -1,0 +1,99 @@
+"""What is done for a job now, told whenever that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from wanrun.timing.spans import length
+from wanrun.timing.timings import Timings
+
+LOADING: Final = "loading"
+
+_PHASES: Final = (
+    ("encode_video", "encode"),
+    ("decode", "decode"),
+    ("denoise", "steps"),
+    ("prepare", "steps"),
+    ("encode_media", "media"),
+    ("read_media", "media"),
+    ("text", "text"),
+)
+"""Spans and the phase of a job that they are, the last one first: loading goes on beside them."""
+
+
+class Event(Struct, frozen=True, tag=True):
+    """What is done for a job now.
+
+    Attributes:
+        id: the job.
+        phase: ``loading``, ``media``, ``text``, ``steps``, ``decode`` or ``encode``.
+        step: denoising steps that are done.
+        steps: all denoising steps; None before the first one.
+    """
+
+    id: str
+    phase: str
+    step: int = 0
+    steps: int | None = None
+
+
+class Progress:
+    """Follows one job by its spans and steps.
+
+    Args:
+        id: the job.
+        listener: gets each change, from any thread.
+        timings: where the times are recorded; of several jobs, perhaps. None for new ones.
+
+    Attributes:
+        timings: the times.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        listener: Callable[[Event], object] = lambda event: None,
+        timings: Timings | None = None,
+    ) -> None:
+        self.timings = timings if timings is not None else Timings.from_now()
+        self._listener, self._last = listener, Event(id, "")
+        self._step, self._steps = 0, None  # type: int, int | None
+        self._began, self._steps_before = self.timings.now(), len(self.timings.step_seconds)
+        self.timings.changed = self._look
+
+    def step(self, done: int, total: int) -> None:
+        """Takes a step; it is an ``on_step`` of ``Pipeline.run``."""
+        self._step, self._steps = done, total
+        self._look()
+
+    def _look(self) -> None:
+        """Tells the listener if something has changed."""
+        running = {span.phase for span in self.timings.running}
+        phase = next((name for span, name in _PHASES if span in running), None)
+        if phase is None:  # between two phases nothing runs
+            phase = LOADING if running else self._last.phase or LOADING
+        if (now := Event(self._last.id, phase, self._step, self._steps)) != self._last:
+            self._last = now
+            self._listener(now)
+
+    def stop(self) -> None:
+        """Ends what is told."""
+        self.timings.changed = None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that each phase has taken of this job, without loading."""
+        spans, sums = self.timings.spans, dict[str, float]()
+        for span, name in reversed(_PHASES):
+            own = [one for one in spans.get(span, ()) if one[1] >= self._began]
+            if own:
+                sums[name] = sums.get(name, 0.0) + length(own, self._began)
+        return sums
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps of this job, of all windows."""
+        return len(self.timings.step_seconds) - self._steps_before

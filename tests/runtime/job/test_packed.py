@@ -1,0 +1,80 @@
+"""A job that another process runs is the same job, and no other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+from PIL import Image
+
+from helpers.manifests import plain_manifest, with_model
+from helpers.media_files import task_of
+from helpers.options import PROFILE, generation
+from wanrun.artifact.manifest import Component
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.job.job import Job
+from wanrun.job.outcome import from_wire, to_wire
+from wanrun.job.outputs import THUMBNAIL, Output
+from wanrun.job.packed import PackedJob, pack
+from wanrun.media.types import Media
+from wanrun.request.generation import Generation
+
+ONE = plain_manifest(components={"transformer": Component("transformer", {})})
+OUTPUTS = (Output(Path("a/v.mp4"), 1), Output(Path("a/v.webp"), 1, THUMBNAIL))
+
+
+def sent(job: Job) -> PackedJob:
+    packed: PackedJob = from_wire(to_wire(pack(job)), PackedJob)
+    return packed
+
+
+def facts(generation: Generation) -> dict[str, Any]:
+    """All of a generation but the manifest and the table."""
+    names = ("profile", "ranges", "fps", "media", "warnings")
+    return {**{name: getattr(generation, name) for name in names}, **generation.options}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seed": 2**64 - 1, "flow_shift": 0.1 + 0.2, "fps": 23.976}, {"timesteps": (900.1, 500.0, 3.3)}],
+)
+def test_a_generation_is_the_same_there(options: dict[str, Any]) -> None:
+    job = Job("7", generation(**options), OUTPUTS)
+    found = sent(job).unpack(job.generation.manifest)
+    assert (found.id, found.outputs) == (job.id, job.outputs)
+    assert found.generation.manifest is job.generation.manifest
+    assert facts(found.generation) == facts(job.generation)
+    for name in ("timesteps", "coefficients", "sigmas", "noise"):
+        there, here = getattr(found.generation.table, name), getattr(job.generation.table, name)
+        assert there.dtype == here.dtype and np.array_equal(there, here)
+    assert (found.generation.table.name, found.generation.table.start) == ("unipc", 1.0)
+
+
+def test_media_are_sent_as_paths() -> None:
+    manifest = with_model(ONE, variant="wan2.2-i2v", task=task_of("wan2.2-i2v", encoder=False))
+    job = Job("7", generation(manifest, image=Path("i.png")))
+    found = sent(job).unpack(job.generation.manifest).generation
+    assert found.media == Media(image="i.png")
+    vace = with_model(ONE, variant="wan2.1-vace", task=task_of("wan2.1-vace"))
+    profile = structs.replace(PROFILE, num_references=2)
+    two = Job("7", generation(vace, profile, reference_image=("a.png", "b.png")))
+    media = sent(two).unpack(two.generation.manifest).generation.media
+    assert media is not None and media.reference_image == ("a.png", "b.png")
+    given = structs.replace(job.generation.media, image=Image.new("RGB", (8, 8)))  # type: ignore[type-var]
+    held = generation(manifest, image="i.png")
+    object.__setattr__(held, "media", given)
+    with pytest.raises(UsageError) as caught:
+        pack(Job("7", held))
+    assert caught.value.fields == ("image",)
+
+
+def test_a_job_of_another_artifact_or_version() -> None:
+    job = Job("7", generation())
+    manifest = job.generation.manifest
+    for packed in (structs.replace(sent(job), wanrun="0"), structs.replace(sent(job), content_digest="0")):
+        with pytest.raises(ArtifactError) as caught:
+            packed.unpack(manifest)
+        assert caught.value.found == "0"
