@@ -224,7 +224,7 @@ def _run(
     with timings.phase("import"):
         from wanrun import load
 
-    generation, first = work.jobs[0].generation, None
+    generation, first = work.jobs[0].job.generation, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
         first = work.media.inputs(generation)
     form = generation.options["loop"]
@@ -242,7 +242,7 @@ def _run(
         # These prompts are encoded before the first step: all of them if the text encoder is released then.
         prompts=work.first_prompts(None if loading.low_memory else 1),
         inputs=first,
-        later=() if how.of_several else [job.generation.profile.name for job in work.jobs],
+        later=() if how.of_several else [one.job.generation.profile.name for one in work.jobs],
         timings=timings,
         warn=batch.warn,
         report=batch.note,
@@ -259,7 +259,7 @@ def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None
         return
     from wanrun import needed
 
-    generations = [job.generation for job in work.jobs]
+    generations = [planned.job.generation for planned in work.jobs]
     profiles = list({one.profile.name: one.profile for one in generations}.values())
     names = needed(work.artifact, loading, profiles=profiles, prompts=work.first_prompts())
     wanhub.fetch(work.artifact, names, print_error, lambda progress: timings.phase("fetch", None, progress))

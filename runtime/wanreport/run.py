@@ -29,26 +29,26 @@ class Entry(Protocol):
     def where(self) -> str: ...
 
 
-class Job(Protocol):
-    """One prompt with its generation and its videos."""
+class Planned(Protocol):
+    """One prompt with its job and its videos."""
 
     @property
     def entry(self) -> Entry: ...
     @property
-    def generation(self) -> wanrun.Generation: ...
+    def job(self) -> wanrun.Job: ...
     @property
     def videos(self) -> Sequence[Path]: ...
 
 
 class Worklist(Protocol):
-    """The jobs to make, those whose videos were there, and the errors of other lines by their number."""
+    """Prompts with a job to do, those whose videos were there, and the errors of other lines by number."""
 
     @property
     def artifact(self) -> wanrun.Artifact: ...
     @property
-    def jobs(self) -> Sequence[Job]: ...
+    def jobs(self) -> Sequence[Planned]: ...
     @property
-    def finished(self) -> Sequence[Job]: ...
+    def finished(self) -> Sequence[Planned]: ...
     @property
     def failures(self) -> Mapping[int, WanError]: ...
     @property
@@ -56,8 +56,8 @@ class Worklist(Protocol):
     def shown(self, video: Path) -> str: ...
 
 
-Outcomes = Mapping[int, float | WanError]
-"""By the number of a prompt: the seconds that its videos took, or the error that it ended with."""
+Outcomes = Mapping[int, wanrun.Outcome]
+"""By the number of a prompt: how its job ended."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class _Row:
     """A prompt, or a line of the prompts file that is none, and what became of it."""
 
     index: int
-    job: Job | None
     state: str
+    generation: wanrun.Generation | None = None
+    videos: Sequence[Path] = ()
     seconds: float | None = None
     error: str = ""
 
@@ -130,16 +131,22 @@ def run_report(
 
 
 def _rows(work: Worklist, outcomes: Outcomes) -> list[_Row]:
-    rows = {job.entry.index: _Row(job.entry.index, job, "there already") for job in work.finished}
-    for job in work.jobs:
-        index, outcome = job.entry.index, outcomes.get(job.entry.index)
-        if isinstance(outcome, WanError):
-            rows[index] = _Row(index, job, "failed", error=str(outcome))
+    rows = {one.entry.index: _row_of(one, "there already") for one in work.finished}
+    for planned in work.jobs:
+        outcome = outcomes.get(index := planned.entry.index)
+        if outcome is None:
+            rows[index] = _row_of(planned, "not tried")
+        elif outcome.error is not None:
+            rows[index] = _row_of(planned, "failed", error=str(outcome.error))
         else:
-            rows[index] = _Row(index, job, "not tried" if outcome is None else "made", outcome)
+            rows[index] = _row_of(planned, "made", seconds=outcome.elapsed)
     for index, failure in work.failures.items():
-        rows[index] = _Row(index, None, "failed", error=str(failure))
+        rows[index] = _Row(index, "failed", error=str(failure))
     return [rows[index] for index in sorted(rows)]
+
+
+def _row_of(planned: Planned, state: str, **facts: Any) -> _Row:
+    return _Row(planned.entry.index, state, planned.job.generation, planned.videos, **facts)
 
 
 def _verdict(rows: Sequence[_Row], many: bool) -> str:
@@ -157,10 +164,10 @@ def _films(rows: Sequence[_Row], work: Worklist) -> tuple[list[Film], dict[int, 
     """Returns the videos that are there, and a small picture of the first one of each prompt."""
     films, small, room = list[Film](), dict[int, Picture](), pictures.PAGE_BYTES
     for row in rows:
-        if row.job is None or row.state not in ("made", "there already"):
+        if row.generation is None or row.state not in ("made", "there already"):
             continue
-        for number, video in enumerate(row.job.videos):
-            name, title = f"video-{row.index}-{number}", str(row.job.generation.options["prompt"])
+        for number, video in enumerate(row.videos):
+            name, title = f"video-{row.index}-{number}", str(row.generation.options["prompt"])
             facts: tuple[Fact, ...] = (Fact("File", work.shown(video), code=True),)
             alt = f"Video of prompt {row.index}" if work.many else "The video"
             try:
@@ -168,7 +175,7 @@ def _films(rows: Sequence[_Row], work: Worklist) -> tuple[list[Film], dict[int, 
                     raise UsageError("It was made before, and is not on this machine.")
                 frames = pictures.frames_of(video)
                 clip, note = pictures.clip(video, room)
-                facts += tuple(_file_facts(row.job.generation, video))
+                facts += tuple(_file_facts(row.generation, video))
             except UsageError as error:
                 films.append(Film(title, alt, None, note=str(error), facts=facts, name=name))
                 continue
@@ -207,7 +214,7 @@ def _text(value: Any) -> str:
 
 def _options(rows: Sequence[_Row], how: Any) -> tuple[Fact, ...]:
     """Returns the options that all prompts have, and those of loading that are not the defaults."""
-    made = [_values(row.job.generation) for row in rows if row.job is not None]
+    made = [_values(row.generation) for row in rows if row.generation is not None]
     same = {} if not made else {name: made[0][name] for name in made[0] if len(_told(made, name)) == 1}
     loading = how.loading
     changed = {
@@ -226,7 +233,7 @@ def _told(made: Sequence[Mapping[str, str]], name: str) -> set[str]:
 
 def _table(rows: Sequence[_Row], small: Mapping[int, Picture]) -> Table:
     """Returns a row for each prompt, with a column for each option in which they differ."""
-    made = {row.index: _values(row.job.generation) for row in rows if row.job is not None}
+    made = {row.index: _values(row.generation) for row in rows if row.generation is not None}
     names = dict.fromkeys(name for values in made.values() for name in values)
     differ = [name for name in names if len(_told(list(made.values()), name)) > 1]
     columns = [Column("Prompt"), Column("No.", True), Column("Outcome"), Column("Took", True)]
@@ -235,11 +242,15 @@ def _table(rows: Sequence[_Row], small: Mapping[int, Picture]) -> Table:
     for row in rows:
         prompt = (
             "(a line that cannot be used)"
-            if row.job is None
-            else str(row.job.generation.options["prompt"]) or "(empty)"
+            if row.generation is None
+            else str(row.generation.options["prompt"]) or "(empty)"
         )
         link = f"video-{row.index}-0" if row.state in ("made", "there already") else ""
-        cells = [Cell(prompt, None, "soft" if row.job is None else "", row.error, link, small.get(row.index))]
+        cells = [
+            Cell(
+                prompt, None, "soft" if row.generation is None else "", row.error, link, small.get(row.index)
+            )
+        ]
         took = "" if row.seconds is None else f"{row.seconds:.2f} s"
         cells += [Cell(str(row.index), float(row.index)), Cell(row.state, tone=_TONES[row.state])]
         cells.append(Cell(took, row.seconds))
@@ -276,7 +287,7 @@ def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | No
         middle = statistics.median(steps)
         figures.append(Fact("Median step", f"{middle:.3g} s", f"of {len(steps)}, {measured['loop']}"))
     figures.append(Fact("Peak memory", in_bytes(measured["peak_rss_bytes"]), "resident in the process"))
-    costs = [row.job.generation.cost().bytes.get(target or "") for row in rows if row.job is not None]
+    costs = [row.generation.cost().bytes.get(target or "") for row in rows if row.generation is not None]
     if known := [cost for cost in costs if cost is not None]:
         figures.append(Fact("Largest program", in_bytes(max(known)), "on the device, with its weights"))
     figures += [
@@ -288,7 +299,7 @@ def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | No
 
 def _artifact(artifact: wanrun.Artifact, rows: Sequence[_Row], target: str | None) -> tuple[Fact, ...]:
     manifest = artifact.manifest
-    profiles = dict.fromkeys(row.job.generation.profile for row in rows if row.job is not None)
+    profiles = dict.fromkeys(row.generation.profile for row in rows if row.generation is not None)
     facts = [Fact("Folder", str(artifact), code=True)]
     facts += [
         Fact(name[0].upper() + name[1:], digest, code=True) for name, digest in manifest.digests.items()
@@ -318,7 +329,7 @@ def _machine(manifest: Any, target: str | None) -> str:
 
 def _agreement(artifact: wanrun.Artifact, rows: Sequence[_Row]) -> tuple[Note, Facts]:
     """Returns what is known of the results, and the commands that find out more."""
-    profiles = {row.job.generation.profile.name for row in rows if row.job is not None}
+    profiles = {row.generation.profile.name for row in rows if row.generation is not None}
     recorded = ", ".join(sorted(profiles & artifact.manifest.golden.keys()))
     what = f"a recorded result of {recorded}" if recorded else "no recorded result of these profiles"
     command = f"wanbuild verify {artifact} --report FILE.html"

@@ -72,6 +72,7 @@ class Fake:
         latents: np.ndarray | None,
         timings: Timings,
         warn: Callable[[str], None],
+        **others: object,
     ) -> Result:
         options = generation.options
         self.asked.append(options["prompt"])

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import io
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from msgspec import structs
 
 from wancli.jobs.existing import check_same
-from wancli.jobs.job import Job
 from wancli.jobs.outputs import check_folder
+from wancli.jobs.planned import Planned
 from wancli.jobs.worklist import Worklist
-from wanrun import in_bytes, replace_file
-from wanrun.errors import ArtifactError, WanError, unwritable
-from wanrun.media.write_video import files_of, write_video
+from wanrun import Job, Outcome, Progress, in_bytes, run_job
+from wanrun.errors import ArtifactError, WanError
+from wanrun.job.outputs import VIDEO
 from wanrun.request.prompts_file import key_of
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Status
 from wanrun.undo import say
 
 if TYPE_CHECKING:
+    from wanfleet.outbox import VideoStore
     from wanrun import Pipeline, Timings
 
 
@@ -50,7 +49,7 @@ class Batch:
         self._work, self._overwrite, self._timings = work, overwrite, timings
         self._leads = leads
         self._status = Status(lambda: ()) if status is None else status
-        self.outcomes: dict[int, float | WanError] = {}  # by prompt: seconds, or why there are none
+        self.outcomes: dict[int, Outcome] = {}  # by the number of the prompt
         self._failures: list[WanError] = []
         self._where = ""
 
@@ -80,11 +79,11 @@ class Batch:
         """Prints the lines that cannot be made, and those whose videos exist."""
         for failure in self._work.failures.values():
             self._fail(failure)
-        for job in self._work.finished:
-            entry, names = job.entry, ", ".join(map(self._work.shown, job.videos))
-            self.report(f"[{entry.index}/{entry.total}] {names} is there already")
-        jobs = (*self._work.jobs, *self._work.finished)
-        for warning in dict.fromkeys(text for job in jobs for text in job.generation.warnings):
+        for planned in self._work.finished:
+            names = ", ".join(map(self._work.shown, planned.videos))
+            self.report(f"[{planned.job.id}] {names} is there already")
+        every = (*self._work.jobs, *self._work.finished)
+        for warning in dict.fromkeys(text for one in every for text in one.job.generation.warnings):
             self.warn(warning)
 
     def _fail(self, error: WanError) -> None:
@@ -99,17 +98,17 @@ class Batch:
             ArtifactError: if the artifact is not usable.
             WanError: if the prompt of the command line fails.
         """
-        for job in self._work.jobs:
-            self._where, began = f"{job.entry.where}: " if self._work.many else "", time.monotonic()
-            try:
-                self._make(job, pipeline)
-            except WanError as error:
-                self.outcomes[job.entry.index] = error.again()
-                if isinstance(error, ArtifactError) or not self._work.many:
-                    raise
-                self._fail(error.located(job.entry.where))
-            else:
-                self.outcomes[job.entry.index] = time.monotonic() - began
+        for planned in self._work.jobs:
+            where = planned.entry.where
+            self._where = f"{where}: " if self._work.many else ""
+            outcome = self._make(planned, pipeline)
+            if (error := outcome.error) is None:
+                self.outcomes[planned.entry.index] = outcome
+                continue
+            self.outcomes[planned.entry.index] = structs.replace(outcome, error=error.again())
+            if isinstance(error, ArtifactError) or not self._work.many:
+                raise error
+            self._fail(error.located(where))
         self._where = ""
 
     def report_count(self) -> None:
@@ -118,56 +117,56 @@ class Batch:
             self.report(self._count())
 
     def say_count(self) -> None:
-        """Does so when a signal ends the process, without the locks of Python's streams."""
+        """Prints the same when a signal ends the process, without the locks of Python's streams."""
         if self._work.many and self._leads:
             say(f"{self._count()}\n")
 
     def _count(self) -> str:
         skipped, failed = len(self._work.finished), len(self._failures)
-        made = [type(outcome) for outcome in list(self.outcomes.values())].count(float)
+        made = [outcome.error for outcome in list(self.outcomes.values())].count(None)
         left = len(self._work.jobs) - made - (failed - len(self._work.failures))
         rest = f", {left} not tried" if left else ""
         return f"{made} made, {skipped} skipped, {failed} failed{rest}"
 
-    def _make(self, job: Job, pipeline: Pipeline) -> None:
-        work, entry, started = self._work, job.entry, time.monotonic()
-        for path in job.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
-            check_folder(path.parent)
-        place = f"[{entry.index}/{entry.total}] " if work.many else ""
-        inputs, self._status.place = work.media.inputs(job.generation), place
+    def _make(self, planned: Planned, pipeline: Pipeline) -> Outcome:
+        """Makes the videos of a prompt, and reports those that this process has written."""
+        work, job = self._work, planned.job
+        if not self._leads:
+            job = replace(job, outputs=())
+        self._status.place = f"[{job.id}] " if work.many else ""
         try:
-            result = pipeline.run(
-                job.generation, inputs=inputs, latents=work.noise, timings=self._timings, warn=self.warn
-            )
+            for output in job.outputs[:1]:  # the folder may be gone since the start, hours ago
+                check_folder(output.path.parent)
+            inputs, facts = work.media.inputs(job.generation), planned.metadata
+            progress = Progress(job.id, timings=self._timings)
+            given: dict[str, Any] = {"inputs": inputs, "latents": work.noise, "facts": facts}
+            outcome = run_job(pipeline, job, progress, **given, warn=self.warn, overwrite=self._overwrite)
+            if outcome.error is None and work.store is not None:
+                self._deliver(job, outcome, work.store)
+        except WanError as error:
+            return Outcome(id=job.id, error=error)
         finally:
             self._status.place = ""
-        if not self._leads:
-            return
-        sizes = dict[int, int]()
+        if outcome.error is None:
+            self._report_videos(job, outcome)
+        return outcome
+
+    def _deliver(self, job: Job, outcome: Outcome, store: VideoStore) -> None:
+        """Puts the videos that were made into the object store."""
         with self._timings.phase("encode_video"):
-            for index in job.missing:
-                video, facts = job.videos[index], {**job.metadata, "video": index}
-                write_video(result.frames[index], video, job.generation.fps, facts, self._overwrite)
-                sizes[index] = sum(file.stat().st_size for file in files_of(video))
-                if work.store is not None:
-                    check = partial(check_same, work.shown(video))
-                    work.store.deliver(video, facts, self._overwrite, check)
-        if job.latents is not None:
-            _write_latents(job.latents, result.latents)
-        seconds, start = time.monotonic() - started, f"seed {job.generation.options['seed']}"
-        if work.noise is not None:
-            start = f"latents {job.metadata['latents']}"
-        _, num_frames, height, width, _ = result.frames.shape
-        for index, size in sizes.items():
-            how = f"{start}, {num_frames} frames of {width}x{height}, {in_bytes(size)}, {seconds:.1f} s"
-            self.report(f"{place}wrote {work.shown(job.videos[index])} ({how})")
+            for output in job.outputs:
+                if output.kind == VIDEO:
+                    check = partial(check_same, self._work.shown(output.path))
+                    facts = {**outcome.metadata, "video": output.video}
+                    store.deliver(output.path, facts, self._overwrite, check)
 
-
-def _write_latents(path: Path, latents: np.ndarray) -> None:
-    """Writes the latents atomically, under exactly this name."""
-    buffer = io.BytesIO()
-    np.save(buffer, latents)
-    try:
-        replace_file(path, buffer.getvalue())
-    except OSError as error:
-        raise unwritable(f"the latents {path}", error, "choose another --save-latents") from error
+    def _report_videos(self, job: Job, outcome: Outcome) -> None:
+        """Prints which videos were written."""
+        facts, place = outcome.metadata, f"[{job.id}] " if self._work.many else ""
+        start = f"seed {facts['seed']}" if self._work.noise is None else f"latents {facts['latents']}"
+        shape = f"{facts['num_frames']} frames of {facts['width']}x{facts['height']}"
+        for output in job.outputs:
+            if output.kind == VIDEO:
+                size = in_bytes(outcome.sizes[str(output.path)])
+                how = f"{start}, {shape}, {size}, {outcome.elapsed:.1f} s"
+                self.report(f"{place}wrote {self._work.shown(output.path)} ({how})")

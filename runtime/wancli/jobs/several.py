@@ -52,8 +52,8 @@ def worklist_of_several(
 
 def _folders(work: Worklist, run: RunOptions) -> set[Path]:
     """Returns the folders that process 0 writes to."""
-    files = [run.timing_json, run.report, *(path for job in work.jobs for path in (*job.videos, job.latents))]
-    return {file.parent for file in files if file is not None}
+    outputs = [output.path for one in work.jobs for output in one.job.outputs]
+    return {file.parent for file in (run.timing_json, run.report, *outputs) if file is not None}
 
 
 def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:

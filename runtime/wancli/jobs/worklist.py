@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from wancli.jobs.job import Job, JobMaker
 from wancli.jobs.media_sets import MediaSets
 from wancli.jobs.outputs import check_encoder, check_folder
+from wancli.jobs.planned import Planned, Planner
 from wancli.jobs.run import RunOptions
 from wanrun import Artifact, Timings, open_regular
 from wanrun.claims import Claims, check_file, usable_names
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Worklist:
-    """The jobs of a run and the results of its checks.
+    """The prompts of a run with their jobs, and the results of its checks.
 
     Attributes:
         artifact: the artifact.
-        jobs: the jobs to make, in order.
-        finished: the jobs whose results all exist.
+        jobs: the prompts with a job to do, in order.
+        finished: those whose outputs all exist.
         failures: the errors of the other lines of the prompts file, by their number, in order.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
         many: whether the prompts come from a file.
@@ -52,8 +52,8 @@ class Worklist:
     """
 
     artifact: Artifact
-    jobs: Sequence[Job]
-    finished: Sequence[Job]
+    jobs: Sequence[Planned]
+    finished: Sequence[Planned]
     failures: Mapping[int, WanError]
     noise: np.ndarray | None
     many: bool
@@ -66,7 +66,7 @@ class Worklist:
 
     def first_prompts(self, jobs: int | None = None) -> list[str]:
         """Returns the prompts and negative prompts of the first jobs (None: of all jobs), each once."""
-        return list(dict.fromkeys(text for job in self.jobs[:jobs] for text in job.generation.prompts))
+        return list(dict.fromkeys(text for one in self.jobs[:jobs] for text in one.job.generation.prompts))
 
 
 MAX_LATENTS_BYTES = 2**30
@@ -89,13 +89,13 @@ def _read_latents(path: Path) -> np.ndarray:
 
 
 def _each(
-    steps: Sequence[tuple[Entry, Callable[[], Job]]], bad: dict[int, WanError], timings: Timings
-) -> list[Job]:
-    """Returns the job of each line, and notes errors of lines of the prompts file by their index.
+    steps: Sequence[tuple[Entry, Callable[[], Planned]]], bad: dict[int, WanError], timings: Timings
+) -> list[Planned]:
+    """Returns what each step makes of its line, and notes errors of lines of the prompts file by their index.
 
     The command line's error is raised, and one that all of several lines have.
     """
-    jobs, errors = list[Job](), list[WanError]()
+    jobs, errors = list[Planned](), list[WanError]()
     checking = timings.phase("check", None, lambda: (len(jobs) + len(errors), len(steps)), "prompt")
     with checking if len(steps) > 1 else contextlib.nullcontext():
         for entry, step in steps:
@@ -160,13 +160,13 @@ def make_worklist(
     run = structs.replace(run, output=output)
     name = None if run.latents is None else run.latents.name
     influences = artifact.influences | influences_of(noise, name)
-    maker = JobMaker(artifact, run, many, noise, influences, media, claims, store)
+    planner = Planner(artifact, run, many, noise, influences, media, claims, store)
     with contextlib.nullcontext() if store is None else store.naming(bad):
         if many:
-            _check_names(maker, entries)
-        jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
+            _check_names(planner, entries)
+        jobs = _each([(entry, partial(planner.planned, entry)) for entry in entries], bad, timings)
         check_encoder(video for job in jobs for video in job.videos)
-        jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
+        jobs = _each([(job.entry, partial(planner.compared, job)) for job in jobs], bad, timings)
     return Worklist(
         artifact,
         [job for job in jobs if not job.finished],
@@ -218,18 +218,18 @@ def _claims(artifact: Artifact, run: RunOptions, entries: Sequence[Entry]) -> Cl
     return claims
 
 
-def _check_names(maker: JobMaker, entries: Sequence[Entry]) -> None:
+def _check_names(planner: Planner, entries: Sequence[Entry]) -> None:
     """Checks the names that all lines of a prompts file share, so that an error is reported once."""
     for option in ("output", "save_latents"):
         users = [entry for entry in entries if option != "output" or entry.line.output is None]
-        if not users or getattr(maker.run, option) is None:
+        if not users or getattr(planner.run, option) is None:
             continue
         with usable_names():
-            path = maker.path(users[0], option)
-            one_folder = "{" not in str(Path(getattr(maker.run, option)).parent)
+            path = planner.path(users[0], option)
+            one_folder = "{" not in str(Path(getattr(planner.run, option)).parent)
             if option == "output":
                 video_paths(path)
-                if one_folder and maker.store is None:
+                if one_folder and planner.store is None:
                     check_folder(path.parent)
             elif one_folder:
                 check_file(path, "--save-latents", overwrite=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -66,7 +67,7 @@ def run_job(
     Returns:
         The outcome, which has any WanError. Other errors are raised.
     """
-    progress = Progress(job.id) if progress is None else progress
+    progress, began = Progress(job.id) if progress is None else progress, time.monotonic()
     metadata, sizes, warnings = dict[str, Any](), dict[str, int](), tuple[str, ...]()
     try:
         result = pipeline.run(
@@ -84,13 +85,17 @@ def run_job(
                 for output in job.outputs:
                     sizes[str(output.path)] = output.write(result, metadata, overwrite)
     except WanError as error:
-        return Outcome(id=job.id, seconds=progress.seconds, steps=progress.steps, error=error)
+        elapsed = time.monotonic() - began
+        return Outcome(
+            id=job.id, seconds=progress.seconds, elapsed=elapsed, steps=progress.steps, error=error
+        )
     finally:
         progress.stop()
     return Outcome(
         id=job.id,
         metadata=plain(metadata),
         seconds=progress.seconds,
+        elapsed=time.monotonic() - began,
         steps=progress.steps,
         sizes=sizes,
         warnings=list(warnings),

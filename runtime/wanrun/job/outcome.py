@@ -17,6 +17,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag=True):
         id: the job.
         metadata: that of its videos, without each video's number, as JSON holds it; empty after an error.
         seconds: what each phase took, without loading.
+        elapsed: seconds from its beginning to its end, with loading.
         steps: denoising steps, of all windows.
         sizes: bytes of each written file by its path.
         warnings: one line each.
@@ -26,6 +27,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag=True):
     id: str
     metadata: dict[str, Any] = {}
     seconds: dict[str, float] = {}
+    elapsed: float = 0.0
     steps: int = 0
     sizes: dict[str, int] = {}
     warnings: list[str] = []

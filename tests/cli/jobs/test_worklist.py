@@ -30,11 +30,11 @@ def refusal(worklist_of: WorklistOf, given: dict[str, Any] | None = None, **run:
 
 def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -> None:
     work = worklist_of({"seed": 3}, prompt="a fox")
-    (job,) = work.jobs
-    assert job.entry.where == "" and job.videos == (tmp_path / "o.npy",)
+    (planned,) = work.jobs
+    assert planned.entry.where == "" and planned.videos == (tmp_path / "o.npy",)
     assert (work.finished, work.failures, work.noise, work.many) == ([], {}, None, False)
-    assert work.media.inputs(job.generation) is None and work.first_prompts() == ["a fox", ""]
-    assert job.generation.warnings == ()
+    assert work.media.inputs(planned.job.generation) is None and work.first_prompts() == ["a fox", ""]
+    assert planned.job.generation.warnings == ()
 
 
 def test_without_an_output_a_single_prompt_takes_a_free_name(
@@ -67,7 +67,8 @@ def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Pa
         f"{file}:2",
         f"{file}:3",
     ]
-    assert work.jobs[0].generation.table is work.jobs[1].generation.table  # 100 000 lines compute it once
+    # 100 000 lines compute it once.
+    assert work.jobs[0].job.generation.table is work.jobs[1].job.generation.table
     assert work.first_prompts() == ["one", "", "four", "n"] and work.first_prompts(1) == ["one", ""]
     assert work.many
 
@@ -150,8 +151,8 @@ def test_media_of_the_command_line_are_checked_once(
     picture = str(image(tmp_path / "a.png"))
     work = worklist_of({"image": picture}, prompts=file)
     one, two = work.jobs
-    inputs = work.media.inputs(one.generation)
-    assert inputs is not None and work.media.inputs(two.generation) is inputs
+    inputs = work.media.inputs(one.job.generation)
+    assert inputs is not None and work.media.inputs(two.job.generation) is inputs
     one_line = write_lines(tmp_path / "one.txt", "one")
     (failure,) = worklist_of(
         {"image": picture}, prompts=one_line, output=Path(picture), overwrite=True
@@ -172,6 +173,7 @@ def test_what_all_lines_lack_is_told_once(worklist_of: WorklistOf, tmp_path: Pat
 def test_each_line_draws_its_seed(worklist_of: WorklistOf, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "seed": 1}, {"prompt": "b"}, {"prompt": "c"})
     one, *drawn = (
-        job.generation.options["seed"] for job in worklist_of({"seed": "random"}, prompts=file).jobs
+        planned.job.generation.options["seed"]
+        for planned in worklist_of({"seed": "random"}, prompts=file).jobs
     )
     assert one == 1 and drawn[0] != drawn[1]

@@ -1,8 +1,8 @@
-"""A job of a run: one prompt with its generation, its outputs, and those of them that exist."""
+"""A prompt of a run with its job: its outputs are named and checked, and those that exist are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ from wancli.jobs.existing import made_before, missing_videos
 from wancli.jobs.media_sets import MediaSets
 from wancli.jobs.outputs import check_folder, expand, numbered
 from wancli.jobs.run import RunOptions
-from wanrun import Artifact, Generation
+from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import UsageError
-from wanrun.media.video_paths import numbered_video, video_paths
+from wanrun.job.outputs import LATENTS
+from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
 from wanrun.request.options import check_latents, latents_shape
 from wanrun.request.prompts_file import Entry
@@ -28,31 +29,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One prompt of a run.
+class Planned:
+    """A prompt of a run.
 
     Attributes:
-        latents: the path of the final latents; None if they are not requested, or exist.
-        missing: the numbers of the videos to write; the others exist, with the same metadata.
+        entry: the prompt, and its place.
+        job: what is to be made. It has the outputs that do not exist; the others have the same metadata.
+        videos: all videos of the prompt.
         metadata: the metadata of each video, except the video's number; empty until the media are read.
     """
 
     entry: Entry
-    generation: Generation
+    job: Job
     videos: tuple[Path, ...]
-    latents: Path | None
-    missing: tuple[int, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
         """Whether all outputs exist."""
-        return not self.missing and self.latents is None
+        return not self.job.outputs
 
 
 @dataclass(frozen=True)
-class JobMaker:
-    """Makes jobs of prompts: ``job`` is cheap, and ``compared`` reads the media.
+class Planner:
+    """Plans jobs of prompts: ``planned`` is cheap, and ``compared`` reads the media.
 
     Attributes:
         many: whether the prompts come from a file. Then an output without fields is numbered if there are
@@ -91,7 +91,7 @@ class JobMaker:
             expand(pattern, name, index=entry.index, total=entry.total, seed=line.seed, prompt=line.prompt)
         )
 
-    def job(self, entry: Entry) -> Job:
+    def planned(self, entry: Entry) -> Planned:
         """Resolves a prompt, and claims the names of its outputs; reads no media.
 
         Raises:
@@ -106,14 +106,17 @@ class JobMaker:
         path = self.path(entry, "output")
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
-            videos = video_paths(path, generation.profile.num_videos)
+            outputs = outputs_of(path, generation.profile.num_videos)
+            videos = tuple(output.path for output in outputs)
             if self.store is None:
                 check_folder(path.parent)
             check_file(latents, "--save-latents", overwrite=self.many or self.run.overwrite)
             self.claims.write([*videos, *map(metadata_sidecar, videos), latents], entry.where)
             if not self.many or self.run.overwrite:
                 check_free(videos, self.run.overwrite, sidecars=self.run.overwrite)
-        return Job(entry, generation, tuple(videos), latents, tuple(range(len(videos))))
+        if latents is not None:
+            outputs += (Output(latents, kind=LATENTS),)
+        return Planned(entry, Job(f"{entry.index}/{entry.total}", generation, outputs), videos)
 
     def _with_its_seed(self, entry: Entry) -> Entry:
         """Returns a line whose seed was drawn with that of its first video, if that was made before."""
@@ -130,26 +133,31 @@ class JobMaker:
                 raise
         return entry
 
-    def compared(self, job: Job) -> Job:
-        """Reads a job's media, and finds its outputs that exist.
+    def compared(self, planned: Planned) -> Planned:
+        """Reads a prompt's media, and leaves out its outputs that exist.
 
         Raises:
             UsageError: for media that cannot be used, or an existing output with other metadata.
         """
-        overwrite, latents, missing = self.run.overwrite, job.latents, job.missing
+        job, videos, overwrite = planned.job, planned.videos, self.run.overwrite
         with usable_names():
-            outputs = job.videos if latents is None else (*job.videos, latents)
-            there = self.many and all(file.exists() for file in outputs)
+            there = self.many and all(output.path.exists() for output in job.outputs)
             there = not overwrite and (there or self.store is not None)
         inputs = self.media.facts(job.generation, digests=there)
         metadata = job.generation.metadata(inputs, self.influences)
         with usable_names():
-            if not overwrite:  # a single prompt's videos are not there, but perhaps their sidecars
-                missing = missing_videos(job.videos, metadata, self.store)
-            if latents is not None and latents.exists() and not overwrite:
-                check_file(latents, "--save-latents", overwrite=not missing)
-                latents = None
-        job = replace(job, latents=latents, missing=missing, metadata=metadata)
-        if job.finished:
+            # A single prompt's videos are not there, but perhaps their sidecars.
+            missing = range(len(videos)) if overwrite else missing_videos(videos, metadata, self.store)
+            outputs = tuple(one for one in job.outputs if self._is_missing(one, missing))
+        if not outputs:
             self.media.spare(job.generation)
-        return job
+        return replace(planned, job=replace(job, outputs=outputs), metadata=metadata)
+
+    def _is_missing(self, output: Output, videos: Sequence[int]) -> bool:
+        """Whether an output is to be written. Existing latents are refused beside a video that is to be."""
+        if output.kind != LATENTS:
+            return output.video in videos
+        if not output.path.exists() or self.run.overwrite:
+            return True
+        check_file(output.path, "--save-latents", overwrite=not videos)
+        return False

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers.run_options import run_options
-from wancli.jobs.job import Job, JobMaker
 from wancli.jobs.media_sets import MediaSets
+from wancli.jobs.planned import Planned, Planner
 from wancli.jobs.worklist import Worklist
 from wanrun import __version__
 from wanrun.artifact.artifact import open_artifact
@@ -27,15 +27,15 @@ SHAPE = (1, 16, 3, 8, 12)
 
 
 @pytest.fixture
-def maker(artifact: Path, tmp_path: Path) -> Callable[..., JobMaker]:
-    """Makes jobs of the toy artifact: keywords of ``RunOptions``, and attributes of ``JobMaker``."""
+def maker(artifact: Path, tmp_path: Path) -> Callable[..., Planner]:
+    """Makes jobs of the toy artifact: keywords of ``RunOptions``, and attributes of ``Planner``."""
 
     def make(
         many: bool = True, noise: np.ndarray | None = None, facts: Mapping[str, Any] | None = None, **run: Any
-    ) -> JobMaker:
+    ) -> Planner:
         how = run_options(**{"output": tmp_path / "o.npy", **run})
         media, claims = MediaSets(Timings()), Claims(artifact)
-        return JobMaker(open_artifact(artifact), how, many, noise, facts or {}, media, claims)
+        return Planner(open_artifact(artifact), how, many, noise, facts or {}, media, claims)
 
     return make
 
@@ -45,12 +45,17 @@ def entry(index: int = 1, total: int = 1, **options: Any) -> Entry:
     return Entry(line, f"p.txt:{index}" if total > 1 else "", index, total)
 
 
-def job_of(maker: JobMaker, **options: Any) -> Job:
-    return maker.compared(maker.job(entry(**options)))
+def plan(maker: Planner, **options: Any) -> Planned:
+    return maker.compared(maker.planned(entry(**options)))
 
 
-def test_the_artifact_s_defaults_fill_in(maker: Callable[..., JobMaker]) -> None:
-    generation = maker().job(entry(seed=3)).generation
+def paths(planned: Planned) -> list[Path]:
+    """The files that are to be written."""
+    return [output.path for output in planned.job.outputs]
+
+
+def test_the_artifact_s_defaults_fill_in(maker: Callable[..., Planner]) -> None:
+    generation = maker().planned(entry(seed=3)).job.generation
     defaults = maker().artifact.manifest.model.defaults
     assert generation.options["num_steps"] == 2 and generation.options["seed"] == 3
     for name in ("guidance_scale", "flow_shift", "solver"):
@@ -69,7 +74,7 @@ def test_the_artifact_s_defaults_fill_in(maker: Callable[..., JobMaker]) -> None
     ],
 )
 def test_names(
-    maker: Callable[..., JobMaker],
+    maker: Callable[..., Planner],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     output: str,
@@ -79,24 +84,22 @@ def test_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = {} if own is None else {"output": own}
-    job = maker(output=Path(output)).job(entry(3 if total > 1 else 1, total, seed=5, **options))
-    assert job.videos == (Path(name),) and job.latents is None
+    planned = maker(output=Path(output)).planned(entry(3 if total > 1 else 1, total, seed=5, **options))
+    assert planned.videos == (Path(name),) and paths(planned) == [Path(name)]
 
 
-def test_names_of_two_lines_differ(maker: Callable[..., JobMaker], tmp_path: Path) -> None:
+def test_names_of_two_lines_differ(maker: Callable[..., Planner], tmp_path: Path) -> None:
     jobs = maker(save_latents=tmp_path / "z.npy", output=tmp_path / "o.gif")
-    assert jobs.job(entry(1, 2)).latents == tmp_path / "z-1.npy"
+    assert paths(jobs.planned(entry(1, 2))) == [tmp_path / "o-1.gif", tmp_path / "z-1.npy"]
     with pytest.raises(UsageError, match=r"o-1.gif is also that of p.txt:1"):
-        jobs.job(entry(2, 2, output=str(tmp_path / "o-1.gif")))
+        jobs.planned(entry(2, 2, output=str(tmp_path / "o-1.gif")))
 
 
-def test_what_a_single_prompt_would_replace_is_refused(
-    maker: Callable[..., JobMaker], tmp_path: Path
-) -> None:
+def test_what_a_single_prompt_would_replace_is_refused(maker: Callable[..., Planner], tmp_path: Path) -> None:
     (tmp_path / "o.npy").write_bytes(b"the only copy")
     with pytest.raises(UsageError, match=r"o.npy exists; pass --overwrite"):
-        maker(many=False).job(entry())
-    assert job_of(maker(many=False, overwrite=True)).missing == (0,)
+        maker(many=False).planned(entry())
+    assert paths(plan(maker(many=False, overwrite=True))) == [tmp_path / "o.npy"]
 
 
 @pytest.mark.parametrize(
@@ -109,61 +112,61 @@ def test_what_a_single_prompt_would_replace_is_refused(
     ],
 )
 def test_options_that_cannot_be_used(
-    maker: Callable[..., JobMaker], options: dict[str, Any], error: type[Exception], message: str
+    maker: Callable[..., Planner], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        maker().job(entry(**options))
+        maker().planned(entry(**options))
 
 
-def test_initial_latents_have_to_fit(maker: Callable[..., JobMaker]) -> None:
-    assert maker(noise=np.zeros(SHAPE, np.float32)).job(entry())
+def test_initial_latents_have_to_fit(maker: Callable[..., Planner]) -> None:
+    assert maker(noise=np.zeros(SHAPE, np.float32)).planned(entry())
     with pytest.raises(UsageError, match="the initial latents do not fit the profile"):
-        maker(noise=np.zeros(SHAPE[1:], np.float32)).job(entry())
+        maker(noise=np.zeros(SHAPE[1:], np.float32)).planned(entry())
 
 
-def test_the_metadata(maker: Callable[..., JobMaker]) -> None:
+def test_the_metadata(maker: Callable[..., Planner]) -> None:
     facts = {"text_encoder": "jax"}
-    job = job_of(maker(facts=facts), seed=5, fps=8)
-    assert job.generation.fps == job.metadata["fps"] == 8.0
-    expected = {**job.generation.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
-    assert job.metadata.items() >= expected.items()
-    assert job.metadata["content_digest"] == maker().artifact.manifest.content_digest
+    planned = plan(maker(facts=facts), seed=5, fps=8)
+    assert planned.job.generation.fps == planned.metadata["fps"] == 8.0
+    expected = {**planned.job.generation.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
+    assert planned.metadata.items() >= expected.items()
+    assert planned.metadata["content_digest"] == maker().artifact.manifest.content_digest
     # Given latents are the noise: the seed has no influence.
-    with_latents = job_of(maker(facts={"latents": "z.npy", "latents_sha256": "0"}), seed=5)
-    assert with_latents.metadata["seed"] is None and with_latents.generation.fps == 16.0
+    with_latents = plan(maker(facts={"latents": "z.npy", "latents_sha256": "0"}), seed=5)
+    assert with_latents.metadata["seed"] is None and with_latents.job.generation.fps == 16.0
 
 
-def test_what_is_there_already_is_finished(maker: Callable[..., JobMaker], tmp_path: Path) -> None:
-    latents = tmp_path / "z.npy"
-    job = job_of(maker(save_latents=latents))
-    assert (job.missing, job.latents, job.finished) == ((0,), latents, False)
+def test_what_is_there_already_is_finished(maker: Callable[..., Planner], tmp_path: Path) -> None:
+    video, latents = tmp_path / "o.npy", tmp_path / "z.npy"
+    planned = plan(maker(save_latents=latents))
+    assert paths(planned) == [video, latents] and not planned.finished
     frames = np.zeros((9, 64, 96, 3), np.uint8)
-    write_video(frames, tmp_path / "o.npy", job.generation.fps, {**job.metadata, "video": 0})
-    job = job_of(maker(save_latents=latents))  # the latents are still to be made
-    assert (job.missing, job.latents, job.finished) == ((), latents, False)
+    write_video(frames, tmp_path / "o.npy", planned.job.generation.fps, {**planned.metadata, "video": 0})
+    planned = plan(maker(save_latents=latents))  # the latents are still to be made
+    assert paths(planned) == [latents] and not planned.finished
     latents.touch()
-    assert job_of(maker(save_latents=latents)).finished
-    again = job_of(maker(save_latents=latents, overwrite=True))
-    assert (again.missing, again.latents, again.finished) == ((0,), latents, False)
+    assert plan(maker(save_latents=latents)).finished
+    again = plan(maker(save_latents=latents, overwrite=True))
+    assert paths(again) == [video, latents] and not again.finished
     with pytest.raises(UsageError, match="was made otherwise; expected seed 1; found 0"):
-        job_of(maker(), seed=1)
+        plan(maker(), seed=1)
 
 
-def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., JobMaker], tmp_path: Path) -> None:
+def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., Planner], tmp_path: Path) -> None:
     """It leaves a sidecar without its video. One of another run is not replaced unasked."""
     sidecar = tmp_path / "o.npy.json"
-    job = job_of(maker(many=False), seed=3)
-    sidecar.write_text(json.dumps({**job.metadata, "video": 0}))
-    again = job_of(maker(many=False), seed=3)
-    assert (again.missing, again.finished) == ((0,), False)
+    planned = plan(maker(many=False), seed=3)
+    sidecar.write_text(json.dumps({**planned.metadata, "video": 0}))
+    again = plan(maker(many=False), seed=3)
+    assert paths(again) == [tmp_path / "o.npy"]
     with pytest.raises(UsageError, match=r"o\.npy\.json exists; pass --overwrite to replace it"):
-        job_of(maker(many=False), seed=4)
-    assert job_of(maker(many=False, overwrite=True), seed=4).missing == (0,)
+        plan(maker(many=False), seed=4)
+    assert paths(plan(maker(many=False, overwrite=True), seed=4)) == [tmp_path / "o.npy"]
     sidecar.unlink()
     sidecar.mkdir()
     for overwrite in (False, True):
         with pytest.raises(UsageError, match=r"o\.npy\.json is a folder"):
-            job_of(maker(many=False, overwrite=overwrite), seed=3)
+            plan(maker(many=False, overwrite=overwrite), seed=3)
 
 
 def test_a_drawn_seed_is_that_of_the_video_that_is_there(
@@ -171,13 +174,13 @@ def test_a_drawn_seed_is_that_of_the_video_that_is_there(
 ) -> None:
     prompts, output = tmp_path / "p.jsonl", tmp_path / "v.npy"
     prompts.write_text('{"prompt": "a fox", "seed": "random"}')
-    (job,) = worklist_of(prompts=prompts, output=output).jobs
-    assert job.entry.drawn
-    write_video(np.zeros((9, 64, 96, 3), np.uint8), output, 16, {**job.metadata, "video": 0})
+    (planned,) = worklist_of(prompts=prompts, output=output).jobs
+    assert planned.entry.drawn
+    write_video(np.zeros((9, 64, 96, 3), np.uint8), output, 16, {**planned.metadata, "video": 0})
     again = worklist_of(prompts=prompts, output=output)
-    assert not again.jobs and again.finished[0].entry.line.seed == job.entry.line.seed
+    assert not again.jobs and again.finished[0].entry.line.seed == planned.entry.line.seed
     (new,) = worklist_of(prompts=prompts, output=output, overwrite=True).jobs
-    assert new.entry.line.seed != job.entry.line.seed
+    assert new.entry.line.seed != planned.entry.line.seed
     prompts.write_text('{"prompt": "a cat", "seed": "random"}')
     assert 'expected prompt "a cat"; found "a fox"' in str(
         worklist_of(prompts=prompts, output=output).failures
