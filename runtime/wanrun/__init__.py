@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
 __version__ = "0.1.0"
 __all__ = [
+    "EIGHT_BITS",
     "SUFFIXES",
     "Artifact",
     "CancelToken",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from wanrun.artifact.artifact import Artifact, groups, open_artifact
+    from wanrun.artifact.layout import EIGHT_BITS
     from wanrun.artifact.manifest import Manifest
     from wanrun.artifact.named import Named
     from wanrun.cluster.join import join
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     modules = {
+        "EIGHT_BITS": "wanrun.artifact.layout",
         "SUFFIXES": "wanrun.media.video_paths",
         "Artifact": "wanrun.artifact.artifact",
         "CancelToken": "wanrun.opened.cancel",

@@ -23,10 +23,10 @@ from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
 from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.params import LAYERS, abstract_params, bind
-from wanbuild.models.products import LARGEST
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
+from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import BITS
 from wanrun.artifact.parameters import flat, nest
 
@@ -62,12 +62,12 @@ def layers_of(module: Any, dtype: str) -> dict[str, str]:
 
 def round_activations(model: torch.nn.Module, names: list[str], dtype: str) -> None:
     """Lets linear layers round each token of what they take to 8 bits, by its largest magnitude."""
-    largest = LARGEST[dtype]
+    largest = EIGHT_BITS[dtype].largest
 
     def rounded_input(layer: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
         scale = given[0].abs().amax(-1, keepdim=True) / largest
         stored = (given[0] / scale).clamp(-largest, largest)
-        stored = stored.round() if dtype == "int8" else stored.to(torch.float8_e4m3fn).float()
+        stored = stored.round() if EIGHT_BITS[dtype].whole else stored.to(getattr(torch, dtype)).float()
         return (stored * scale,)
 
     for name in names:
@@ -84,7 +84,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
 def test_the_transformer(dtype: str, form: str) -> None:
     sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 80, "num_layers": 3}
     reference = WanTransformer3DModel(
@@ -135,7 +135,7 @@ def test_the_transformer(dtype: str, form: str) -> None:
             assert 1e-4 < relative_error(coarse, expected) < BFLOAT16
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
 def test_the_text_encoder(dtype: str) -> None:
     sizes: dict[str, Any] = {"vocab_size": 50, "d_model": 48, "d_kv": 8, "d_ff": 72}
     sizes |= {"num_layers": 3, "num_heads": 4}

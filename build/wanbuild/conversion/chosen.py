@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from wanbuild.mapping.engine import Assignment
 from wanbuild.models.eight_bit import linear_layers
 from wanbuild.models.params import LAYERS
-from wanbuild.models.products import LARGEST
 from wanbuild.source.component import SourceComponent
+from wanrun import EIGHT_BITS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
 
 FORMS: Mapping[str, str | None] = MappingProxyType(
-    {"int8": "int8", "float8": "float8_e4m3fn", "source": None}
+    {**{one.name: one.dtype for one in EIGHT_BITS.values()}, "source": None}
 )
 """The choices of ``--quantise``, and the dtype of each; ``source``: each layer has the source's."""
 
@@ -152,7 +152,7 @@ def stored_in_eight_bits(
     for item in assignments:
         dtypes = {_dtype_of(source, fill.key) for fill in item.fills}
         (dtype, *others) = dtypes
-        if not others and dtype in LARGEST and not any(fill.key in merged for fill in item.fills):
+        if not others and dtype in EIGHT_BITS and not any(fill.key in merged for fill in item.fills):
             found[item.path.removesuffix("/weight")] = dtype
     return found
 

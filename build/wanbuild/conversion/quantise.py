@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
+import ml_dtypes
 import numpy as np
 
-from wanbuild.models.products import LARGEST
+from wanrun import EIGHT_BITS
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -49,7 +51,7 @@ class Quantiser:
 
         Args:
             values: float32 or bfloat16 (rows, items). Not finite ones give scales that are not finite.
-            dtype: one of ``LARGEST``.
+            dtype: one of ``EIGHT_BITS``.
 
         Returns:
             The rows; their bytes are overwritten by the next call.
@@ -61,7 +63,7 @@ class Quantiser:
         scaled[...] = values
         squares = float(np.vdot(scaled, scaled))
         most = np.maximum(scaled.max(axis=1), -scaled.min(axis=1))
-        scales = (most / np.float32(LARGEST[dtype])).astype(np.float32)
+        scales = (most / np.float32(EIGHT_BITS[dtype].largest)).astype(np.float32)
         scales[scales < _SMALLEST] = 1  # a row of zeros, or as good as that
         scaled /= scales[:, None]
         ROUNDING[dtype](scaled, rounded, stored)
@@ -107,7 +109,25 @@ def _to_float8(scaled: np.ndarray, rounded: np.ndarray, stored: np.ndarray) -> N
     stored.reshape(-1)[small] = np.abs(steps).astype(np.uint8) | signs
 
 
-ROUNDING: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = MappingProxyType(
+def by_cast(dtype: str, scaled: np.ndarray, rounded: np.ndarray, stored: np.ndarray) -> None:
+    """Rounds to an 8-bit float by its cast in ml_dtypes.
+
+    Args:
+        dtype: the dtype's name.
+        scaled: float32, what is rounded.
+        rounded: float32 of the same shape; gets the rounded values.
+        stored: uint8 of the same shape; gets their bytes.
+    """
+    values = scaled.astype(getattr(ml_dtypes, dtype))
+    rounded[...], stored[...] = values, values.view(np.uint8)
+
+
+_FASTER: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = MappingProxyType(
     {"int8": _to_int8, "float8_e4m3fn": _to_float8}
 )
-"""By dtype, what fills ``rounded`` with the nearest values to ``scaled``, and ``stored`` with their bytes."""
+
+ROUNDING: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = MappingProxyType(
+    {name: _FASTER.get(name, partial(by_cast, name)) for name in EIGHT_BITS}
+)
+"""By dtype, what fills ``rounded`` with the nearest values to ``scaled``, and ``stored`` with their bytes:
+the cast, unless there is a faster way to the same bits."""

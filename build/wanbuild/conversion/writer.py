@@ -29,7 +29,7 @@ from wanbuild.conversion.tensor import Tensor, TensorSource
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Assignment
 from wanbuild.mapping.rules import PERMUTING
-from wanbuild.models.products import LARGEST
+from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import CRC_BYTES, ArrayLayout, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter
@@ -91,7 +91,7 @@ def component_layouts(assignments: Sequence[Assignment]) -> dict[str, ArrayLayou
 
 
 def _is_eight_bit(item: Assignment) -> bool:
-    return item.dtype.name in LARGEST
+    return item.dtype.name in EIGHT_BITS
 
 
 def _scale_path(item: Assignment) -> str:

@@ -8,17 +8,13 @@ into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 
 from wanbuild.models.forms import forms, operand
 from wanbuild.models.loops import LayerSlice
-
-LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "float8_e4m3fn": 448.0})
-"""The 8-bit dtypes, and the largest value of each that is used: -128 has no opposite."""
+from wanrun import EIGHT_BITS
 
 FEW_ROWS = 320
 """Up to this many rows of a product, its weight is sliced from the stack block by block (docs/notes/cpu.md,
@@ -37,7 +33,7 @@ def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
         weight: (out, in), a float or 8 bits. 8-bit values are converted to x's dtype, and the layer applies
             their scales; where ``Forms.w8a8`` asks for it, x is rounded to the weight's dtype instead.
     """
-    eight_bit = weight.dtype.name in LARGEST
+    eight_bit = weight.dtype.name in EIGHT_BITS
     if forms().w8a8 and eight_bit:
         return _product_in_eight_bits(x, weight[...])
     if forms().rounded and x.dtype == jnp.bfloat16 and not eight_bit:
@@ -59,7 +55,8 @@ def _product_in_eight_bits(x: jax.Array, weight: jax.Array) -> jax.Array:
     A token's scale is its largest magnitude over the dtype's, and multiplies its row of the product. Sums are
     int32, of 2^17 terms at most, or float32.
     """
-    largest, whole = LARGEST[weight.dtype.name], weight.dtype == jnp.int8
+    own = EIGHT_BITS[weight.dtype.name]
+    largest, whole = own.largest, own.whole
     x = x.astype(jnp.float32)
     most = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
     # A token of zeros has the smallest scale; one that is not finite gives no numbers.

@@ -11,6 +11,7 @@ from wanbuild.plan.plan import Plan, PlanRequest, make_plan, parse_chip
 from wanbuild.plan.report import gigabytes, in_seconds, title
 from wanbuild.plan.subject import Subject
 from wanbuild.targets.chips import W8A8, Chip, split_w8a8
+from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text
 from wanrun.errors import UsageError
 
@@ -39,11 +40,11 @@ def settings(chip: Chip) -> Iterator[Setting]:
     name, _ = split_w8a8(chip.name)
     yield Setting("as published", "")
     yield Setting("--vae-dtype bfloat16", "55 dB from float32", {"vae_dtype": "bfloat16"})
-    rates = {"int8": chip.int8, "float8": chip.fp8}
-    dtype = max(rates, key=rates.__getitem__)
-    if rates[dtype] > chip.bf16:
-        lost = {"int8": "42 to 45 dB", "float8": "31 to 35 dB"}[dtype]
-        yield Setting(f"--quantise {dtype}, --target {name}{W8A8}", lost, quantise=dtype)
+    measured = [one for one in EIGHT_BITS.values() if one.quality]
+    fastest = max(measured, key=lambda one: chip.eight_bit_rate(one.dtype))
+    if chip.eight_bit_rate(fastest.dtype) > chip.bf16:
+        given = f"--quantise {fastest.name}, --target {name}{W8A8}"
+        yield Setting(given, fastest.quality, quantise=fastest.name)
     yield Setting("--lora FILE, --sampling lightning-4", "another model's videos", steps=4)
 
 

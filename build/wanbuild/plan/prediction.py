@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 from wanbuild.plan.work import Product, Work
 from wanbuild.targets.chips import Chip, split_w8a8
+from wanrun import EIGHT_BITS
 from wanrun.artifact.programs import Precision
 
 
@@ -156,7 +157,7 @@ def efficiency_of(chip: Chip) -> Efficiency:
 def rate(product: Product, chip: Chip, precision: Precision) -> float:
     """Returns how fast a chip computes products of a kind, FLOP/s."""
     float32 = chip.float32 if precision == "highest" else chip.fast_float32
-    own = {"float32": float32, "int8": chip.int8, "float8_e4m3fn": chip.fp8}
+    own = {"float32": float32, **{name: chip.eight_bit_rate(name) for name in EIGHT_BITS}}
     peak = own.get(product.dtype) or chip.bf16
     used = math.prod(_fill(size, chip.matrix_unit) for size in (product.summed, product.features))
     efficiency: float = getattr(efficiency_of(chip), product.kind)

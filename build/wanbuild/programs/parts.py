@@ -19,6 +19,7 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.shardings import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.variants.table import variant_named
+from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import BITS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, jax_mesh
@@ -68,9 +69,10 @@ class Parts:
         devices: Sequence[jax.Device] = (),
     ) -> None:
         if kernels.w8a8 and not manifest.dtypes["transformer"].eight_bit:
+            formats = " or ".join(one.name for one in EIGHT_BITS.values())
             raise UsageError(
                 "a target of W8A8 multiplies 8-bit weights, and the transformer has none",
-                expected="weights of wanbuild convert --quantise int8 or float8",
+                expected=f"weights of wanbuild convert --quantise {formats}",
                 remedy="leave -w8a8 out, or convert, or plan, with --quantise",
             )
         self.kernels = kernels

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from wanrun import EIGHT_BITS
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
 
@@ -112,6 +113,10 @@ class Chip:
     def fast_float32(self) -> float:
         """Matrix operations in float32 at high precision, FLOP/s."""
         return {"tpu": self.bf16 / (PASSES / 2), "cuda": self.bf16 * TF32}.get(self.platform, self.float32)
+
+    def eight_bit_rate(self, dtype: str) -> float:
+        """Returns the rate of matrix operations in an 8-bit dtype, FLOP/s; zero where the chip has none."""
+        return self.int8 if EIGHT_BITS[dtype].whole else self.fp8
 
     def in_eight_bits(self) -> Chip:
         """Returns the chip as a target whose layers of 8-bit weights multiply in 8 bits."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -26,12 +27,52 @@ ALIGNMENT = 4096
 """Parameters begin at a page in memory: reads past the page cache need that. The CPU backend aliases a host
 buffer that is aligned to 64 bytes, and copies any other."""
 
+
+@dataclass(frozen=True)
+class EightBit:
+    """A format of 8-bit weights, which have a scale for each row.
+
+    Attributes:
+        name: its name as a choice of ``wanbuild convert --quantise``.
+        dtype: its dtype's name, as NumPy with ml_dtypes and JAX have it.
+        largest: the largest stored value: a row's scale makes its largest magnitude this one.
+        whole: whether the values are integers. A chip multiplies these at another rate than floats.
+        bits: the unsigned integers that programs for XLA's CPU backend take instead, of the same bits; they
+            stand for one format alone. None: programs take the format itself.
+        quality: what rounding all layers costs a video, as measured on the trained tiny models
+            (benchmarks/RESULTS.md); empty: not measured, and ``wanbuild plan --best`` does not name it.
+    """
+
+    name: str
+    dtype: str
+    largest: float
+    whole: bool = False
+    bits: str | None = None
+    quality: str = ""
+
+
+EIGHT_BITS: Mapping[str, EightBit] = MappingProxyType(
+    {
+        one.dtype: one
+        for one in (
+            EightBit("int8", "int8", 127.0, whole=True, quality="42 to 45 dB"),  # -128 has no opposite
+            EightBit("float8", "float8_e4m3fn", 448.0, bits="uint8", quality="31 to 35 dB"),
+        )
+    }
+)
+"""The formats of 8-bit weights by dtype. A new one is a row."""
+
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1}
+    {"bfloat16": 2, "float16": 2, "float32": 4, **dict.fromkeys(EIGHT_BITS, 1)}
 )
 
-BITS: Mapping[str, str] = MappingProxyType({"bfloat16": "uint16", "float8_e4m3fn": "uint8"})
+BITS: Mapping[str, str] = MappingProxyType(
+    {"bfloat16": "uint16", **{one.dtype: one.bits for one in EIGHT_BITS.values() if one.bits is not None}}
+)
 """The dtypes that programs for XLA's CPU backend take as unsigned integers of the same bits, and as which."""
+
+if len(set(BITS.values())) < len(BITS):
+    raise TypeError(f"the same integers stand for several dtypes: {dict(BITS)}")
 
 
 Count = Annotated[int, Meta(ge=1)]

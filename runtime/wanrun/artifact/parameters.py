@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from wanrun.artifact.layout import ArrayLayout
+from wanrun.artifact.layout import EIGHT_BITS, ArrayLayout
 from wanrun.artifact.record import Dtype, Record
 from wanrun.files import plain_relative
 
 Tree = dict[str, Any]
 """Nested dicts, as programs take weights."""
 
-
-EightBitDtype = Literal["int8", "float8_e4m3fn"]
-"""A dtype for stored weights that have a scale for each row."""
+if TYPE_CHECKING:
+    EightBitDtype = str
+else:
+    EightBitDtype = Literal[tuple(EIGHT_BITS)]
+    """A dtype for stored weights that have a scale for each row."""
 
 
 class DtypePolicy(Record, frozen=True, omit_defaults=True):

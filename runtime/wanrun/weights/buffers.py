@@ -17,7 +17,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from wanrun.artifact.layout import ALIGNMENT, BITS, ArrayLayout
+from wanrun.artifact.layout import ALIGNMENT, BITS, EIGHT_BITS, ArrayLayout
 from wanrun.artifact.manifest import Component
 from wanrun.errors import ArtifactError
 from wanrun.units import in_bytes
@@ -27,8 +27,7 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "bfloat16": np.dtype(ml_dtypes.bfloat16),
         "float32": np.dtype(np.float32),
         "float16": np.dtype("f2"),
-        "int8": np.dtype(np.int8),
-        "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+        **{name: np.dtype(name) for name in EIGHT_BITS},  # ml_dtypes adds the floats to NumPy's
     }
 )
 

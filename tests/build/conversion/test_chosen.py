@@ -23,6 +23,7 @@ from wanbuild.models.params import LAYERS
 from wanbuild.plan.published import published_manifest
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.toy.checkpoint import write_toy
+from wanrun import EIGHT_BITS
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.parameters import flat
@@ -54,7 +55,7 @@ def test_the_table(repository: str) -> None:
 
 
 @pytest.mark.parametrize("repository", PUBLISHED_MODELS)
-@pytest.mark.parametrize("form", ["int8", "float8"])
+@pytest.mark.parametrize("form", [one.name for one in EIGHT_BITS.values()])
 def test_a_transformer_has_half_of_its_bytes(repository: str, form: str) -> None:
     sizes = [published_manifest(repository, quantise=quantise) for quantise in (Quantise(form), None)]
     for name in TRANSFORMERS:
@@ -109,7 +110,7 @@ def expected_of(checkpoint: Path, manifest: Manifest, name: str) -> Mapping[str,
     return flat(load_params(load_state(checkpoint / name), kind.rules, module))
 
 
-@pytest.mark.parametrize("form", ["int8", "float8"])
+@pytest.mark.parametrize("form", [one.name for one in EIGHT_BITS.values()])
 def test_an_artifact_holds_rounded_rows(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both experts, with control blocks; in blocks of few rows, and the same bytes with other threads."""
     write_toy(tmp_path / "toy", "wan2.2-vace", seed=4)
@@ -121,7 +122,7 @@ def test_an_artifact_holds_rounded_rows(form: str, tmp_path: Path, monkeypatch: 
         ConvertRequest(tmp_path / "toy", tmp_path / "b", quantise=Quantise(form), threads=1),
     )
     assert again.content_digest == manifest.content_digest
-    dtype = {"int8": "int8", "float8": "float8_e4m3fn"}[form]
+    dtype = next(one.dtype for one in EIGHT_BITS.values() if one.name == form)
     worst = 0.0
     for name in ("transformer", "transformer_2", "text_encoder"):
         layers = manifest.dtypes[name].eight_bit

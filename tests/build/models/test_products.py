@@ -9,20 +9,21 @@ import pytest
 
 from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.loops import LayerSlice, to_bits
-from wanbuild.models.products import LARGEST, product
+from wanbuild.models.products import product
+from wanrun import EIGHT_BITS
 
 TOKENS, IN, OUT = 7, 96, 48
 
 
 def expected(x: np.ndarray, weight: np.ndarray, dtype: str) -> np.ndarray:
-    scale = np.abs(x).max(-1, keepdims=True).astype(np.float32) / np.float32(LARGEST[dtype])
+    scale = np.abs(x).max(-1, keepdims=True).astype(np.float32) / np.float32(EIGHT_BITS[dtype].largest)
     rows = x / np.where(scale > 0, scale, 1)
-    stored = np.rint(rows) if dtype == "int8" else rows.astype(jnp.dtype(dtype)).astype(np.float64)
+    stored = np.rint(rows) if EIGHT_BITS[dtype].whole else rows.astype(jnp.dtype(dtype)).astype(np.float64)
     return stored.astype(np.float64) @ weight.astype(np.float64).T * scale
 
 
 @pytest.mark.parametrize("cpu", [True, False])
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
 def test_against_numpy(dtype: str, cpu: bool) -> None:
     """Tokens of zeros, with an outlier, and of tiny and of large values, beside ordinary ones."""
     rng = np.random.default_rng(3)
@@ -40,7 +41,7 @@ def test_against_numpy(dtype: str, cpu: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
 def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
     """In its own token alone: a NaN must not become a number that looks right."""
     x = np.ones((3, IN), np.float32)
@@ -51,7 +52,7 @@ def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
     np.testing.assert_allclose(found[0], IN, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
 def test_nothing_is_widened(dtype: str) -> None:
     """Both operands of the product are of 8 bits, whatever x is; a weight of bfloat16 is as it was."""
     with tracing_with(Forms(cpu=False, w8a8=True)):
