@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.readme import PAGE, parts, table
+from helpers.readme import TABLES, parts
 
 REPOSITORY = Path(__file__).parents[1]
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -41,10 +41,11 @@ def commands() -> list[str]:
     return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 
-def test_the_table_of_options_is_the_commands() -> None:
-    """After a change of an option: PYTHONPATH=tests python tests/helpers/readme.py"""
-    _, found, _ = parts(PAGE.read_text(encoding="utf-8"))
-    assert found == table()
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_what_the_declarations_say(name: str) -> None:
+    """After a change of an option or a route: PYTHONPATH=tests python tests/helpers/readme.py"""
+    _, found, _ = parts(name)
+    assert found == TABLES[name].made()
 
 
 def test_what_is_made_and_installed_is_there() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,10 +20,8 @@ from wanserve.settings import Settings
 
 LOG = logging.getLogger("wanserve")
 
-OPEN: Final = ("/", "/session", "/healthz", "/readyz", "/favicon.ico")
-"""Paths without a key, beside those of the page's files."""
-
 PAGE: Final = "/page/"
+PAGE_ITSELF: Final = ("/", "/favicon.ico")
 
 MAX_OPEN: Final = 4096
 """Bytes of a body where no key is needed."""
@@ -52,11 +50,21 @@ class Guard:
         keys: the clients.
         metrics: what is counted.
         most: requests of a key at a time; the streams of events are some.
+        open_paths: paths that need no key, beside those of the page.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, metrics: Metrics, most: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        keys: Keys,
+        metrics: Metrics,
+        most: int,
+        open_paths: Collection[str],
+    ) -> None:
         self._app, self._settings, self._keys, self._metrics = app, settings, keys, metrics
         self._most_open, self._open = most, Counter[str]()
+        self._open_paths = {*PAGE_ITSELF, *open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,7 +105,7 @@ class Guard:
         path, length = scope["path"], headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit() and len(length) < 19) or int(length) > self._most(path):
             raise self._too_large()
-        if path in OPEN or path.startswith(PAGE):
+        if path in self._open_paths or path.startswith(PAGE):
             return None
         if (client := self._keys.of(headers)) is None:
             raise RefusedError(
@@ -130,7 +138,7 @@ class Guard:
 
     def _most(self, path: str) -> int:
         """Returns the bytes of a body that are taken; few where no key is needed."""
-        return self._settings.max_upload if path not in OPEN else MAX_OPEN
+        return self._settings.max_upload if path not in self._open_paths else MAX_OPEN
 
     def _check_origin(self, headers: Headers) -> None:
         """Refuses a request that another site's page has made, unless that site is allowed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,21 +12,20 @@ import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
 from wanserve.names import MEDIA, MERGED, NO_EFFECT, files, options_by_name, without_flags
+from wanserve.route import ERROR, TEXT, Content, Parameter, Route
 
 
-def _path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+def openapi(catalog: Catalog, routes: Iterable[Route]) -> bytes:
+    """Returns the OpenAPI document, 3.1, as JSON.
 
-
-_ID = _path("id")
-
-
-def openapi(catalog: Catalog) -> bytes:
-    """Returns the OpenAPI document, 3.1, as JSON."""
+    Args:
+        catalog: the models.
+        routes: what the server answers.
+    """
     document = {
         "openapi": "3.1.0",
         "info": {"title": "wanrun serve", "version": wanrun.__version__},
-        "paths": _paths(),
+        "paths": _paths(routes),
         "components": {
             "schemas": {
                 "CreateVideo": (create := create_schema(catalog)),
@@ -153,91 +153,42 @@ def _error() -> dict[str, Any]:
     return {"type": "object", "properties": {"error": {"type": "object", "properties": inner}}}
 
 
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _paths(routes: Iterable[Route]) -> dict[str, dict[str, Any]]:
+    """The routes by path and method."""
+    paths = defaultdict[str, dict[str, Any]](dict)
+    for route in routes:
+        paths[route.path][route.method.lower()] = _operation(route)
+    return dict(paths)
 
 
-def _answers(kind: Mapping[str, Any], media: str = "application/json") -> dict[str, Any]:
-    error = {"description": "One line.", "content": {"application/json": {"schema": _reference("Error")}}}
-    done = {"description": "Done.", "content": {media: {"schema": kind}}}
-    return {"200": done, "4XX": error, "5XX": error}
-
-
-def _query(name: str, kind: Mapping[str, Any], text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": kind, "description": text}
-
-
-def _paths() -> dict[str, Any]:
-    """The routes."""
-    video, text = _reference("Video"), {"type": "string"}
-    kinds = ("application/json", "multipart/form-data")
-    body, changed = (
-        {"required": True, "content": {kind: {"schema": _reference(name)} for kind in kinds}}
-        for name in ("CreateVideo", "ChangeVideo")
-    )
-    key = {"name": "Idempotency-Key", "in": "header", "schema": text}
-    listed = {
-        "type": "object",
-        "properties": {
-            "object": {"const": "list"},
-            "data": {"type": "array", "items": video},
-            "first_id": {"anyOf": [text, {"type": "null"}]},
-            "last_id": {"anyOf": [text, {"type": "null"}]},
-            "has_more": {"type": "boolean"},
-        },
+def _operation(route: Route) -> dict[str, Any]:
+    """A route."""
+    shown: dict[str, Any] = {"description": route.text}
+    in_path = [_in_path(name) for name in route.path_parameters]
+    if parameters := [*in_path, *map(_parameter, route.parameters)]:
+        shown["parameters"] = parameters
+    if route.body is not None:
+        shown["requestBody"] = {"required": True, **_content(route.body)}
+    done = "204" if route.answer is None else "200"
+    shown["responses"] = {
+        done: {"description": "Done.", **_content(route.answer)},
+        "4XX": {"description": "One line.", **_content(ERROR)},
+        "5XX": {"description": "One line.", **_content(route.failure)},
     }
-    query = [
-        _query(
-            "limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "Videos of a page."
-        ),
-        _query("after", text, "The last id of the page before."),
-        _query("order", {"enum": ["asc", "desc"], "default": "desc"}, "By the time of acceptance."),
-        _query("status", text, "States with commas between them."),
-        _query("q", text, "Words of the prompt."),
-    ]
-    content = [
-        _ID,
-        _query("variant", {"enum": ["video", "thumbnail", "last_frame"]}, "Which file."),
-        _query("index", {"type": "integer"}, "Which of several videos."),
-    ]
-    one, binary = {"parameters": [_ID], "responses": _answers(video)}, {"type": "string", "format": "binary"}
-    events = _answers(text, "text/event-stream")
-    return {
-        "/v1/videos": {
-            "post": {"parameters": [key], "requestBody": body, "responses": _answers(video)},
-            "get": {"parameters": query, "responses": _answers(listed)},
-        },
-        "/v1/videos/sync": {
-            "post": {"parameters": [key], "requestBody": body, "responses": _answers(binary, "video/mp4")}
-        },
-        "/v1/videos/generations": {
-            "post": {"parameters": [key], "requestBody": body, "responses": _answers(binary, "video/mp4")}
-        },
-        "/v1/videos/{id}": {
-            "get": one,
-            "patch": {**one, "requestBody": changed},
-            "delete": {"parameters": [_ID], "responses": _answers({"type": "object"})},
-        },
-        "/v1/videos/{id}/cancel": {"post": one},
-        "/v1/videos/{id}/content": {
-            "get": {"parameters": content, "responses": _answers(binary, "video/mp4")}
-        },
-        "/v1/videos/{id}/events": {"get": {"parameters": [_ID], "responses": events}},
-        "/v1/events": {
-            "get": {
-                "description": "video: a job that has changed. queue: the places of all your waiting jobs, "
-                "when they have moved. deleted: the id of one that is forgotten.",
-                "responses": events,
-            }
-        },
-        "/v1/videos/{id}/media/{option}/{index}": {
-            "get": {
-                "parameters": [_ID, _path("option"), _path("index")],
-                "responses": _answers(binary, "application/octet-stream"),
-            }
-        },
-        "/v1/models": {"get": {"responses": _answers({"type": "object"})}},
-        "/v1/models/{name}": {
-            "get": {"parameters": [_path("name")], "responses": _answers({"type": "object"})}
-        },
-    }
+    if not route.needs_key:
+        shown["security"] = []
+    return shown
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": TEXT}
+
+
+def _parameter(one: Parameter) -> dict[str, Any]:
+    return {"name": one.name, "in": one.place, "schema": one.schema, "description": one.text}
+
+
+def _content(content: Content | None) -> dict[str, Any]:
+    if content is None:
+        return {}
+    return {"content": {kind: {"schema": content.schema} for kind in content.kinds}}

@@ -83,6 +83,18 @@ def whole(text: object, least: int, most: int, param: str) -> int:
     return int(digits)
 
 
+def one_of(text: str, choices: Sequence[str], param: str) -> str:
+    """Returns a text that is one of the choices.
+
+    Raises:
+        RefusedError: if it is none of them.
+    """
+    if text not in choices:
+        expected = ", ".join(choices)
+        raise RefusedError(f"{param} cannot be {text[:20]!r}; expected {expected}", param=param)
+    return text
+
+
 def kind(status: int) -> str:
     """Returns OpenAI's type of an error."""
     special = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}

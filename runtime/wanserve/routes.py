@@ -1,30 +1,37 @@
-"""The routes of the API, and what each answers."""
+"""The routes of videos and models, and what each answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from wanserve import hub as hubs
-from wanserve import metrics
 from wanserve.catalog import Catalog
 from wanserve.desk import Desk
-from wanserve.device import Device
 from wanserve.folders import Folders
 from wanserve.intake import Intake
 from wanserve.job import ENDED, Job
-from wanserve.keys import COOKIE, Client, Keys
-from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError, whole
+from wanserve.keys import Client
+from wanserve.refusal import RefusedError, one_of, whole
+from wanserve.route import (
+    BINARY,
+    JSON,
+    OBJECT,
+    TEXT,
+    Content,
+    Parameter,
+    json_answer,
+    route,
+    schema_of,
+)
 from wanserve.store import Store
 from wanserve.uploads import IMAGE_TYPES
 
@@ -35,7 +42,6 @@ TYPES: Final[Mapping[str, str]] = {
     "gif": "image/gif",
     "webp": "image/webp",
 }
-VARIANTS: Final = ("video", "thumbnail", "last_frame")
 STATES: Final = ("queued", "in_progress", *ENDED)
 
 CACHED: Final[Mapping[str, str]] = {"cache-control": "private, max-age=3600, immutable"}
@@ -47,9 +53,46 @@ MAX_PAGE: Final = 1 << 20
 POLL_MS: Final = (100, 10_000)
 """The shortest and the longest pause that a client is told between two looks at a job."""
 
+_FORMS: Final = (JSON, "multipart/form-data")
+CREATE: Final = Content(schema_of("CreateVideo"), _FORMS)
+CHANGE: Final = Content(schema_of("ChangeVideo"), _FORMS)
+VIDEO: Final = Content(schema_of("Video"))
+VIDEO_FILE: Final = Content(BINARY, ("video/mp4",))
+EVENTS: Final = Content(TEXT, ("text/event-stream",))
+_ID: Final[Mapping[str, Any]] = {"anyOf": [TEXT, {"type": "null"}]}
+VIDEOS: Final = Content(
+    {
+        "type": "object",
+        "properties": {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": schema_of("Video")},
+            "first_id": _ID,
+            "last_id": _ID,
+            "has_more": {"type": "boolean"},
+        },
+    }
+)
+
+IDEMPOTENCY_KEY: Final = Parameter(
+    "Idempotency-Key", TEXT, "The same request under it makes no second job.", place="header"
+)
+LIMIT: Final = Parameter(
+    "limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "Videos of a page."
+)
+AFTER: Final = Parameter("after", TEXT, "The last id of the page before.")
+ORDER: Final = Parameter("order", {"enum": ["asc", "desc"], "default": "desc"}, "By the time of acceptance.")
+STATUS: Final = Parameter("status", TEXT, "States with commas between them.")
+WORDS: Final = Parameter("q", TEXT, "Words of the prompt.")
+VARIANT: Final = Parameter(
+    "variant", {"enum": ["video", "thumbnail", "last_frame"], "default": "video"}, "Which file."
+)
+NUMBER: Final = Parameter(
+    "index", {"type": "integer", "minimum": 0, "default": 0}, "Which of several videos."
+)
+
 
 class Routes:
-    """The API.
+    """The routes of videos and models.
 
     Args:
         catalog: the models.
@@ -57,10 +100,6 @@ class Routes:
         intake: makes jobs of requests.
         folders: the files.
         store: the stored jobs.
-        keys: the clients.
-        counted: the metrics.
-        devices: the workers.
-        schema: the answer of /openapi.json.
     """
 
     def __init__(
@@ -70,52 +109,63 @@ class Routes:
         intake: Intake,
         folders: Folders,
         store: Store,
-        keys: Keys,
-        counted: Metrics,
-        devices: list[Device],
-        schema: bytes,
     ) -> None:
-        self._catalog, self._desk, self._intake, self._folders = catalog, desk, intake, folders
-        self._store, self._keys, self._metrics = store, keys, counted
-        self._devices, self._schema = devices, schema
+        self._catalog, self._desk, self._intake = catalog, desk, intake
+        self._folders, self._store = folders, store
         self._searching = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
-    def routes(self) -> list[Route]:
-        """Returns the table of routes."""
-        video = "/v1/videos/{id}"
-        return [
-            Route("/v1/videos", self.create, methods=["POST"]),
-            Route("/v1/videos", self.list, methods=["GET"]),
-            Route("/v1/videos/sync", self.sync, methods=["POST"]),
-            Route("/v1/videos/generations", self.sync, methods=["POST"]),  # TensorRT-LLM's name of it
-            Route(video, self.retrieve, methods=["GET"]),
-            Route(video, self.change, methods=["PATCH"]),
-            Route(video, self.delete, methods=["DELETE"]),
-            Route(f"{video}/cancel", self.cancel, methods=["POST"]),
-            Route(f"{video}/content", self.content, methods=["GET"]),
-            Route(f"{video}/events", self.events, methods=["GET"]),
-            Route(f"{video}/media/{{option}}/{{index}}", self.media, methods=["GET"]),
-            Route("/v1/events", self.events, methods=["GET"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name}", self.model, methods=["GET"]),
-            Route("/session", self.sign_in, methods=["POST"]),
-            Route("/session", self.sign_out, methods=["DELETE"]),
-            Route("/healthz", self.healthy, methods=["GET"]),
-            Route("/readyz", self.ready, methods=["GET"]),
-            Route("/metrics", self.counted, methods=["GET"]),
-            Route("/openapi.json", self.openapi, methods=["GET"]),
-        ]
-
+    @route("POST", "/v1/videos", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO)
     async def create(self, request: Request) -> Response:
-        """Takes a job, and answers at once."""
+        """Makes a job of a request (multipart, a form or JSON), and answers the job at once."""
         job, earlier = await self._intake.accept(request, _client(request))
         return self._shown(job, {"idempotent-replayed": "true"} if earlier else {})
 
-    async def sync(self, request: Request) -> Response:
-        """Takes a job, waits for its end, and answers the first video's bytes.
+    @route("GET", "/v1/videos", LIMIT, AFTER, ORDER, STATUS, WORDS, answer=VIDEOS)
+    async def videos(self, request: Request) -> Response:
+        """Answers a page of your jobs, with fewer than `limit` if they have more than 1 MB."""
+        limit, newest_first = LIMIT.whole(request), ORDER.choice(request) == "desc"
+        states = [state for state in (STATUS.of(request) or "").split(",") if state]
+        for state in states:
+            one_of(state, STATES, STATUS.name)
+        words = (WORDS.of(request) or "")[:200]
+        asked = limit + 1, AFTER.of(request), newest_first, states, words
+        async with self._searching[_client(request).name]:  # it may look through the prompts of all jobs
+            found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
+        if found is None:
+            raise RefusedError("there is no video of the id in after", param=AFTER.name, code="not_found")
+        more, found = len(found) > limit, self._desk.current(found[:limit])
+        data, size = list[msgspec.Raw](), 0
+        for job in self._desk.board.shown(*found):
+            encoded = msgspec.json.encode(job)
+            size += len(encoded)
+            if data and size > MAX_PAGE:
+                break
+            data.append(msgspec.Raw(encoded))
+        return json_answer(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": found[0].id if data else None,
+                "last_id": found[len(data) - 1].id if data else None,
+                "has_more": more or len(found) > len(data),
+            }
+        )
 
-        If the client goes meanwhile, the job is cancelled, but not one with an idempotency key.
+    @route("POST", "/v1/videos/sync", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO_FILE)
+    async def sync(self, request: Request) -> Response:
+        """Makes a job, waits for its end, and answers the bytes of its first video.
+
+        If the client goes meanwhile, the job is cancelled, unless it has an `Idempotency-Key`.
         """
+        return await self._made(request)
+
+    @route("POST", "/v1/videos/generations", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO_FILE)
+    async def generations(self, request: Request) -> Response:
+        """The same as `/v1/videos/sync`, under TensorRT-LLM's name."""
+        return await self._made(request)
+
+    async def _made(self, request: Request) -> Response:
+        """Answers the first video of a request, once it is made."""
         job, _ = await self._intake.accept(request, _client(request))
         gone = asyncio.create_task(_gone(request))
         listener = self._desk.hub.listen(job.owner, job.id)
@@ -156,75 +206,59 @@ class Routes:
         headers = {**CACHED, "x-video-id": job.id}
         return self._file(self._folders.result(job, 0, "video"), TYPES[job.format], headers)
 
-    async def list(self, request: Request) -> Response:
-        """Answers a page of the client's jobs."""
-        query = request.query_params
-        limit, order = whole(query.get("limit", "20"), 1, 100, "limit"), query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise RefusedError(f"order cannot be {order[:20]!r}; expected asc or desc", param="order")
-        states = [state for state in query.get("status", "").split(",") if state]
-        if wrong := [state for state in states if state not in STATES]:
-            expected = ", ".join(STATES)
-            raise RefusedError(f"status cannot be {wrong[0][:20]!r}; expected {expected}", param="status")
-        asked = limit + 1, query.get("after"), order == "desc", states, query.get("q", "")[:200]
-        async with self._searching[_client(request).name]:  # it may look through the prompts of all jobs
-            found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
-        if found is None:
-            raise RefusedError("there is no video of the id in after", param="after", code="not_found")
-        more, found = len(found) > limit, self._desk.current(found[:limit])
-        data, size = list[msgspec.Raw](), 0
-        for job in self._desk.board.shown(*found):
-            encoded = msgspec.json.encode(job)
-            size += len(encoded)
-            if data and size > MAX_PAGE:
-                break
-            data.append(msgspec.Raw(encoded))
-        return _json(
-            {
-                "object": "list",
-                "data": data,
-                "first_id": found[0].id if data else None,
-                "last_id": found[len(data) - 1].id if data else None,
-                "has_more": more or len(found) > len(data),
-            }
-        )
-
+    @route("GET", "/v1/videos/{id}", answer=VIDEO)
     async def retrieve(self, request: Request) -> Response:
         """Answers a job."""
         return self._shown(self._job(request))
 
+    @route("PATCH", "/v1/videos/{id}", body=CHANGE, answer=VIDEO)
     async def change(self, request: Request) -> Response:
-        """Changes a waiting job."""
+        """Changes a waiting job: any field, and `position` among your own.
+
+        null, or an empty text of a form, takes a field away.
+        """
         job = self._job(request)
         await self._intake.change(request, _client(request), job)
         return self._shown(job)
 
+    @route("DELETE", "/v1/videos/{id}", answer=OBJECT)
+    async def delete(self, request: Request) -> Response:
+        """Forgets a job and its files; one that runs is cancelled."""
+        job = self._job(request)
+        await self._desk.delete(job)
+        return json_answer({"id": job.id, "object": "video.deleted", "deleted": True})
+
+    @route("POST", "/v1/videos/{id}/cancel", answer=VIDEO)
     async def cancel(self, request: Request) -> Response:
-        """Cancels a job."""
+        """Cancels a job: while it waits, loads, between two steps, or before decoding."""
         job = self._job(request)
         await self._desk.cancel(job)
         return self._shown(job)
 
-    async def delete(self, request: Request) -> Response:
-        """Forgets a job; one that runs is cancelled."""
-        job = self._job(request)
-        await self._desk.delete(job)
-        return _json({"id": job.id, "object": "video.deleted", "deleted": True})
-
+    @route("GET", "/v1/videos/{id}/content", VARIANT, NUMBER, answer=VIDEO_FILE)
     async def content(self, request: Request) -> Response:
-        """Answers a video, its small picture or its last frame."""
-        job, query = self._job(request), request.query_params
-        variant = query.get("variant", "video")
-        if variant not in VARIANTS:
-            expected = ", ".join(VARIANTS)
-            raise RefusedError(f"variant cannot be {variant[:20]!r}; expected {expected}", param="variant")
+        """Answers a video, its small picture or its last frame. Ranges are answered."""
+        job, variant = self._job(request), VARIANT.choice(request)
         if job.status != "completed":
             code = "not_ready" if not job.over else job.status
             raise RefusedError(f"there is no content: the video is {job.status}", 409, code=code)
-        index = whole(query.get("index", "0"), 0, job.shape["num_videos"] - 1, "index")
+        index = NUMBER.whole(request, most=job.shape["num_videos"] - 1)
         kinds = {"video": TYPES[job.format], "thumbnail": "image/webp", "last_frame": "image/png"}
         return self._file(self._folders.result(job, index, variant), kinds[variant], CACHED)
 
+    @route("GET", "/v1/videos/{id}/events", answer=EVENTS)
+    async def events(self, request: Request) -> Response:
+        """Sends server-sent events until the job ends.
+
+        They are `queued`, `loading`, `media`, `text`, `steps` (each step), `decode`, `encode`, and the
+        state at the end.
+        """
+        job = self._job(request)
+        return _stream(hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.board.shown(job)[0]))
+
+    @route(
+        "GET", "/v1/videos/{id}/media/{option}/{index}", answer=Content(BINARY, ("application/octet-stream",))
+    )
     async def media(self, request: Request) -> Response:
         """Answers a file that came with a job."""
         job, option = self._job(request), request.path_params["option"]
@@ -241,71 +275,29 @@ class Routes:
             raise RefusedError("the file is gone", 404, code="not_found")
         return FileResponse(path, media_type=kind, headers=dict(headers or {}))
 
-    async def events(self, request: Request) -> Response:
-        """Answers server-sent events: of one job until it ends, or of all of the client's."""
-        if "id" in request.path_params:
-            job = self._job(request)
-            events = hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.board.shown(job)[0])
-        else:
-            events = hubs.stream(self._desk.hub, _owner(request))
-        headers = {"x-accel-buffering": "no"}  # nginx would hold them back
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    @route("GET", "/v1/events", answer=EVENTS)
+    async def all_events(self, request: Request) -> Response:
+        """Sends server-sent events of all your jobs.
 
+        `video` has a job that has changed, `deleted` the id of one that is forgotten. `queue` has `id`,
+        `position` and `remaining_seconds` of all that wait, when their places have moved, at most five
+        times a second.
+        """
+        return _stream(hubs.stream(self._desk.hub, _owner(request)))
+
+    @route("GET", "/v1/models", answer=OBJECT)
     async def models(self, request: Request) -> Response:
-        """Answers the models."""
+        """Answers each model with its built shapes, defaults, presets (schedules), inputs and options."""
         data = [model.shown(self._catalog.created) for model in self._catalog.models.values()]
-        return _json({"object": "list", "data": data})
+        return json_answer({"object": "list", "data": data})
 
+    @route("GET", "/v1/models/{name}", answer=OBJECT)
     async def model(self, request: Request) -> Response:
         """Answers a model."""
         model = self._catalog.models.get(request.path_params["name"])
         if model is None:
             raise RefusedError("there is no such model", 404, code="model_not_found")
-        return _json(model.shown(self._catalog.created))
-
-    async def sign_in(self, request: Request) -> Response:
-        """Gives a browser the cookie of a key."""
-        try:
-            key = msgspec.json.decode(await request.body(), type=dict[str, str])["key"]
-        except (msgspec.DecodeError, KeyError):
-            raise RefusedError('expected {"key": "..."}', param="key") from None
-        if self._keys and self._keys.find(key) is None:
-            raise RefusedError("the key is not valid", 401, code="invalid_api_key", param="key")
-        answer = Response(status_code=204)
-        if self._keys:
-            answer.set_cookie(
-                COOKIE, key, httponly=True, samesite="strict", secure=request.url.scheme == "https"
-            )
-        return answer
-
-    async def sign_out(self, request: Request) -> Response:
-        """Takes the cookie away."""
-        answer = Response(status_code=204)
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return answer
-
-    async def healthy(self, request: Request) -> Response:
-        """Answers whether the server works."""
-        return _json({"status": "ok"}) if self._store.alive else _json({"status": "the store has ended"}, 503)
-
-    async def ready(self, request: Request) -> Response:
-        """Answers whether a first step could run, and its job be stored."""
-        if self._desk.closing:
-            return _json({"status": "ending"}, 503)
-        if (lack := self._desk.lack()) is not None:
-            return _json({"status": lack}, 503)
-        if any(device.ready.is_set() for device in self._devices):
-            return _json({"status": "ready"})
-        problem = next((device.problem for device in self._devices if device.problem), None)
-        return _json({"status": "loading" if problem is None else self._desk.board.told(problem)}, 503)
-
-    async def counted(self, request: Request) -> Response:
-        """Answers the metrics."""
-        return Response(self._metrics.text(), media_type=metrics.TYPE)
-
-    async def openapi(self, request: Request) -> Response:
-        """Answers the description of the API."""
-        return Response(self._schema, media_type="application/json")
+        return json_answer(model.shown(self._catalog.created))
 
     def _job(self, request: Request) -> Job:
         return self._desk.find(request.path_params["id"], _owner(request))
@@ -318,11 +310,7 @@ class Routes:
             least, most = POLL_MS
             pause = 500 if left is None else min(max(int(left * 500), least), most)
             given["openai-poll-after-ms"] = str(pause)
-        return _json(data, headers=given)
-
-
-def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(data), status, dict(headers or {}), "application/json")
+        return json_answer(data, headers=given)
 
 
 def _client(request: Request) -> Client:
@@ -334,6 +322,11 @@ def _client(request: Request) -> Client:
 def _owner(request: Request) -> str | None:
     """Whose jobs a request may see; without keys everybody's."""
     return _client(request).name or None
+
+
+def _stream(events: AsyncIterator[bytes]) -> Response:
+    headers = {"x-accel-buffering": "no"}  # nginx would hold them back
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 async def _gone(request: Request) -> None:

@@ -47,11 +47,16 @@ from wanserve.process import WorkerProcess
 from wanserve.protocol import BoundedProtocol
 from wanserve.refusal import RefusedError
 from wanserve.retention import outdated
+from wanserve.route import addresses, routes_of
 from wanserve.routes import Routes
+from wanserve.server_routes import ServerRoutes
 from wanserve.settings import Settings
 from wanserve.store import Store
 
 LOG = logging.getLogger("wanserve")
+
+ROUTES: Final = (*routes_of(Routes), *routes_of(ServerRoutes))
+"""Of the API, without the page."""
 
 PAGE: Final = Path(__file__).parent / "page"
 CLEAN_SECONDS: Final = 30.0
@@ -124,17 +129,9 @@ class Service:
 
     def app(self) -> Guard:
         """Returns the ASGI application."""
-        routes = Routes(
-            self.catalog,
-            self.desk,
-            self.intake,
-            self._folders,
-            self._store,
-            self.keys,
-            self._metrics,
-            self.devices,
-            openapi(self.catalog),
-        ).routes()
+        videos = Routes(self.catalog, self.desk, self.intake, self._folders, self._store)
+        document = openapi(self.catalog, ROUTES)
+        server = ServerRoutes(self.desk, self._store, self.keys, self._metrics, self.devices, document)
         page = [
             Route("/", lambda request: FileResponse(PAGE / "index.html"), methods=["GET"]),
             Route("/page/style.css", lambda request: FileResponse(STYLE), methods=["GET"]),
@@ -149,9 +146,13 @@ class Service:
             sqlite3.Error: self._lacking,
             Exception: _fail,
         }
-        app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
+        app = Starlette(routes=[*addresses(videos), *addresses(server), *page], exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return Guard(app, self._settings, self.keys, self._metrics, min(connections() // 2, MAX_OF_KEY))
+        most, open_paths = (
+            min(connections() // 2, MAX_OF_KEY),
+            {one.path for one in ROUTES if not one.needs_key},
+        )
+        return Guard(app, self._settings, self.keys, self._metrics, most, open_paths)
 
     def _lacking(self, request: Request, error: Exception) -> Response:
         """Answers an error of the disk or of the database: for want of room, or one of our own."""

@@ -1,4 +1,4 @@
-"""The table of wanrun's options in docs/commands.md. Run as a script it writes the table anew.
+"""The tables of the pages that are made of declarations. Run as a script it writes them anew.
 
 PYTHONPATH=tests python tests/helpers/readme.py
 """
@@ -6,17 +6,21 @@ PYTHONPATH=tests python tests/helpers/readme.py
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import click
 
 from wancli.run import wanrun
+from wanserve.route import Parameter
+from wanserve.service import ROUTES
 
-PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
-BEGIN, END = "<!-- options: tests/helpers/readme.py writes this table -->\n", "<!-- end of options -->\n"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def table() -> str:
+def options() -> str:
     """One row for each option of ``wanrun``."""
     lines = ["| option | meaning | default |", "|---|---|---|"]
     for param in wanrun.params:
@@ -53,13 +57,56 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def parts(text: str) -> tuple[str, str, str]:
-    """The page before its table, the table, and the page after it."""
-    before, _, rest = text.partition(BEGIN)
-    found, _, after = rest.partition(END)
-    return before + BEGIN, found, END + after
+def routes() -> str:
+    """One row for each route of the server."""
+    lines = ["| route | meaning | parameters |", "|---|---|---|"]
+    for route in ROUTES:
+        parameters = "; ".join(map(_parameter, route.parameters))
+        lines.append(f"| `{route.method} {route.path}` | {_cell(route.text)} | {parameters} |")
+    return "\n".join(lines) + "\n"
+
+
+def _parameter(one: Parameter) -> str:
+    """Its name, its values if they are few or bounded, and what it chooses."""
+    schema = one.schema
+    values = ", ".join(f"`{value}`" for value in schema.get("enum", ()))
+    if "maximum" in schema:
+        values = f"{schema['minimum']} to {schema['maximum']}"
+    text = one.text[0].lower() + one.text[1:].rstrip(".")
+    return f"`{one.name}`{f' ({values})' if values else ''}: {text}"
+
+
+class Table(NamedTuple):
+    """A table that is made.
+
+    Attributes:
+        page: the page that has it.
+        made: makes it.
+    """
+
+    page: Path
+    made: Callable[[], str]
+
+
+TABLES: Mapping[str, Table] = MappingProxyType(
+    {
+        "options": Table(DOCS / "commands.md", options),
+        "routes": Table(DOCS / "serving.md", routes),
+    }
+)
+"""By the name in the comments around each."""
+
+
+def parts(name: str) -> tuple[str, str, str]:
+    """The page before a table, the table, and the page after it."""
+    begin = f"<!-- {name}: tests/helpers/readme.py writes this table -->\n"
+    end = f"<!-- end of {name} -->\n"
+    before, _, rest = TABLES[name].page.read_text(encoding="utf-8").partition(begin)
+    found, _, after = rest.partition(end)
+    return before + begin, found, end + after
 
 
 if __name__ == "__main__":
-    before, _, after = parts(PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(before + table() + after, encoding="utf-8")
+    for name, (page, made) in TABLES.items():
+        before, _, after = parts(name)
+        page.write_text(before + made() + after, encoding="utf-8")

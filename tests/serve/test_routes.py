@@ -1,61 +1,110 @@
-"""The server's routes, its OpenAPI document and docs/serving.md have the same methods and paths."""
+"""The routes of the server are those that are declared; tests/test_readme.py compares the page's table."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import inspect
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Mount, Route
 
 from helpers.asked import Asked, asked, catalog
-
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+from wanserve.keys import Client, Keys
+from wanserve.refusal import RefusedError
+from wanserve.route import Parameter
+from wanserve.routes import Routes
+from wanserve.server_routes import ServerRoutes
+from wanserve.service import ROUTES
 
 OF_THE_PAGE = {"GET /", "GET /page/style.css", "MOUNT /page"}
-"""What a browser shows: docs/serving.md has a section about the page, without its files."""
+"""What a browser shows, which is no part of the API."""
 
-UNDESCRIBED = {
-    *("GET /healthz", "GET /readyz", "GET /metrics"),  # for who runs the server: plain answers, no models
-    *("POST /session", "DELETE /session"),  # the page's own way to keep a key, which other clients send
-    "GET /openapi.json",  # the document itself
-}
-"""Routes that docs/serving.md names and the document does not, which is for clients that want videos."""
+KEYS = Keys([Client("a", hashlib.sha256(b"a" * 20).digest())])
 
 
-def without_names(route: str) -> str:
-    """A method and a path; what stands for a part of the path has no name."""
-    return re.sub(r"\{\w+\}", "{}", route)
-
-
-def served(server: Asked) -> set[str]:
+def served(server: Asked) -> Iterator[str]:
     """The routes of the application below the guard."""
     (app,) = (part for part in vars(server.app).values() if isinstance(part, Starlette))
-    found = set()
     for route in app.routes:
         if isinstance(route, Route):
-            found |= {without_names(f"{method} {route.path}") for method in route.methods or ()}
+            yield from (f"{method} {route.path}" for method in route.methods or () if method != "HEAD")
         else:
             assert isinstance(route, Mount)
-            found.add(f"MOUNT {route.path}")
-    return {route for route in found if not route.startswith("HEAD ")}  # Starlette adds it to each GET
+            yield f"MOUNT {route.path}"
 
 
-def test_routes_document_and_page_say_the_same(tmp_path: Path) -> None:
+def test_what_is_declared_is_served_and_described(tmp_path: Path) -> None:
+    declared = [f"{route.method} {route.path}" for route in ROUTES]
+
     async def test() -> None:
         async with asked(tmp_path, catalog().models) as server:
             document = json.loads((await server.call("GET", "/openapi.json")).body)
-            described = {
-                without_names(f"{method.upper()} {path}")
+            described = [
+                f"{method.upper()} {path}"
                 for path, methods in document["paths"].items()
                 for method in methods
-            }
-            named = re.findall(r"`((?:GET|POST|PATCH|PUT|DELETE) /\S*)`", PAGE.read_text(encoding="utf-8"))
-            routes = served(server) - OF_THE_PAGE
-            assert served(server) >= OF_THE_PAGE and not UNDESCRIBED & described
-            assert sorted(routes) == sorted(described | UNDESCRIBED)
-            assert sorted(routes) == sorted({without_names(route) for route in named})
+            ]
+            assert sorted(described) == sorted(declared)
+            assert sorted(served(server)) == sorted([*declared, *OF_THE_PAGE])
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("api", [Routes, ServerRoutes])
+def test_every_handler_is_declared(api: type) -> None:
+    """A public method would be one without ``route`` above it."""
+    assert [name for name, one in vars(api).items() if inspect.isfunction(one) and name[0] != "_"] == []
+
+
+def test_every_route_is_described_in_sentences() -> None:
+    assert [route.path for route in ROUTES if not route.text.endswith(".")] == []
+    texts = [parameter.text for route in ROUTES for parameter in route.parameters]
+    assert [text for text in texts if not text.endswith(".")] == []
+
+
+def test_a_key_is_asked_for_where_a_route_needs_one(tmp_path: Path) -> None:
+    """And with it, there is no job of an unknown id."""
+
+    async def test() -> None:
+        async with asked(tmp_path, catalog().models, KEYS) as server:
+            for route in ROUTES:
+                path = re.sub(r"\{\w+\}", "none", route.path)
+                answer = await server.call(route.method, path)
+                assert (answer.status == 401) == route.needs_key, (route.path, answer.status)
+                if "id" in route.path_parameters:
+                    key = {"authorization": f"Bearer {'a' * 20}"}
+                    assert (await server.refused(route.method, path, **key))[:2] == (404, "not_found"), path
+
+    asyncio.run(test())
+
+
+NUMBER = Parameter("n", {"type": "integer", "minimum": 1, "maximum": 9, "default": 3}, "A number.")
+WORD = Parameter("w", {"enum": ["a", "b"], "default": "b"}, "A word.")
+
+
+def request(query: str) -> Request:
+    return Request({"type": "http", "query_string": query.encode(), "headers": [(b"w-h", b"header")]})
+
+
+def test_a_parameter_holds_requests_to_its_schema() -> None:
+    assert (NUMBER.whole(request("")), NUMBER.whole(request("n=9"))) == (3, 9)
+    assert NUMBER.whole(request("n=12"), most=12) == 12
+    assert (WORD.choice(request("")), WORD.choice(request("w=a"))) == ("b", "a")
+    assert Parameter("w-h", {}, "", "header").of(request("w-h=query")) == "header"
+    assert Parameter("x", {}, "").of(request("")) is None
+    for given, take in (
+        ("n=0", NUMBER.whole),
+        ("n=10", NUMBER.whole),
+        ("w=", WORD.choice),
+        ("w=c", WORD.choice),
+    ):
+        with pytest.raises(RefusedError) as refused:
+            take(request(given))
+        assert refused.value.param == given[0]
