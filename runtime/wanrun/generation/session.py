@@ -190,8 +190,8 @@ def _place(weights: WeightStore, profile: Profile) -> Placement | None:
     mesh, division = opened.device.mesh, None
     devices = [opened.device.device] if mesh is None else mesh.local_devices
     if mesh is not None:
-        ways = {name: weights.way(name) for name in opened.manifest.components}
-        footprints = {name: way.footprint for name, way in ways.items() if way is not None}
+        transfers = {name: weights.mesh_transfer(name) for name in opened.manifest.components}
+        footprints = {name: one.footprint for name, one in transfers.items() if one is not None}
         division = Division(mesh.size, len(devices), footprints)
     return choose_placement(
         opened.manifest,

@@ -67,7 +67,7 @@ class WeightStore:
         self._memories = dict(memories)
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
-        self._ways: dict[str, Transfer] = {}  # on a mesh
+        self._mesh_transfers: dict[str, Transfer] = {}  # on a mesh
         self._restores: dict[str, Restore] = {}  # reads in progress
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
@@ -122,7 +122,7 @@ class WeightStore:
         """Returns the future of a component's host copy, read if there is none; the caller holds the lock."""
         if name not in self._hosts:
             _free_dropped()  # before allocating as much again
-            way = self.way(name)
+            transfer = self.mesh_transfer(name)
             restore = Restore(
                 self.opened.artifact.folder,
                 name,
@@ -131,7 +131,7 @@ class WeightStore:
                 self.opened.policy.verify,
                 weights=self.opened.policy.weights,
                 memory=self._memories.pop(name, None),
-                rows={} if way is None else way.rows,
+                rows={} if transfer is None else transfer.rows,
             )
             self._restores[name] = restore
             recorder = self.opened.recorder
@@ -192,9 +192,9 @@ class WeightStore:
         """Puts a component's host arrays on the device, or their parts on the devices of a mesh."""
         import jax
 
-        if (way := self.way(name)) is None:
+        if (transfer := self.mesh_transfer(name)) is None:
             return jax.block_until_ready(self.put(tree))
-        direct, rows = way.put(tree)
+        direct, rows = transfer.put(tree)
         return Staged(direct, rows, functools.partial(self._spread, name)) if rows else nest(direct)
 
     def _spread(self, name: str, **rows: Any) -> Any:
@@ -224,17 +224,17 @@ class WeightStore:
         wanted = spread_name(name)
         return next((profile for profile in profiles if wanted in opened.programs(profile)), None)
 
-    def way(self, name: str) -> Transfer | None:
-        """Returns how a component comes to the devices of a mesh; None for one device."""
+    def mesh_transfer(self, name: str) -> Transfer | None:
+        """Returns how a component is transferred to the devices of a mesh; None for one device."""
         opened = self.opened
         if opened.device.mesh is None:
             return None
-        if name not in self._ways:
+        if name not in self._mesh_transfers:
             profile = self._spread_by(name)
             spread = None if profile is None else opened.programs(profile)[spread_name(name)]
             rules = opened.program_set.rules
-            self._ways[name] = Transfer(self.components[name], rules, opened.device.mesh, spread)
-        return self._ways[name]
+            self._mesh_transfers[name] = Transfer(self.components[name], rules, opened.device.mesh, spread)
+        return self._mesh_transfers[name]
 
     def stream(self, name: str) -> LayerStream:
         """Returns a transformer on its way through the device, layer by layer; begins to read it at first."""

@@ -118,10 +118,10 @@ def own_rows(text: str, mesh: jax.sharding.Mesh, program: Any) -> None:
     model = component()
     for processes in (n for n in (1, 2, mesh.size) if mesh.size % n == 0):
         groups = np.array(mesh.devices.flat).reshape(processes, -1)
-        ways = [Transfer(model, PARAMETERS, mesh, program, list(group)) for group in groups]
+        transfers = [Transfer(model, PARAMETERS, mesh, program, list(group)) for group in groups]
         for path in program.avals["inputs"]["rows"]:
             total = model.parameters[path].layout.rows
-            read = [[row for row in way.rows.get(path, range(total)) if row < total] for way in ways]
+            read = [[row for row in one.rows.get(path, range(total)) if row < total] for one in transfers]
             assert [row for rows in read for row in rows] == list(range(total)), (text, path)
             share = -(-total // mesh.size) * len(groups[0])
             assert max(map(len, read)) == min(share, total), (text, path)

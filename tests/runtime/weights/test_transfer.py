@@ -135,10 +135,10 @@ def brought_to_processes(artifact: str) -> None:
         list[int](),
     )
     for spread in (None, program):
-        way = Transfer(component, PARAMETERS, mesh, spread)
+        transfer = Transfer(component, PARAMETERS, mesh, spread)
         with ThreadPoolExecutor(2) as pool:
-            restore = Restore(Path(artifact), "transformer", component, pool, rows=way.rows)
-            direct, rows = way.put(restore.result(bits=True))
+            restore = Restore(Path(artifact), "transformer", component, pool, rows=transfer.rows)
+            direct, rows = transfer.put(restore.result(bits=True))
         whole = {**direct, **(compiled(rows)["weights"] if rows else {})}
         made.append({path: [part.data for part in parts(array)] for path, array in whole.items()})
         read.append(restore.nbytes)
