@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.targets.target import multiplies_bfloat16
-from wanrun.machine.cpu import LEVELS, cpu_features, highest_level
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES, cpu_features, highest_cpu_level
 
 LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -23,16 +23,16 @@ LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""Variables that limit torch's libraries to a level of CPUs."""
+"""Variables that limit torch's libraries to a CPU level."""
 
 
 def cpu_name() -> str:
-    """Returns the CPU's name and its level, as in ``AMD EPYC (cpu-v4-bf16)``."""
+    """Returns the CPU's name and its CPU level, as in ``AMD EPYC (cpu-v4-bf16)``."""
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     name = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
     )
-    return f"{name} ({highest_level(cpu_features()) or 'below cpu-v3'})"
+    return f"{name} ({highest_cpu_level(cpu_features()) or 'below cpu-v3'})"
 
 
 def fair_dtype(target: str) -> str:
@@ -42,12 +42,12 @@ def fair_dtype(target: str) -> str:
     and 152 to 162 in float32.
 
     Args:
-        target: ``cpu`` for this machine's, or a level.
+        target: ``cpu`` for this machine's, or a CPU level.
     """
-    features = LEVELS.get(target, cpu_features())
+    features = CPU_LEVEL_FEATURES.get(target, cpu_features())
     return "bfloat16" if multiplies_bfloat16(features) else "float32"
 
 
 def limits(target: str) -> dict[str, str]:
     """Returns the variables that limit torch to a target, if this CPU is of a higher level."""
-    return {} if target in ("cpu", highest_level(cpu_features())) else dict(LIMITS.get(target, {}))
+    return {} if target in ("cpu", highest_cpu_level(cpu_features())) else dict(LIMITS.get(target, {}))

@@ -7,9 +7,9 @@ the machine is shared, so compare ratios, not single times.
 
     python benchmarks/generate.py --model 1.3b --size 448x256 --frames 9 --steps 3 [--reference]
     python benchmarks/generate.py --model animate-14b --layers 5 --size 448x256 --frames 9 --reference
-    python benchmarks/generate.py --target cpu-v3 --reference      # a level below this CPU's
+    python benchmarks/generate.py --target cpu-v3 --reference      # a CPU level below this one's
 
-The reference computes in the dtype that is the fastest on the target's CPUs. For a level below this
+The reference computes in the dtype that is the fastest on the target's CPUs. For a CPU level below this
 machine's, its libraries are limited to that level too, by their own variables.
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int, help="of the transformer, where it is too large as published")
     parser.add_argument("--optional", action="store_true", help="with what may be left out; VACE always is")
-    parser.add_argument("--target", default="cpu", help="cpu, or a level of CPUs")
+    parser.add_argument("--target", default="cpu", help="cpu, or a CPU level")
     parser.add_argument("--reference", action="store_true", help="also time diffusers")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -23,8 +23,8 @@ A virtual machine may return free 2 MiB pages to its host within seconds. Their 
 host (0.5 GB/s was seen, and 10 GB/s for recently used memory), while the cost of 4 KiB pages is constant. So
 the floor is measured with both page sizes, and the faster one counts; the system's CPU seconds show which.
 
-diffusers computes in the dtype that is the fastest on the target's CPUs. For a level below this machine's,
-its libraries are limited to that level by their own variables.
+diffusers computes in the dtype that is the fastest on the target's CPUs. For a CPU level below this one's
+own, its libraries are limited to that level by their own variables.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def parse_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=sorted(SHAPES), default="1.3b")
-    parser.add_argument("--target", default="cpu", help="cpu, or a level of CPUs")
+    parser.add_argument("--target", default="cpu", help="cpu, or a CPU level")
     parser.add_argument("--size", help="the model's own small profile where not given")
     parser.add_argument("--frames", type=int)
     parser.add_argument("--repeat", type=int, help="of everything without a denoising step: 5")

@@ -22,7 +22,7 @@ from wancli.command import CONTEXT_SETTINGS, SIZE, Input, Output, takes_artifact
 from wanrun import __version__
 from wanrun.artifact.roles import LOOPS
 from wanrun.errors import UsageError
-from wanrun.machine.cpu import LEVELS
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.terminal.lines import print_result, report, warn
 from wanrun.units import in_bytes
 
@@ -124,9 +124,9 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     multiple=True,
     default=["local"],
     show_default=True,
-    help="Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), a level of x86-64 "
-    f"CPUs ({', '.join(LEVELS)}), or a chip that need not be here: {', '.join(CHIPS)}. With {W8A8} at its "
-    "end, layers of 8-bit weights multiply in 8 bits.",
+    help="Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), an x86-64 CPU "
+    f"level ({', '.join(CPU_LEVEL_FEATURES)}), or a chip that need not be here: {', '.join(CHIPS)}. "
+    f"With {W8A8} at its end, layers of 8-bit weights multiply in 8 bits.",
 )
 @click.option(
     "--size", "sizes", type=SIZE, multiple=True, help="Repeatable.  [default: the model's published size]"

@@ -28,12 +28,12 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.executables.entries import overlay_folder
 from wanrun.executables.kept import keep, kept_file
-from wanrun.machine.cpu import cpu_features, highest_level
+from wanrun.machine.cpu import cpu_features, highest_cpu_level
 from wanrun.machine.environment import has_package
 
-LEVEL = highest_level(cpu_features())
+LEVEL = highest_cpu_level(cpu_features())
 COMPILE_HERE = "run wanbuild compile on this CPU" + (
-    f", or with --target {LEVEL} on another one of that level" if LEVEL else ""
+    f", or with --target {LEVEL} on another CPU of that level" if LEVEL else ""
 )
 
 

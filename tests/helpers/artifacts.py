@@ -175,10 +175,10 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
     return folder
 
 
-def with_levels(toy_artifact: Path, factory: pytest.TempPathFactory) -> Path:
-    """The toy artifact with every level that this CPU has beside its own target. Not to be changed."""
+def with_cpu_levels(toy_artifact: Path, factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact with every CPU level of this machine beside its own target. Not to be changed."""
     from wanbuild.programs.compile import compile_artifact
-    from wanbuild.targets.levels import CPU_LEVELS
+    from wanbuild.targets.cpu_levels import CPU_LEVELS
     from wanrun.machine.cpu import cpu_features
 
     names = tuple(name for name, level in CPU_LEVELS.items() if set(level.features) <= set(cpu_features()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.programs.compiler import compile_into
-from wanbuild.programs.instructions import beyond, record_level
+from wanbuild.programs.instructions import beyond, record_cpu_level
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
@@ -115,7 +115,7 @@ class EntryCompiler:
         self, cache: Path, name: str, data: bytes, donate: Sequence[str]
     ) -> tuple[Path, Mapping[str, Any]]:
         """Compiles a program; returns its entry in a folder under the cache's, and the compiler's figures."""
-        level = self.target.level
+        level = self.target.cpu_level
         if level is None:
             figures = compile_into(cache, self.target, name, data, donate)
             return _entry_in(cache), figures
@@ -125,7 +125,7 @@ class EntryCompiler:
             figures = self._processes.compile(limit, folder, self.target.mesh, name, data, donate)
             entry = _entry_in(folder)
             if not (more := beyond(entry, level.instructions)):
-                record_level(entry, level)
+                record_cpu_level(entry, level)
                 return entry, figures
             if following is not None:
                 lacks = f"needs {' '.join(more)}, which {level.name} lacks"

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from wanbuild.targets.levels import Level
+from wanbuild.targets.cpu_levels import CpuLevel
 from wanrun.errors import ArtifactError
 
 _ELF = b"\x7fELF"
@@ -53,8 +53,8 @@ def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
     return sorted(features_used(entry) - set(allowed))
 
 
-def record_level(entry: Path, level: Level) -> None:
-    """Removes the features beyond a level from the list of those that an entry needs.
+def record_cpu_level(entry: Path, level: CpuLevel) -> None:
+    """Removes the features beyond a CPU level from the list of those that an entry needs.
 
     XLA writes down those of the CPU that compiles. On one that lacks any of them it would warn of SIGILL at
     every start, in lines of 3 000 characters, whatever instructions there are.

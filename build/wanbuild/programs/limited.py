@@ -1,4 +1,4 @@
-"""Compiles for a level of CPUs, in processes of their own.
+"""Compiles for a CPU level, in processes of their own.
 
 XLA reads its limit on the instruction set once, when its CPU client starts. As an option of one program it is
 taken and has no effect on the machine code (jaxlib 0.10.2: same features, same code). So every limit has a

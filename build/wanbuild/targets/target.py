@@ -13,7 +13,7 @@ import msgspec
 
 from wanbuild.devices import open_exactly
 from wanbuild.targets.chips import CHIPS, CUDNN, W8A8, Chip, split_w8a8
-from wanbuild.targets.levels import CPU_LEVELS, Level
+from wanbuild.targets.cpu_levels import CPU_LEVELS, CpuLevel
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.topology import open_topology
 from wanrun.artifact.mesh import jax_mesh, mesh_text, num_devices
@@ -51,7 +51,7 @@ class TargetSpec:
         devices: the devices of the mesh.
         options: the compiler's options.
         program_options: further ones by program.
-        level: the level of CPUs; None for one CPU's own target, and for chips.
+        cpu_level: the CPU level; None for one CPU's own target, and for chips.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TargetSpec:
     devices: Sequence[jax.Device] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
-    level: Level | None = None
+    cpu_level: CpuLevel | None = None
 
     def options_of(self, program: str) -> dict[str, Option]:
         """The compiler's options for a program."""
@@ -91,7 +91,7 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     """Returns the target of a name, with its devices.
 
     Args:
-        name: 'local' for this machine's default device, 'cpu', a level of ``CPU_LEVELS``, or a chip of
+        name: 'local' for this machine's default device, 'cpu', a CPU level of ``CPU_LEVELS``, or a chip of
             ``CHIPS``, which need not be attached; with the mesh's number of devices after it or without,
             'v7x-8'. With ``W8A8``, layers of 8-bit weights multiply in 8 bits.
         mesh: devices by axis; empty for one device.
@@ -146,7 +146,7 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     full_name = f"{'cpu' if level is None else level.name}{name_suffix(mesh)}"
     kernels = _cpu_kernels(environment)
     return TargetSpec(
-        full_name, platform, kernels, devices[0], memory, environment, mesh, devices, level=level
+        full_name, platform, kernels, devices[0], memory, environment, mesh, devices, cpu_level=level
     )
 
 

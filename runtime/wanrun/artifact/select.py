@@ -13,7 +13,7 @@ from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch, shortened
-from wanrun.machine.cpu import level_rank
+from wanrun.machine.cpu import cpu_level_rank
 from wanrun.machine.environment import built_elsewhere, host_mismatches
 
 
@@ -196,10 +196,10 @@ def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, bool
     """Targets that fit come first, then those that have the profile; one whose chip is missing comes last.
 
     What rounds no activations is preferred; one device of a CPU, and all accelerators; what was compiled on
-    its chip and needs no trial; the highest level of CPUs that fits, but first a target for one CPU.
+    its chip and needs no trial; the highest CPU level that fits, but first a target for one CPU.
     """
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
     lacks = profile.name not in one.target.executables
-    rank = level_rank(one.target.environment) * (1 if one.mismatches else -1)
+    rank = cpu_level_rank(one.target.environment) * (1 if one.mismatches else -1)
     return _without_chip(one), len(one.mismatches), lacks, one.w8a8, fewer, one.built_elsewhere, rank

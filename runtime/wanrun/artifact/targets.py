@@ -48,7 +48,7 @@ class Environment(Struct):
         device_count: how many JAX sees.
         platform_version: JAX's description of the compiler.
         cpu_features: of a CPU, the instructions that it has.
-        cpu_level: of a level of CPUs, its name.
+        cpu_level: the name of the CPU level that it is for; empty for no level.
         topology: of a target that was built without its chip, what it was built for.
         device_kinds: all of JAX's names of that chip.
     """

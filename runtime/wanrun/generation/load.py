@@ -173,7 +173,7 @@ def on_device(
 
 
 def _say(selected: SelectedTarget, report: Tell) -> None:
-    """Reports why other targets do not fit, and which level of CPUs the chosen one is."""
+    """Reports why other targets do not fit, and which CPU level the chosen one is for."""
     if selected.others:
         report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
     elif "cpu_level" in selected.target.environment:

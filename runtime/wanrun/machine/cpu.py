@@ -1,4 +1,4 @@
-"""The instruction-set features of this CPU, and the levels that executables are built for."""
+"""The instruction-set features of this CPU, and the CPU levels that executables are built for."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ CPU_FEATURE_NAMES = frozenset(
 _V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_1", "sse4_2")
 _V4 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 
-LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+CPU_LEVEL_FEATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cpu-v3": _V3, "cpu-v4": (*_V3, *_V4), "cpu-v4-bf16": (*_V3, *_V4, "avx512_bf16", "avx512_vnni")}
 )
-"""Levels of x86-64 CPUs, the lowest first, with the features that their executables may use, as the system
+"""The x86-64 CPU levels, the lowest first, with the features that their executables may use, as the system
 names them. The first two are those of the x86-64 psABI; Cooper Lake, Sapphire Rapids and Zen 4
 have the last."""
 
 
-def level_rank(environment: Mapping[str, object]) -> int:
-    """Returns the place of a CPU target among the levels; above all of them if it was built for one CPU."""
-    levels = list(LEVELS)
+def cpu_level_rank(environment: Mapping[str, object]) -> int:
+    """Returns the place of a target among the CPU levels; above all of them if it was built for one CPU."""
+    levels = list(CPU_LEVEL_FEATURES)
     level = environment.get("cpu_level")
     return levels.index(level) if level in levels else len(levels)
 
 
-def highest_level(features: Iterable[str]) -> str | None:
-    """Returns the highest level of a CPU with these features; None if it is below all of them."""
+def highest_cpu_level(features: Iterable[str]) -> str | None:
+    """Returns the highest CPU level that these features allow; None if it is below all of them."""
     own = set(features)
-    return next((name for name, needed in reversed(list(LEVELS.items())) if own.issuperset(needed)), None)
+    fitting = [name for name, needed in CPU_LEVEL_FEATURES.items() if own.issuperset(needed)]
+    return fitting[-1] if fitting else None
 
 
 def cpu_features() -> tuple[str, ...]:

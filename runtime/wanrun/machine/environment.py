@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import ArtifactError, Mismatch
 from wanrun.machine.attached import ROOT, WORDS, attached
-from wanrun.machine.cpu import cpu_features, highest_level
+from wanrun.machine.cpu import cpu_features, highest_cpu_level
 from wanrun.machine.jax_process import starting
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def host_mismatches(
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
         remedy = "run wanbuild compile on this CPU"
-        if (level := highest_level(found.get("cpu_features", ()))) is not None:
-            remedy += f", or with --target {level} on another one of that level"
+        if (level := highest_cpu_level(found.get("cpu_features", ()))) is not None:
+            remedy += f", or with --target {level} on another CPU of that level"
         mismatches.append(Mismatch("CPU features", " ".join(missing), "a CPU without them", remedy))
     return mismatches
 

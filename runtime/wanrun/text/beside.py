@@ -9,7 +9,7 @@ from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, compared_targets
 from wanrun.errors import ArtifactError, artifact_mismatch, field
-from wanrun.machine.cpu import level_rank
+from wanrun.machine.cpu import cpu_level_rank
 from wanrun.machine.environment import device_mismatches, open_devices
 from wanrun.opened.artifact import OpenedArtifact, trust_all
 from wanrun.opened.device import OpenDevice
@@ -36,7 +36,7 @@ def cpu_target(artifact: Artifact, profile: Profile) -> SelectedTarget:
             found=", ".join(sorted(artifact.manifest.targets)),
             remedy="run wanbuild compile --target cpu for this profile, or leave the option out",
         )
-    best = min(found, key=lambda one: (len(one.mismatches), -level_rank(one.target.environment)))
+    best = min(found, key=lambda one: (len(one.mismatches), -cpu_level_rank(one.target.environment)))
     if best.mismatches:
         raise artifact_mismatch(f"target {best.name}, for the text encoder,", best.mismatches)
     return best

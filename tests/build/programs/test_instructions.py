@@ -16,9 +16,9 @@ from jax._src import compilation_cache
 
 from wanbuild.programs import limited
 from wanbuild.programs.instructions import _RECORD as RECORD
-from wanbuild.programs.instructions import beyond, features_used, record_level
+from wanbuild.programs.instructions import beyond, features_used, record_cpu_level
 from wanbuild.programs.limited import FLAG, LimitedProcesses
-from wanbuild.targets.levels import CPU_LEVELS
+from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun.errors import ArtifactError, WanError
 
 RETURN = b"\xc3"
@@ -71,7 +71,7 @@ def test_what_an_entry_says_that_it_needs(tmp_path: Path) -> None:
     needs = ",".join(["+64bit", "+avx2", "+gfni", *more, "-avx512f", "+sse4.1"]).encode()
     one = entry(tmp_path / "one", needs + b"\0", b"+gfni,+vaes", object_file((4, RETURN)))
     before = compilation_cache.decompress_executable(one.read_bytes())
-    record_level(one, CPU_LEVELS["cpu-v3"])
+    record_cpu_level(one, CPU_LEVELS["cpu-v3"])
     after = compilation_cache.decompress_executable(one.read_bytes())
     assert after == before.replace(b"+gfni,-", b"-gfni,-")
 
@@ -132,7 +132,7 @@ def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
             (path,) = (tmp_path / limit).glob("*-cache")
             found[limit] = features_used(path)
     (path,) = (tmp_path / "AVX2").glob("*-cache")
-    record_level(path, CPU_LEVELS["cpu-v3"])
+    record_cpu_level(path, CPU_LEVELS["cpu-v3"])
     listed = b",".join(RECORD.findall(compilation_cache.decompress_executable(path.read_bytes())))
     recorded = {name[1:].decode() for name in listed.split(b",") if name.startswith(b"+")}
     assert {"avx2", "fma", "sse4.2"} <= recorded <= CPU_LEVELS["cpu-v3"].recorded

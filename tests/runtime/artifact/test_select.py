@@ -17,7 +17,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import ArtifactError, Mismatch
 from wanrun.machine import environment
-from wanrun.machine.cpu import LEVELS
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.machine.environment import host_mismatches
 
 HERE = Path("artifact")
@@ -209,7 +209,7 @@ def test_the_highest_level_that_fits(machine: Any, lacks: Sequence[str], chosen:
 def test_a_host_below_all_levels_is_told_what_it_lacks(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = machine(**{"cpu-v3": [], "cpu-v4": []})
     for name, target in manifest.targets.items():
-        target.environment = ENVIRONMENT | {"cpu_level": name, "cpu_features": list(LEVELS[name])}
+        target.environment = ENVIRONMENT | {"cpu_level": name, "cpu_features": list(CPU_LEVEL_FEATURES[name])}
         target.requirements.file = "requirements.txt"
     monkeypatch.setattr(environment, "cpu_features", lambda: ("sse4_1", "sse4_2"))
     monkeypatch.setattr(environment.platform, "machine", lambda: ENVIRONMENT["machine"])

@@ -1,4 +1,4 @@
-"""Levels of CPUs as targets: XLA's limits on instructions, and the instructions that an entry may hold."""
+"""CPU levels as targets: XLA's limits on instructions, and the instructions that an entry may hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from wanrun.errors import UsageError
-from wanrun.machine.cpu import LEVELS, cpu_features
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES, cpu_features
 
 _V2 = (
     "INTEL8086 INTEL186 INTEL286 INTEL386 INTEL486 X64 CMOV CPUID CX8 CMPXCHG16B FPU MMX MULTIBYTENOP PAUSE "
@@ -25,14 +25,14 @@ _LLVM_V4 = f"{_LLVM_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
 
 
 @dataclass(frozen=True)
-class Level:
-    """A level of CPUs that executables are built for.
+class CpuLevel:
+    """A CPU level that executables are built for.
 
     Args:
         name: the target's name.
         limits: values of XLA's option ``xla_cpu_max_isa``, the fastest first. A limit keeps what is not newer
             than it: code for AVX512 uses all of AVX512 that the building CPU has. So a program whose code
-            goes beyond the level is compiled again with the next limit.
+            goes beyond the CPU level is compiled again with the next limit.
         instructions: the feature sets of its instructions, as the disassembler names them.
         recorded: the features that an entry may say that it needs, as LLVM names them.
     """
@@ -44,28 +44,28 @@ class Level:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features that a CPU of this level has, as the system names them."""
-        return LEVELS[self.name]
+        """The features that a CPU of the level has, as the system names them."""
+        return CPU_LEVEL_FEATURES[self.name]
 
     def check_host(self) -> None:
-        """Raises UsageError if this host's CPU is not of this level."""
+        """Raises UsageError if this host's CPU is below the level."""
         missing = sorted(set(self.features) - set(cpu_features()))
         if missing or platform.machine() != "x86_64":
             raise UsageError(
                 f"target {self.name} cannot be compiled here",
                 expected="an x86-64 CPU of at least that level",
                 found=f"none of {' '.join(missing)}" if missing else platform.machine(),
-                remedy="choose a lower level, or run it on such a CPU",
+                remedy="choose a lower CPU level, or run it on such a CPU",
             )
 
 
-CPU_LEVELS: Mapping[str, Level] = MappingProxyType(
+CPU_LEVELS: Mapping[str, CpuLevel] = MappingProxyType(
     {
         level.name: level
         for level in (
-            Level("cpu-v3", ("AVX2",), frozenset(_V3.split()), frozenset(_LLVM_V3.split())),
-            Level("cpu-v4", ("AVX512", "AVX2"), frozenset(_V4.split()), frozenset(_LLVM_V4.split())),
-            Level(
+            CpuLevel("cpu-v3", ("AVX2",), frozenset(_V3.split()), frozenset(_LLVM_V3.split())),
+            CpuLevel("cpu-v4", ("AVX512", "AVX2"), frozenset(_V4.split()), frozenset(_LLVM_V4.split())),
+            CpuLevel(
                 "cpu-v4-bf16",
                 ("AVX512_BF16", "AVX512", "AVX2"),
                 frozenset([*_V4.split(), "AVX512_BF16", "AVX512_VNNI"]),
@@ -74,4 +74,4 @@ CPU_LEVELS: Mapping[str, Level] = MappingProxyType(
         )
     }
 )
-"""The levels by name."""
+"""By name."""

@@ -1,4 +1,4 @@
-"""An artifact with a target for a level of CPUs beside one CPU's own."""
+"""An artifact with a target for a CPU level beside one CPU's own."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.artifacts import same_profile, with_levels
+from helpers.artifacts import same_profile, with_cpu_levels
 from helpers.damage import edit_environment
 from wanbuild.programs import entry_compiler
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.targets.levels import CPU_LEVELS
+from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.machine import environment
-from wanrun.machine.cpu import LEVELS
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.replay.golden import replayed
 
 LEVEL = "cpu-v3"
@@ -35,7 +35,7 @@ def request(artifact: Path) -> CompileRequest:
 def both(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact, float32, with this CPU's target and the lowest level's."""
     artifact = tmp_path_factory.mktemp("levels") / "toy"
-    shutil.copytree(with_levels(toy_artifact, tmp_path_factory), artifact)
+    shutil.copytree(with_cpu_levels(toy_artifact, tmp_path_factory), artifact)
     manifest = read_manifest(artifact)
     manifest.changed(targets={name: manifest.targets[name] for name in ("cpu", LEVEL)}).write(artifact)
     return artifact
@@ -58,7 +58,7 @@ def test_both_give_the_same(both: Path) -> None:
 def test_a_record_of_a_level_names_the_whole_cpu(both: Path) -> None:
     """Digests are compared between equal machines, and products of matrices depend on more than the level."""
     with load(both, target=LEVEL, embeddings="none") as pipeline:
-        assert pipeline.environment["cpu_features"] == list(LEVELS[LEVEL])
+        assert pipeline.environment["cpu_features"] == list(CPU_LEVEL_FEATURES[LEVEL])
         machine = replayed(pipeline, pipeline.environment).golden.machine
     assert machine["cpu_features"] == list(environment.cpu_features()) and machine["cpu_level"] == LEVEL
 
@@ -87,9 +87,9 @@ def test_a_cpu_with_more_features_than_the_one_that_built(artifact_copy: Path, t
 
 
 def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if set(environment.cpu_features()) <= set(LEVELS[LEVEL]):
+    if set(environment.cpu_features()) <= set(CPU_LEVEL_FEATURES[LEVEL]):
         pytest.skip("this CPU has nothing beyond the level")
-    monkeypatch.setattr(environment, "cpu_features", lambda: LEVELS[LEVEL])
+    monkeypatch.setattr(environment, "cpu_features", lambda: CPU_LEVEL_FEATURES[LEVEL])
     _, (line,) = latents(both)
     assert line.startswith(f"target {LEVEL}; others do not fit: cpu (CPU features ")
 

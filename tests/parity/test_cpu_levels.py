@@ -1,4 +1,4 @@
-"""The executables of every level of CPUs that can be built here, against diffusers in float32."""
+"""The executables of every CPU level that can be built here, against diffusers in float32."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers.artifacts import with_levels
+from helpers.artifacts import with_cpu_levels
 from wanbuild.check.reference import compare_with_reference
-from wanbuild.targets.levels import CPU_LEVELS
+from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun.artifact.manifest import read_manifest
-from wanrun.machine.cpu import level_rank
+from wanrun.machine.cpu import cpu_level_rank
 
 LIMIT = 1e-5
 
 
 @pytest.fixture(scope="module")
 def levels(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_levels(toy_artifact, tmp_path_factory)
+    return with_cpu_levels(toy_artifact, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CPU_LEVELS)
@@ -38,7 +38,7 @@ def test_sizes_and_ranks(levels: Path) -> None:
     """Levels share their programs where their products are alike; each has entries of its own."""
     manifest = read_manifest(levels)
     targets = [manifest.targets[name] for name in CPU_LEVELS if name in manifest.targets]
-    assert sorted(targets, key=lambda target: level_rank(target.environment)) == targets
+    assert sorted(targets, key=lambda target: cpu_level_rank(target.environment)) == targets
     for target in targets:
         files = list((levels / target.folder).glob("*-cache"))
         entries = [entry for kind in target.executables.values() for entry in kind.values()]
