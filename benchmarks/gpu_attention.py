@@ -166,8 +166,8 @@ def elsewhere(rows: Rows, arguments: Mapping[str, Any]) -> None:
     """Loads what ``build`` made on another machine, as ``wanrun`` does it, and compares and times it."""
     import jax.experimental.mosaic.gpu  # names the library that a loaded kernel calls
 
+    from wanrun.executables.jax_hook import load
     from wanrun.executables.lowering import lower
-    from wanrun.executables.seam import load
 
     folder = Path(arguments["folder"])
     options = json.loads((folder / "options.json").read_text())

@@ -46,8 +46,8 @@ def _load(
     Raises:
         ArtifactError: if JAX does not take it.
     """
+    from wanrun.executables.jax_hook import load
     from wanrun.executables.lowering import lower
-    from wanrun.executables.seam import load
 
     data, bytes_of = artifact.program(program), artifact.executable(target, entry)
     lowered = lower(data, name, program.donated, device, options=target.options_of(name))

@@ -142,8 +142,8 @@ def impostor(artifact: Path, name: str) -> bytes:
     import jax
     import jax.numpy as jnp
 
+    from wanrun.executables.jax_hook import compile_here
     from wanrun.executables.lowering import lower
-    from wanrun.executables.seam import compile_here
 
     record = programs_of(read_manifest(artifact), PROFILE, TARGET)[name]
     real = jax.export.deserialize(bytearray((artifact / record.file).read_bytes()))
@@ -175,8 +175,8 @@ def doctored(artifact: Path, name: str, patch: AbstractContextManager[Any]) -> b
 
     from wanbuild.programs.export import builder_of, export_program
     from wanbuild.targets.target import resolve_target
+    from wanrun.executables.jax_hook import compile_here
     from wanrun.executables.lowering import lower
-    from wanrun.executables.seam import compile_here
 
     manifest = read_manifest(artifact)
     builder = builder_of(manifest, manifest.profiles[PROFILE], resolve_target("cpu", {}))

@@ -1,7 +1,7 @@
 """Sets JAX's flags for a build, so that the user's settings change neither programs nor the names of entries.
 
 The flags are those of the whole process, which a build has for itself. A runtime sets none of them: it hands
-JAX the executable (``wanrun.executables.seam``).
+JAX the executable (``wanrun.executables.jax_hook``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import ArtifactError
-from wanrun.executables.seam import replaced
+from wanrun.executables.jax_hook import replaced
 
 if TYPE_CHECKING:
     import jax

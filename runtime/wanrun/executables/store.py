@@ -2,7 +2,7 @@
 
 A program is ``jax.export.deserialize`` -> a named function around ``.call`` -> ``jit(...).lower(abstract
 arguments)``. The build compiles that into an entry of JAX's compilation cache. The runtime hands JAX the
-entry's bytes (``wanrun.executables.seam``): those that were checked are those that are loaded.
+entry's bytes (``wanrun.executables.jax_hook``): those that were checked are those that are loaded.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError, shortened
 from wanrun.executables.entries import overlay_folder
+from wanrun.executables.jax_hook import compile_here, load
 from wanrun.executables.kept import keep, kept_file, options_here, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
-from wanrun.executables.seam import compile_here, load
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.clock import now

@@ -11,7 +11,7 @@ from wanrun.errors import UsageError
 
 REPLACING = threading.RLock()
 """Held while a function or a setting of JAX's is replaced, which is the whole process's. See
-``wanrun.executables.seam``."""
+``wanrun.executables.jax_hook``."""
 
 
 class _Started:

@@ -53,7 +53,7 @@ def _through(
     """Compiles a lowered program with an executable that is not asked of JAX.
 
     ``executable`` takes the backend, the module, its options, its callbacks and its devices. Raises
-    ArtifactError if this JAX does not ask where it is replaced; it may have compiled then.
+    ArtifactError if this JAX does not call the function once; it may have compiled then.
     """
     from jax._src import compiler
 
@@ -70,9 +70,9 @@ def _through(
         compiled = lowered.compile()
     if len(asked) != 1:
         raise ArtifactError(
-            "JAX did not ask for the executable where wanrun hands it over",
+            "JAX did not call the function that wanrun replaces",
             expected="jax 0.10.2 to 0.12",
-            found=f"{len(asked)} questions",
+            found=f"{len(asked)} calls",
             remedy="install the jax that the target was built with",
         )
     return compiled
