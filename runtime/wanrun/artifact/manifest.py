@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from wanrun.artifact.mistaken import mistaken
 from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Target
+from wanrun.artifact.wrong_path import wrong_path
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, read_bounded, replace_file, sha256_of
 
@@ -237,7 +237,7 @@ def read_manifest(artifact: Path) -> Manifest:
         data = read_bounded(path, MAX_BYTES)
         header = msgspec.json.decode(data, type=_Header)
     except (FileNotFoundError, NotADirectoryError):
-        found, remedy = mistaken(artifact, MANIFEST)
+        found, remedy = wrong_path(artifact, MANIFEST)
         raise ArtifactError(f"{artifact} is not an artifact", found=found, remedy=remedy) from None
     except msgspec.ValidationError:  # JSON, but no object
         header = _Header("no JSON object")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wanrun.artifact.manifest import MANIFEST, read_manifest
-from wanrun.artifact.mistaken import mistaken
+from wanrun.artifact.wrong_path import wrong_path
 from wanrun.errors import ArtifactError
 
 
@@ -61,6 +61,6 @@ def test_what_it_is_and_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path(name))
-    assert mistaken(Path(name), MANIFEST) == (found, remedy)
+    assert wrong_path(Path(name), MANIFEST) == (found, remedy)
     with pytest.raises(ArtifactError, match=f"^{name} is not an artifact; found {found}; {remedy}$"):
         read_manifest(Path(name))

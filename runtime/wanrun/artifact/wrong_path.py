@@ -1,4 +1,4 @@
-"""Says what a path is that holds no artifact, and names the command that makes one of it."""
+"""Explains a path that is not an artifact, and how to make one from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONVERT = "wanbuild convert {} --artifact DIR"
 _WHOLE = f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOINT')}"
 
 
-def mistaken(path: Path, manifest: str) -> tuple[str, str]:
+def wrong_path(path: Path, manifest: str) -> tuple[str, str]:
     """Returns what is at a path where an artifact was expected, and what to do."""
     if path.is_dir():
         if (path / "model_index.json").is_file():
