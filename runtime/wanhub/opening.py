@@ -49,7 +49,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
 
     Raises:
         ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
-        UsageError: for what is no address, a missing package, or a folder that cannot be written.
+        UsageError: if the address is invalid, a package is missing, or the folder cannot be written.
     """
     asked = parse_address(text)
     pinned, at = read_pins(lock_file(cache)).get(asked.text), asked

@@ -111,7 +111,7 @@ def resolved(address: Address, report: Report = quiet) -> Address:
         commit = ""
     if not is_commit(commit):
         raise ArtifactError(
-            f"{address.text} answers as no hub does",
+            f"the hub's answer about {address.text} is not understood",
             expected="a commit",
             found=commit[:80] or "something else",
             remedy="check HF_ENDPOINT",

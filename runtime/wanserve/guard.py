@@ -1,4 +1,4 @@
-"""Stands before every route: who asks, from where, how much may be sent and how slowly, and safe headers."""
+"""Middleware before every route: keys, hosts and origins, limits of size and time, and safe headers."""
 
 from __future__ import annotations
 

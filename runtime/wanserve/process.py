@@ -23,7 +23,7 @@ class WorkerProcess:
         """Starts the process.
 
         Args:
-            environment: what it has beside the server's environment.
+            environment: variables that it has in addition to the server's.
             begin: the first line for it.
 
         Raises:

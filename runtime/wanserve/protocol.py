@@ -55,7 +55,7 @@ class BoundedProtocol(H11Protocol):
                 setattr(self, name, None)
 
     def _wait_for_header(self) -> None:
-        """Sets the deadline while bytes are expected that nobody else waits for; else takes it away."""
+        """Arms the timer only while bytes of a header are due."""
         waits = self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE
         if not waits:
             self._stop_timers("_deadline")

@@ -122,7 +122,7 @@ def test_the_hub_is_bounded_too(server: Strange, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(store, "MAX_ANSWER_BYTES", 2**18)
-    for kind, found in (("endless", "answers as no hub does"), ("drip", r"\(the revision\) does not answer")):
+    for kind, found in (("endless", "is not understood"), ("drip", r"\(the revision\) does not answer")):
         monkeypatch.setattr(constants, "ENDPOINT", f"{server.url}/{kind}/1")
         with pytest.raises(ArtifactError, match=found):
             resolved(parse_address("hf://me/wan"))

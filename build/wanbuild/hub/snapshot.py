@@ -159,7 +159,7 @@ def _download(snapshot: Snapshot, names: set[str], advance: Callable[[int], None
 
 
 def _remove_parts() -> None:
-    """Removes the files in transfer, which nobody would resume: this process has them open."""
+    """Removes this process's partial downloads, which are never resumed."""
     with contextlib.suppress(OSError):  # not on Linux
         for link in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):

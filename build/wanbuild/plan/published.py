@@ -77,7 +77,7 @@ def manifest_of(
 
     Raises:
         SourceError: for a config that the variant cannot have.
-        UsageError: for layers that there are not, or as a source has them, of which only a conversion knows.
+        UsageError: if the layers do not exist, or are those of the source, which only a conversion knows.
     """
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
     parsed = {name: kinds[name].parse(config, f"config of {name}") for name, config in configs.items()}

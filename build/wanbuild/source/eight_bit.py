@@ -207,7 +207,7 @@ class Scales:
             raise _unknown(key, file, f"the format {form} and {entry.dtype_name}")
 
     def _said_of(self, base: str, file: TensorFile) -> Mapping[str, Any] | None:
-        """Returns what is said of a layer; empty for what is no JSON, None for nothing."""
+        """Returns a layer's metadata; empty if it is not JSON, None if there is none."""
         if (holder := self._holders.get(base + QUANT)) is not None:
             return _object(holder.text(base + QUANT))
         layers = self._layers[file.path]

@@ -153,9 +153,9 @@ class Manifest(Record, frozen=True, kw_only=True):
                 raise ValueError(f"profile {name} has the shape of {profile.name}")
         for key, programs in self.program_sets.items():
             if key != programs.key:
-                raise ValueError(f"program set {key} has what belongs to {programs.key}")
+                raise ValueError(f"key {key} holds the program set of {programs.key}")
             if unknown := programs.programs.keys() - self.profiles.keys():
-                raise ValueError(f"program set {key} is for profiles that there are not: {sorted(unknown)}")
+                raise ValueError(f"program set {key} names unknown profiles: {sorted(unknown)}")
         for name, target in self.targets.items():
             used = self.program_sets.get(target.program_set)
             if used is None or used.platform != target.environment["platform"]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**32
 
 AUTOTUNING = ("autotun", "triton_gemm")
-"""Parts of the names of the compiler's options that are for where there is no chip to tune kernels on."""
+"""Parts of the names of compiler options that only matter where no chip is present for autotuning."""
 
 
 def options_here(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def deserialized(data: bytes, name: str) -> Exported:
         return export.deserialize(bytearray(data))
     except (ImportError, MemoryError):
         raise
-    except Exception as error:  # an older JAX raises what comes of reading a newer layout
+    except Exception as error:  # an older JAX may fail in many ways on a newer layout
         raise UnreadableProgramError(name, error) from error
 
 

@@ -16,8 +16,8 @@ from wanrun.opened.cancel import ASK_SECONDS, CancelToken
 class Turns:
     """Admits any number of calls, and gives the device to one of them at a time, in the order of arrival.
 
-    ``close`` ends this: it waits until no call is inside. A fork of the process has none of its threads, and
-    perhaps a lock that nobody will open: calls of a fork are refused before they look at one.
+    ``close`` ends this: it waits until no call is inside. A fork of the process has none of its threads, so
+    a lock may be held there for ever: calls of a fork are refused before they take one.
     """
 
     def __init__(self) -> None:

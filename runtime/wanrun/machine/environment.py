@@ -196,7 +196,7 @@ def open_devices(
         platforms = [name for name in (platform_name, beside) if name is not None]
         with starting(*platforms) if platforms else contextlib.nullcontext():
             if (count > 1 or not alone) and platform_name in (None, "cpu"):
-                with contextlib.suppress(RuntimeError):  # JAX has started, and has what it has
+                with contextlib.suppress(RuntimeError):  # too late: JAX has started
                     jax.config.update("jax_num_cpu_devices", count)
             return jax.devices(platform_name)
     # jax also raises RuntimeError for a jaxlib of another version. AssertionError means that no platform was

@@ -41,7 +41,7 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
         inputs: images and videos that were already read.
 
     Raises:
-        UsageError: if they are given in two ways, or the inputs have another overlap than is asked for.
+        UsageError: if they are given in two ways, or the inputs' overlap is not the request's.
     """
     named = next((name for name in (*MEDIA_KINDS, "mode") if getattr(request, name) not in (None, ())), None)
     if named is not None and (media is not None or inputs is not None):

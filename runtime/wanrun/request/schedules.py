@@ -51,7 +51,7 @@ def scheduled(request: Request, manifest: Manifest) -> tuple[Request, dict[str, 
 
 
 def _misfits(chosen: Schedule, request: Request, manifest: Manifest) -> Iterator[str]:
-    """Yields each fact that a schedule was not made for."""
+    """Yields each setting that differs from what a schedule was made for."""
     if ("boundary" in manifest.model.options) != (chosen.boundary is not None):
         yield f"it was made for {'one transformer' if chosen.boundary is None else 'two experts'}"
         return

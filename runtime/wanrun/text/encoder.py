@@ -26,7 +26,7 @@ Warn = Callable[[str], None]
 
 
 def silent(message: str) -> None:
-    """Receives a warning that nobody is told."""
+    """Drops a warning."""
     del message
 
 
