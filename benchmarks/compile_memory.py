@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from checkpoints import MODELS
+from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.variants.table import variants

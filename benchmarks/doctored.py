@@ -33,8 +33,8 @@ from wanbuild.models import params, products
 from wanbuild.models.attention import BlockedAttention
 from wanbuild.models.blocks import WanAttention
 from wanbuild.models.transformer import WanTransformer
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.executables.tolerance import relative_error
 from wanrun.generation.load import load

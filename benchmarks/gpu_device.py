@@ -199,8 +199,8 @@ class Programs:
 
         from checkpoints import MODELS
         from wanbuild.conversion.chosen import parse_quantise
+        from wanbuild.options import BuildOptions
         from wanbuild.plan.published import manifest_of, published_manifest
-        from wanbuild.programs.build_options import BuildOptions
         from wanbuild.programs.jax_flags import pinned
         from wanbuild.targets.target import resolve_target
         from wanbuild.toy.configs import TOY_VARIANTS
@@ -223,8 +223,8 @@ class Programs:
 
     def builder(self, width: int, height: int, frames: int) -> Any:
         """Returns the builder of a profile with guidance."""
-        from wanbuild.programs.build_options import Shape
         from wanbuild.programs.builder import ProgramBuilder
+        from wanbuild.programs.shape import Shape
 
         shape = Shape(width, height, frames, 1, True)
         return ProgramBuilder(self._manifest, shape, self._options, *self.target.programs_for)

@@ -21,11 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS, split_w8a8
 from wanbuild.targets.mesh import parse_mesh
 from wanbuild.targets.target import resolve_target

@@ -32,7 +32,8 @@ from urllib.parse import unquote, urlsplit
 
 from checkpoints import ensure_checkpoint
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import CompileRequest
+from wanbuild.programs.compile import compile_artifact
 
 PIECE = 2**18
 CONNECTIONS = 16

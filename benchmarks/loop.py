@@ -22,7 +22,8 @@ import numpy as np
 import wanrun
 from checkpoints import MODELS, ensure_checkpoint
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.programs import with_role

@@ -17,12 +17,13 @@ from typing import Any
 
 from checkpoints import MODELS
 from collectives import KINDS, sent_bytes
+from wanbuild.options import BuildOptions
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.published import published_manifest
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.mesh import parse_mesh
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest

@@ -13,9 +13,11 @@ import itertools
 import json
 
 from wanbuild.conversion.chosen import parse_quantise
-from wanbuild.plan.plan import Plan, PlanRequest, make_plan
+from wanbuild.options import PlanRequest
+from wanbuild.plan.plan import Plan, make_plan
 from wanbuild.plan.report import as_json, start_seconds
 from wanbuild.plan.subject import read_subject
+from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text
 from wanrun.errors import UsageError
 from wanrun.units import in_bytes
@@ -50,7 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
     parser.add_argument("--target", action="append", help="a chip and a number of devices; repeatable")
-    parser.add_argument("--quantise", choices=("int8", "float8"), help="weights of 8 bits")
+    parser.add_argument(
+        "--quantise", choices=[one.name for one in EIGHT_BITS.values()], help="weights of 8 bits"
+    )
     options = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     plans = []
@@ -58,7 +62,7 @@ def main() -> None:
         subject = read_subject(model, parse_quantise(options.quantise, ()))
         disk = in_bytes(sum(component.nbytes for component in subject.manifest.components.values()))
         for size, target in itertools.product(MODELS[model], options.target or TARGETS):
-            request = PlanRequest(target, size=size)
+            request = PlanRequest(target, {"sizes": size})
             first = f"| {model} | {disk} | {size[0]}x{size[1]} | {target} |"
             try:
                 plan = make_plan(subject, request)

@@ -45,8 +45,8 @@ import wanrun
 from wanbuild.conversion.chosen import parse_quantise
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.models import convolution, vae_blocks
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets import target
 from wanbuild.toy.checkpoint import write_toy
 from wanreport.files import now, write_report

@@ -191,8 +191,7 @@ def bfloat16_vae_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPat
 
     def build(folder: Path) -> None:
         from wanbuild.conversion.convert import ConvertRequest, convert
-        from wanbuild.programs.build_options import BuildOptions
-        from wanbuild.programs.compile import CompileRequest
+        from wanbuild.options import BuildOptions, CompileRequest
 
         convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
         options = BuildOptions(vae_dtype="bfloat16", loop="step")

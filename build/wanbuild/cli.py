@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -12,26 +11,20 @@ from click.core import ParameterSource
 from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.check.command import embed_command, inspect_command, verify_command
-from wanbuild.conversion.flags import convert_options
-from wanbuild.plan.flags import plan_options
+from wanbuild.options import CompileRequest, PlanRequest, rows_for
 from wanbuild.share.command import COMMANDS
-from wanbuild.targets.chips import CHIPS, W8A8
-from wanbuild.targets.mesh import USES, parse_mesh
+from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
-from wancli.command import CONTEXT_SETTINGS, SIZE, Input, Output, takes_artifact
+from wancli.command import CONTEXT_SETTINGS, Input, Output, takes_artifact
+from wancli.options import click_options, given
 from wanrun import __version__
-from wanrun.artifact.roles import LOOPS
 from wanrun.errors import UsageError
-from wanrun.machine.cpu import CPU_LEVEL_FEATURES
+from wanrun.rows import record_of
 from wanrun.terminal.lines import print_result, report, warn
 from wanrun.units import in_bytes
 
-if TYPE_CHECKING:
-    from wanbuild.programs.compile import CompileRequest
-
 _ARTIFACT = takes_artifact()
 _VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [default: wan2.1-t2v]"
-_STORED = click.Choice(["bfloat16", "float32"])
 
 
 @click.group(context_settings=dict(CONTEXT_SETTINGS))
@@ -42,7 +35,9 @@ def wanbuild() -> None:
 
 
 @wanbuild.command(cls=Building)
-@convert_options
+@click.argument("source", required=False)
+@_ARTIFACT
+@click_options(rows_for("convert"))
 @DEBUG
 def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
@@ -72,7 +67,6 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest
     from wanbuild.conversion.convert import convert as run_convert
-    from wanbuild.conversion.defaults import Defaults
     from wanbuild.conversion.provenance import recognised_lines
     from wanbuild.conversion.sampling import with_sampling
     from wanbuild.lora.merge import LoraRequest, exchanged, parse_lora
@@ -103,7 +97,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         options.get("threads"),
         options.get("revision"),
         loras,
-        Defaults(**with_sampling(options.get("sampling"), options.get("defaults", {}))),
+        with_sampling(options.get("sampling"), options.get("defaults", {})),
         parts,
         options.get("configs", {}),
         parse_quantise(options.get("quantise"), options.get("keep", ())),
@@ -118,90 +112,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 
 @wanbuild.command("compile", cls=Building)
 @_ARTIFACT
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    default=["local"],
-    show_default=True,
-    help="Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), an x86-64 CPU "
-    f"level ({', '.join(CPU_LEVEL_FEATURES)}), or a chip that need not be here: {', '.join(CHIPS)}. "
-    f"With {W8A8} at its end, layers of 8-bit weights multiply in 8 bits.",
-)
-@click.option(
-    "--size", "sizes", type=SIZE, multiple=True, help="Repeatable.  [default: the model's published size]"
-)
-@click.option(
-    "--frames",
-    type=int,
-    multiple=True,
-    help="4n + 1; repeatable.  [default: the model's published frame count]",
-)
-@click.option(
-    "--guidance/--no-guidance",
-    default=None,
-    help="Whether guidance doubles the batch.  [default: if the artifact's guidance_scale is above 1]",
-)
-@click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
-@click.option(
-    "--reference-images",
-    "num_references",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Reference images of each video (VACE).",
-)
-@click.option(
-    "--mesh",
-    default="",
-    metavar="AXIS=N,...",
-    callback=lambda _, option, text: parse_mesh(text),
-    help="Devices by axis, of: " + "; ".join(f"{axis} ({use})" for axis, use in USES.items()) + ". "
-    "[default: one device]",
-)
-@click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="Compute dtype.")
-@click.option(
-    "--vae-dtype", type=_STORED, default="float32", show_default=True, help="Compute dtype of the VAE."
-)
-@click.option(
-    "--vae-precision",
-    type=click.Choice(["high", "highest"]),
-    default="high",
-    show_default=True,
-    help="Precision of the VAE's float32 products on chips: high is three passes in bfloat16 on a TPU, and "
-    "TF32 on an NVIDIA GPU.",
-)
-@click.option(
-    "--scheduler-dtype",
-    type=_STORED,
-    default="float32",
-    show_default=True,
-    help="Dtype of latents and solver history between steps.",
-)
-@click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time.")
-@click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time.")
-@click.option(
-    "--loop",
-    type=click.Choice(LOOPS),
-    default="both",
-    show_default=True,
-    help="Forms of the denoising loop: a call per step, all steps in one call, both of these, a call per "
-    "layer for wanrun --memory stream, or all.",
-)
-@click.option(
-    "--max-steps",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="The most steps of the scan form.",
-)
-@click.option(
-    "--proxies/--no-proxies",
-    default=True,
-    show_default=True,
-    help="For chips that are not here, also build small profiles and record their results, by which wanrun "
-    "checks the others there.",
-)
+@click_options(rows_for("compile"))
 @click.option(
     "--again",
     is_flag=True,
@@ -209,16 +120,20 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     "for each of its targets that this machine can build.",
 )
 @DEBUG
-def compile_command(artifact: Path, guidance: bool | None, again: bool, **options: Any) -> None:
+def compile_command(artifact: Path, again: bool, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs."""
+    request = record_of(CompileRequest, {"artifact": artifact, **given(options)})
     if again:
-        _compile_again(artifact, options["proxies"])
+        _compile_again(artifact, request.proxies)
     else:
-        _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
+        _compile(request)
 
 
 @wanbuild.command(cls=Building)
-@plan_options
+@click.argument("subject")
+@click_options(rows_for("plan"))
+@click.option("--best", is_flag=True, help="List the fastest known settings for the chip.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @DEBUG
 def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **options: Any) -> None:
     """Predicts memory and time on a chip that need not be here.
@@ -229,12 +144,14 @@ def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **option
 
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.plan.best import best_json, best_lines, best_settings
-    from wanbuild.plan.plan import PlanRequest, make_plan
+    from wanbuild.plan.plan import make_plan
     from wanbuild.plan.report import as_json as in_json
     from wanbuild.plan.report import table
     from wanbuild.plan.subject import read_subject
 
-    request = PlanRequest(options=_build_options(options), **options)
+    fields = PlanRequest.__struct_fields__
+    choices = {name: value for name, value in given(options).items() if name not in fields}
+    request = record_of(PlanRequest, {**options, "choices": choices})
     own = parse_quantise(quantise, ())
     if best:
         found = best_settings(lambda quantise: read_subject(subject, quantise or own), request)
@@ -245,33 +162,18 @@ def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **option
     print_result(*(json.dumps(in_json(made), indent=2).split("\n") if as_json else table(made)))
 
 
-def _build_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes the given build options out of a command's options; None stands for one that is not given."""
-    from wanbuild.programs.build_options import BuildOptions
-
-    names = [field.name for field in dataclasses.fields(BuildOptions)]
-    return {name: value for name in names if (value := options.pop(name, None)) is not None}
-
-
-def _compile_request(artifact: Path, **options: Any) -> CompileRequest:
-    from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest
-
-    return CompileRequest(artifact, options=BuildOptions(**_build_options(options)), **options)
-
-
-def _compile(artifact: Path, **options: Any) -> None:
+def _compile(request: CompileRequest) -> None:
     from wanbuild.programs.compile import compile_artifact
     from wanbuild.programs.too_large import TooLargeError
 
     try:
-        compile_artifact(request := _compile_request(artifact, **options), report)
+        compile_artifact(request, report)
     except TooLargeError as error:
         from wanbuild.plan.plan import fitting_instead
 
-        raise fitting_instead(artifact, error) from error
+        raise fitting_instead(request.artifact, error) from error
     if request.proxies:
-        _record_proxies(artifact)
+        _record_proxies(request.artifact)
 
 
 def _compile_again(artifact: Path, proxies: bool) -> None:
@@ -319,12 +221,12 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
         report(f"{plan.artifact} is built as {recipe} says, and nothing has changed")
         return
     check_place(plan.artifact, force or if_changed)
+    request = record_of(CompileRequest, {"artifact": plan.artifact, **plan.compile})
     if (model := model_of(plan)) is not None:  # else what depends on the model is found when it is here
-        check_request(_compile_request(plan.artifact, **plan.compile), model.manifest)
+        check_request(request, model.manifest)
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
-    _compile(plan.artifact, **plan.compile)
-    targets = plan.compile.get("targets", ["local"])
-    if any(name.split("-")[0] not in CHIPS for name in targets):  # else nothing runs here but proxies
+    _compile(request)
+    if any(name.split("-")[0] not in CHIPS for name in request.targets):  # else nothing runs here but proxies
         record(plan.artifact, report)
     mark_built(plan.artifact, digest)
 

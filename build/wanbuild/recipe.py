@@ -4,103 +4,67 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
+from wanbuild.options import default_rows, recipe_rows
 from wanbuild.source.configs import parse_configs
 from wanbuild.source.parts import OPTIONS
-from wanbuild.targets.mesh import parse_mesh
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.roles import LOOPS
-from wanrun.errors import ArtifactError, UsageError, escaped
+from wanrun.errors import ArtifactError, UsageError, escaped, shortened
 from wanrun.files import canonical_json, read_bounded, sha256_of
-from wanrun.request.written import parse_size
+from wanrun.rows import Row
 
 Text = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]  # without NUL
-Texts = Annotated[list[Text], Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[float, Meta(ge=-1e300, le=1e300)]
+MOST = 2**31 - 1
+"""The largest integer."""
+
+Number = Annotated[int, Meta(ge=-MOST, le=MOST)] | Annotated[float, Meta(ge=-1e300, le=1e300)]
 """A finite number, an integer too. What uses it has limits of its own."""
 
-Dtype = Literal["bfloat16", "float32"]
-Loop = Annotated[str, Meta(pattern=rf"\A({'|'.join(LOOPS)})\Z")]
+_NUMBERS: Mapping[type[Any], Any] = MappingProxyType({bool: bool, float: Number})
 
 
-class Defaults(Struct, forbid_unknown_fields=True):
-    """The section ``convert.defaults``."""
-
-    steps: Count | None = None
-    guidance_scale: Number | None = None
-    guidance_scale_2: Number | None = None
-    boundary: Number | None = None
-    flow_shift: Number | None = None
-    solver: Text | None = None
-    timesteps: Annotated[list[Number], Meta(min_length=1)] | None = None
-    fps: Number | None = None
+def _written(row: Row) -> Any:
+    """Returns the type of an option's value in a recipe. Whatever uses the value has limits of its own."""
+    kind: Any = _NUMBERS.get(row.base, Text)
+    if row.base is int:
+        kind = Annotated[int, Meta(ge=-MOST if row.bounds[0] is None else row.bounds[0], le=MOST)]
+    several = row.many or row.numbers
+    return Annotated[list[kind], Meta(min_length=1)] if several else kind
 
 
-class Convert(Struct, forbid_unknown_fields=True):
-    """The section ``convert``: options of ``wanbuild convert``."""
-
-    weights_dtype: Dtype | None = None
-    vae_weights_dtype: Dtype | None = None
-    text_weights_dtype: Dtype | None = None
-    negative_prompt: Text | None = None
-    revision: Text | None = None
-    lora: Texts | None = None
-    lora_high: Texts | None = None
-    lora_low: Texts | None = None
-    config: Text | None = None
-    sampling: Text | None = None
-    quantise: Literal["int8", "float8", "source"] | None = None
-    keep: Texts | None = None
-    transformer: Text | None = None
-    transformer_2: Text | None = None
-    vae: Text | None = None
-    text_encoder: Text | None = None
-    image_encoder: Text | None = None
-    tokenizer: Text | None = None
-    defaults: Defaults | None = None
+def _section(name: str, rows: Iterable[Row], inner: Mapping[str, Any] = MappingProxyType({})) -> type[Struct]:
+    """Returns the type of a section: its options, and sections in it."""
+    kinds = {**{row.key: _written(row) for row in rows}, **inner}
+    fields = [(key, kind | None, None) for key, kind in kinds.items()]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True)
 
 
-class Compile(Struct, forbid_unknown_fields=True):
-    """The section ``compile``: options of ``wanbuild compile``."""
-
-    targets: Texts | None = None
-    sizes: Texts | None = None
-    frames: Annotated[list[Count], Meta(min_length=1)] | None = None
-    guidance: Annotated[list[bool], Meta(min_length=1)] | None = None
-    num_videos: Count | None = None
-    num_references: Count | None = None
-    dtype: Dtype | None = None
-    vae_dtype: Dtype | None = None
-    vae_precision: Literal["high", "highest"] | None = None
-    scheduler_dtype: Dtype | None = None
-    vae_decode_chunk: Count | None = None
-    vae_encode_chunk: Count | None = None
-    loop: Loop | None = None
-    max_steps: Count | None = None
-    mesh: Text | None = None
-    proxies: bool | None = None
-
-
-class File(Struct, forbid_unknown_fields=True):
-    """A recipe's fields and sections."""
-
-    artifact: Text
-    source: Text | None = None
-    convert: Convert | None = None
-    compile: Compile | None = None
-
+_DEFAULTS = _section("Defaults", default_rows().values())
+_SECTIONS: Mapping[str, type[Struct]] = MappingProxyType(
+    {
+        "convert": _section("Convert", recipe_rows("convert"), {"defaults": _DEFAULTS}),
+        "compile": _section("Compile", recipe_rows("compile")),
+    }
+)
+_FIELDS: tuple[tuple[str, Any] | tuple[str, Any, Any], ...] = (
+    ("artifact", Text),
+    ("source", Text | None, None),
+    *((name, section | None, None) for name, section in _SECTIONS.items()),
+)
+_FILE = msgspec.defstruct("File", _FIELDS, forbid_unknown_fields=True)
+"""A recipe's fields and sections."""
 
 MAX_BYTES = 2**20
 """The largest recipe."""
@@ -152,18 +116,20 @@ def _check_paths(data: Mapping[str, Any], convert: Mapping[str, Any], path: Path
                 raise UsageError(f"{path}: {name} names no path", found=error.strerror) from None
 
 
-def _size(text: str, path: Path) -> tuple[int, int]:
-    try:
-        return parse_size(text)
-    except UsageError as error:
-        raise UsageError(f"{path}: compile.sizes: {error}") from None
-
-
-def _mesh(text: str, path: Path) -> dict[str, int]:
-    try:
-        return parse_mesh(text)
-    except UsageError as error:
-        raise UsageError(f"{path}: compile.mesh: {error}") from None
+def _read(section: dict[str, Any], name: str, path: Path) -> None:
+    """Checks the values of a section that are choices, and reads those that have a form of their own."""
+    for row in recipe_rows(name):
+        value = section.get(row.key)
+        if value is None:
+            continue
+        if row.choices and value not in row.choices:
+            what = f"{path}: {name}.{row.key} cannot be {shortened(value)}"
+            raise UsageError(what, expected=row.expected)
+        if row.parse is not None:
+            try:
+                section[row.key] = [row.parse(text) for text in value] if row.many else row.parse(value)
+            except UsageError as error:
+                raise UsageError(f"{path}: {name}.{row.key}: {error}") from None
 
 
 def _configs(text: str, path: Path) -> dict[str, Path]:
@@ -186,7 +152,7 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the recipe {escaped(str(path))} cannot be read: {error}") from None
     try:
-        msgspec.convert(data, File)
+        msgspec.convert(data, _FILE)
     except msgspec.ValidationError as error:
         said = escaped(str(error)[:300])
         raise UsageError(f"{path} is no recipe: {said}", remedy="docs/recipes.md has its fields") from None
@@ -194,10 +160,8 @@ def read_recipe(path: Path) -> Recipe:
     if "source" not in data and "transformer" not in convert:
         raise UsageError(f"{path}: source is missing", remedy='add source = "..."')
     _check_paths(data, convert, path)
-    if "sizes" in compiled:
-        compiled["sizes"] = [_size(text, path) for text in compiled["sizes"]]
-    if "mesh" in compiled:
-        compiled["mesh"] = _mesh(compiled["mesh"], path)
+    _read(convert, "convert", path)
+    _read(compiled, "compile", path)
     for name in _LORAS:
         if name in convert:
             convert[name] = [str(path.parent / text) for text in convert[name]]

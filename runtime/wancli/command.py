@@ -17,9 +17,7 @@ from wanhub.marker import is_copy
 from wanrun.claims import FOLDER, Claims, Place
 from wanrun.errors import UsageError
 from wanrun.request.prompts_file import Line
-from wanrun.request.request import RANDOM
 from wanrun.request.rows import rows
-from wanrun.request.written import parse_numbers, parse_size
 from wanrun.terminal.lines import print_error
 from wanrun.terminal.status import Status
 
@@ -220,18 +218,6 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is no finite number.", param, ctx)
         return number
-
-
-def _parse_seed(text: str) -> int | str:
-    try:
-        return text if text == RANDOM else int(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is neither an integer nor {RANDOM}") from None
-
-
-SIZE = Written("WxH", parse_size)
-NUMBERS = Written("X,X,...", parse_numbers)
-SEED = Written(f"N|{RANDOM}", _parse_seed)
 
 
 def folder_found(place: str) -> Path:

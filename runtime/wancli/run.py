@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,17 +14,14 @@ from msgspec import structs
 import wanhub
 from wancli.command import (
     ENVIRONMENT,
-    NUMBERS,
-    SEED,
-    SIZE,
     Command,
     Input,
-    Output,
     fetch,
     options_of,
     takes_artifact,
 )
 from wancli.jobs.run import RunOptions
+from wancli.options import click_option
 from wanrun import __version__
 from wanrun.errors import UsageError
 from wanrun.request.request import PROMPTS
@@ -42,9 +38,6 @@ if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
 
 
-_SHORT: Mapping[str, tuple[str]] = MappingProxyType({"prompt": ("-p",), "output": ("-o",)})
-
-
 def _section(row: Row) -> str:
     """Returns the help's section of an option; of a generation's, that of the only model that has it."""
     if row.section:
@@ -55,40 +48,13 @@ def _section(row: Row) -> str:
     return "Images" if "," in model else model[0].upper() + model[1:]
 
 
-def _click_option(row: Row) -> Callable[[Any], Any]:
-    """Returns the decorator that adds an option to a command."""
-    models = f" ({row.models})" if row.models else ""
-    default = f"  [default: {row.default}]" if row.default else ""
-    names = (row.flag, *_SHORT.get(row.name, ()), row.name)
-    option = functools.partial(
-        options_of(_section(row)), *names, help=f"{row.help.rstrip('.')}{models}.{default}"
-    )
-    if row.base is bool:
-        return option(is_flag=True)
-    if row.sets is not None:
-        return option(flag_value=row.sets, default=None)
-    if row.choices and row.base is str:
-        return option(type=click.Choice(row.choices))
-    reads = row.base is Path or {"DIR", "FILE"} & {*row.value.split("|")}
-    kind: Any = Input(row.base, tree=row.value == "DIR") if reads else row.base
-    if row.writes is not None:
-        kind = Output(row.writes, row.base)
-    if row.name == "size":
-        kind = SIZE
-    if row.name == "seed":
-        kind = SEED
-    if row.numbers:
-        kind = NUMBERS
-    return option(type=kind, multiple=row.many, metavar=row.value)
-
-
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds every option of a generation and of a whole run to a command, in the order of the table."""
     run = [row for row in rows_of(RunOptions) if row.section]
     first = [row for row in run if row.section == PROMPTS]
     generation = [row for row in rows() if row.name != "prompt"]
     for row in reversed([*first, *generation, *(row for row in run if row not in first)]):
-        function = _click_option(row)(function)
+        function = click_option(row, _section(row))(function)
     return function
 
 

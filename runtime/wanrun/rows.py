@@ -1,15 +1,15 @@
 """The rows of a typed record of options: what the users of each option see of it.
 
 A record declares each option once: a field with its type, its default and an ``option``. Command lines,
-prompts files, keywords of Python, messages and the table in docs/commands.md derive from the rows.
+prompts files, recipes, keywords of Python, messages and the tables in docs/commands.md derive from the rows.
 """
 
 from __future__ import annotations
 
-__all__ = ["Row", "option", "record_of", "rows_of"]
+__all__ = ["ARGUMENT", "Row", "option", "record_of", "rows_of"]
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,10 @@ from msgspec import Meta
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 _MOST_TOLD = 1e9
-"""A greater bound is that of float32 itself, which no message names."""
+"""A greater bound is that of a number's type, which no message names."""
+
+ARGUMENT = Meta(extra={"argument": True})
+"""Marks a field of a record that is no option, such as the folder that a command is given."""
 
 
 def option(
@@ -34,14 +37,31 @@ def option(
     section: str = "",
     sets: str | None = None,
     writes: object = None,
+    choices: Sequence[Any] = (),
+    parse: Callable[[str], Any] | None = None,
+    flag: str = "",
+    short: str = "",
+    page: str = "",
+    recipe: bool = True,
+    commands: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Meta:
     """Returns the texts about an option for users: see ``Row``.
 
-    The default and the value follow from the field where they are empty. ``also`` has names with spaces
-    between them: those of diffusers' pipelines, of Wan's own ``generate.py``, and what is often written.
+    The default, the value, the choices and the flag follow from the field where they are empty. ``also`` has
+    names with spaces between them: those of diffusers' pipelines, of Wan's own ``generate.py``, and what is
+    often written.
     """
-    texts = {"default": default, "models": models, "value": value, "section": section, "sets": sets}
-    return Meta(description=help, extra={**texts, "also": tuple(also.split()), "writes": writes})
+    texts: dict[str, Any] = {"default": default, "models": models, "value": value, "section": section}
+    texts |= {"also": tuple(also.split()), "sets": sets, "writes": writes, "parse": parse}
+    texts |= {
+        "choices": tuple(choices),
+        "flag": flag,
+        "short": short,
+        "page": page,
+        "recipe": recipe,
+        "commands": commands,
+    }
+    return Meta(description=help, extra=texts)
 
 
 @dataclass(frozen=True)
@@ -50,11 +70,15 @@ class Row:
 
     Attributes:
         name: the Python keyword.
-        key: the name in JSON; with dashes, that of the command line.
+        key: the name in JSON and in recipes; with dashes, that of the command line, unless ``flag`` differs.
+        flag: the option's spelling on the command line.
+        short: a short one, such as ``-o``; empty for none.
         type: the type that msgspec converts a value to.
         base: ``str``, ``int``, ``float``, ``bool`` or ``Path``; ``tuple`` for (width, height).
         many: whether several values may be given.
         numbers: whether the value is a list of numbers; ``base`` is the type of each.
+        required: whether there is no default.
+        opposite: whether the option is a flag that is not off by default: ``--no-X`` turns it off.
         choices: the possible values; empty if any value is possible.
         bounds: least and most value, of a list or a text its length; None for no bound.
         positive: whether the value must be above 0.
@@ -67,14 +91,22 @@ class Row:
             generation, whose section follows from its models.
         sets: the value that a flag of the command line sets; None for other options.
         writes: of an option that names an output, its ``wanrun.claims.Place``; None for other options.
+        parse: returns the value of a text in a form of its own, or raises UsageError; None for other options.
+        page: the help on the page and in OpenAPI, where ``help`` with other names would be wrong.
+        recipe: whether a recipe has the option too; of the build's.
+        commands: further commands that have the option, and the attributes that differ there: see ``of``.
     """
 
     name: str
     key: str
+    flag: str
+    short: str
     type: Any
     base: type[Any]
     many: bool
     numbers: bool
+    required: bool
+    opposite: bool
     choices: tuple[Any, ...]
     bounds: tuple[float | None, float | None]
     positive: bool
@@ -86,11 +118,14 @@ class Row:
     section: str
     sets: str | None
     writes: Any
+    parse: Callable[[str], Any] | None
+    page: str
+    recipe: bool
+    commands: Mapping[str, Mapping[str, Any]]
 
-    @property
-    def flag(self) -> str:
-        """The option's spelling on the command line."""
-        return f"--{self.key.replace('_', '-')}"
+    def of(self, command: str) -> Row:
+        """Returns the option as another command has it."""
+        return replace(self, **self.commands[command])
 
     @property
     def kind(self) -> str:
@@ -138,6 +173,7 @@ _BASES: Mapping[type[Any], type[Any]] = MappingProxyType(
         msgspec.inspect.BoolType: bool,
         msgspec.inspect.CustomType: Path,
         msgspec.inspect.TupleType: tuple,
+        msgspec.inspect.DictType: dict,
     }
 )
 _VALUES: Mapping[type[Any], str] = MappingProxyType({str: "TEXT", int: "N", float: "X", Path: "PATH"})
@@ -162,7 +198,11 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     described = msgspec.inspect.type_info(info.type)
     assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
-    bare, choices = _bare(described), _choices(info.type)
+    texts = described.extra
+    bare, choices = _bare(described), texts["choices"] or _choices(info.type)
+    many = isinstance(bare, msgspec.inspect.ListType)
+    if isinstance(bare, msgspec.inspect.ListType):
+        bare = _bare(bare.item_type)
     numbers = isinstance(bare, msgspec.inspect.VarTupleType)
     least, most = getattr(bare, "ge", None), getattr(bare, "le", None)
     if isinstance(bare, msgspec.inspect.StrType):
@@ -170,21 +210,22 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     if isinstance(bare, msgspec.inspect.VarTupleType):
         least, most, bare = bare.min_length, bare.max_length, _bare(bare.item_type)
     base = type(choices[0]) if choices else _BASES[type(bare)]
-    texts = described.extra
     flag = base is bool or texts["sets"] is not None
     default = "" if flag or info.default in (None, (), msgspec.NODEFAULT) else str(info.default)
     value = "|".join(map(str, choices)) or _VALUES.get(base, "")
     if getattr(bare, "min_length", None):
         value = "FILE"
-    own = {"default": texts["default"] or default, "value": texts["value"] or value}
+    own = {"default": texts["default"] or default, "value": texts["value"] or value, "choices": choices}
+    own["flag"] = texts["flag"] or f"--{info.encode_name.replace('_', '-')}"
     return Row(
         name=info.name,
         key=info.encode_name,
         type=info.type,
         base=base,
-        many=isinstance(info.default, tuple),
+        many=many or isinstance(info.default, tuple),
         numbers=numbers,
-        choices=choices,
+        required=info.required,
+        opposite=base is bool and info.default is not False,
         bounds=(least, most),
         positive=getattr(bare, "gt", None) == 0,
         help=(described.extra_json_schema or {})["description"],
@@ -197,12 +238,19 @@ def rows_of(kind: type[msgspec.Struct]) -> tuple[Row, ...]:
     """Returns the options of a record in the order of its fields; a record in a field gives its own there."""
     found = list[Row]()
     for info in msgspec.structs.fields(kind):
-        found += rows_of(info.type) if _is_record(info.type) else [_row_of(info)]
+        if _is_record(info.type):
+            found += rows_of(info.type)
+        elif not _is_argument(info.type):
+            found.append(_row_of(info))
     return tuple(found)
 
 
 def _is_record(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
+
+
+def _is_argument(annotation: Any) -> bool:
+    return ARGUMENT in getattr(annotation, "__metadata__", ())
 
 
 def record_of(kind: type[_Record], values: Mapping[str, Any]) -> _Record:

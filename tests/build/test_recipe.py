@@ -39,10 +39,10 @@ VALUES = {
     f'convert.lora = ["{LONG}:0.5"]': "lora names no path; found File name too long",
     f'convert.tokenizer = "{LONG}"': "tokenizer names no path; found File name too long",
     f"compile.{LONG} = 1": "unknown field `xxx",
-    f'compile.mesh = "{LONG}"': "--mesh has an unknown axis",
+    f'compile.mesh = "{LONG}"': "there is no such axis",
     f'compile.sizes = ["{"9" * 5000}"]': "compile.sizes: not a size",
     "compile.frames = [2020-01-01]": "$.compile.frames",
-    'compile.vae_precision = "fast"': "$.compile.vae_precision",
+    'compile.vae_precision = "fast"': "compile.vae_precision cannot be",
 }
 
 MODEL = {

@@ -42,8 +42,8 @@ class CancelError(Exception):
 def build(folder: Path) -> Path:
     """An artifact with four profiles: two sizes, each with guidance and without."""
     from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.options import BuildOptions, CompileRequest
+    from wanbuild.programs.compile import compile_artifact
 
     artifact = folder / "artifact"
     if not artifact.exists():

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from wanbuild.cli import wanbuild
-from wancli.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
+from wancli.command import ENVIRONMENT, Option, takes_artifact, understood
 from wancli.console import run
 from wancli.run import wanrun
 from wancli.serve import serve
@@ -109,13 +109,6 @@ def test_an_artifact_is_given_in_three_ways(
     assert run(tool, arguments) == code
     found = capsys.readouterr()
     assert (found.out + found.err).startswith(said)
-
-
-def test_a_seed_is_a_number_or_any() -> None:
-    assert SEED.convert("7", None, None) == 7
-    assert SEED.convert("random", None, None) == "random"
-    with pytest.raises(click.BadParameter, match="'rand' is neither an integer nor random"):
-        SEED.convert("rand", None, None)
 
 
 @pytest.mark.parametrize("program", ["wanrun", "wanbuild"])

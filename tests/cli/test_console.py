@@ -13,9 +13,12 @@ from typing import Any
 import click
 import pytest
 
-from wancli.command import SIZE
+from wancli.command import Written
 from wancli.console import run
 from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
+from wanrun.request.written import parse_size
+
+SIZE = Written("WxH", parse_size)
 
 
 def failing(error: BaseException) -> click.Command:

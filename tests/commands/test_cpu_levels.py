@@ -13,8 +13,9 @@ import pytest
 
 from helpers.artifacts import same_profile, with_cpu_levels
 from helpers.damage import edit_environment
+from wanbuild.options import CompileRequest
 from wanbuild.programs import entry_compiler
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest

@@ -24,8 +24,8 @@ from wanbuild.check import embed, verify
 from wanbuild.check.embed import embed_prompts, open_profile
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wancli.console import run
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest

@@ -13,8 +13,7 @@ import pytest
 from helpers.artifacts import OWN_PROGRAMS, compile_fast, compiled_store
 from helpers.compiled_once import compiled_once
 from helpers.devices import on_devices
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest
+from wanbuild.options import BuildOptions, CompileRequest
 from wanrun.artifact.manifest import read_manifest
 
 TARGET = "cpu-data2-context2"
@@ -82,9 +81,10 @@ def digests(artifact: str) -> None:
     """Prints the digest of every program, exported again."""
     import jax
 
-    from wanbuild.programs.build_options import BuildOptions, Shape
+    from wanbuild.options import BuildOptions
     from wanbuild.programs.builder import ProgramBuilder
     from wanbuild.programs.export import export_program
+    from wanbuild.programs.shape import Shape
     from wanrun.files import sha256_of
 
     manifest = read_manifest(Path(artifact))

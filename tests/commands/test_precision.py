@@ -21,10 +21,11 @@ import wanrun
 from helpers.artifacts import shared
 from helpers.manifests import programs_of
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs import kinds as programs
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import compile_artifact
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import resolve_target
 from wanrun import relative_error
 from wanrun.artifact.artifact import open_artifact

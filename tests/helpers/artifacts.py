@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 if TYPE_CHECKING:
-    from wanbuild.programs.compile import CompileRequest
+    from wanbuild.options import CompileRequest
 
 MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
     "wan2.1-i2v": {},
@@ -74,8 +74,8 @@ def build_artifact(
             but for those of ``toy_artifact``: they are compiled already, and run five times as fast.
     """
     from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.options import BuildOptions, CompileRequest
+    from wanbuild.programs.compile import compile_artifact
     from wanbuild.targets.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
@@ -147,8 +147,7 @@ def compiled_store(factory: pytest.TempPathFactory) -> Path:
 
 def same_profile(artifact: Path, targets: Sequence[str]) -> CompileRequest:
     """Returns the request that compiles an artifact's only profile for other targets."""
-    from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest
+    from wanbuild.options import BuildOptions, CompileRequest
     from wanrun.artifact.manifest import read_manifest
 
     (profile,) = read_manifest(artifact).profiles.values()

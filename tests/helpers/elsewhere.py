@@ -89,8 +89,7 @@ def build_proxied(toy_artifact: Path, folder: Path) -> None:
     which looks like one that was built elsewhere.
     """
     from helpers.artifacts import compile_fast
-    from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest
+    from wanbuild.options import BuildOptions, CompileRequest
 
     shutil.copytree(toy_artifact, folder)
     options = BuildOptions(dtype="float32")

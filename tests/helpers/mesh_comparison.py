@@ -23,9 +23,10 @@ import numpy as np
 
 from helpers.fast_compile import FAST_COMPILE
 from wanbuild.models.params import bind
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import mesh_problem
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.targets.mesh import parse_mesh

@@ -13,8 +13,9 @@ import pytest
 
 from helpers.fast_compile import fast_jit
 from helpers.reference_models import relative_error
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest

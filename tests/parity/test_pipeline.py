@@ -16,8 +16,8 @@ from helpers.solvers import WITH_REFERENCE
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, check, generate
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

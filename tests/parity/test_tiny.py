@@ -22,8 +22,7 @@ from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS
 from wanbuild.check.reference_pipeline import Made
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest
+from wanbuild.options import BuildOptions, CompileRequest
 from wanrun.denoising.noise import initial_noise
 
 PROMPTS: Mapping[str, int] = {

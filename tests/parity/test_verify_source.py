@@ -18,8 +18,7 @@ from helpers.pages import Seen
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest
+from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest

@@ -19,8 +19,7 @@ import wanrun
 from helpers.artifacts import LONG_TEXTS, compile_fast, shared
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest
+from wanbuild.options import BuildOptions, CompileRequest
 from wancli.console import run
 
 LEAST = 0.95

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from wanbuild.check.verify import with_golden
 from wanbuild.devices import open_exactly
-from wanbuild.programs.build_options import BuildOptions, Shape
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.proxies import proxies_of
+from wanbuild.programs.shape import Shape
 from wanbuild.staging import changing
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest

@@ -24,7 +24,7 @@ from wanbuild.conversion.chosen import (
     lost_lines,
     stored_in_eight_bits,
 )
-from wanbuild.conversion.defaults import Defaults, model_record
+from wanbuild.conversion.defaults import check_defaults, model_record, with_defaults
 from wanbuild.conversion.provenance import SmallFiles, read_small_files, source_record
 from wanbuild.conversion.replacement import check_own, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
@@ -74,7 +74,7 @@ class ConvertRequest:
         force: whether to replace an existing artifact.
         threads: worker threads; None: one per core.
         loras: LoRAs to merge into the transformers, in this order.
-        defaults: replacements for the variant's and the checkpoint's default options.
+        defaults: replacements for the variant's and the checkpoint's default options, by key.
         files: weight files by component, and the tokenizer's folder, file or hub id, that take the place of
             the source's.
         configs: config files by part, in place of the source's or of those that are assumed.
@@ -89,7 +89,7 @@ class ConvertRequest:
     threads: int | None = None
     revision: str | None = None
     loras: Sequence[LoraRequest] = ()
-    defaults: Defaults = field(default_factory=Defaults)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     configs: Mapping[str, Path] = field(default_factory=dict)
     quantise: Quantise | None = None
@@ -205,7 +205,7 @@ def _default_options(source: Source, variant: Variant, request: ConvertRequest) 
         **variant.options,
         **boundary,
     }
-    return request.defaults.applied(own)
+    return with_defaults(own, request.defaults)
 
 
 def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest]) -> Loras:
@@ -278,7 +278,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
     """
     artifact = Path(os.path.realpath(request.artifact))  # resolve() raises on a loop of links
     check_place(artifact, request.force)  # before any download; checked again under the build lock
-    request.defaults.check()
+    check_defaults(request.defaults)
     with ExitStack() as stack:
         source = stack.enter_context(_open(request))
         variant = variant_of(source)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from wanbuild.options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model
@@ -16,93 +15,74 @@ from wanrun.denoising.solvers import solver_table
 from wanrun.errors import UsageError
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
-from wanrun.request.rows import rows
 from wanrun.request.written import parse_numbers
-from wanrun.rows import Row
 
 NUM_TRAIN_TIMESTEPS = 1000
 """The timestep of pure noise, in every published Wan model."""
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """Given defaults of a model; None: the variant's or the checkpoint's own. Names are JSON keys.
+def check_defaults(given: Mapping[str, Any]) -> None:
+    """Checks what does not depend on the checkpoint, before it is downloaded.
 
     Args:
-        steps: denoising steps.
-        guidance_scale: scale of the high-noise expert, or of the only one; alone, it applies to both experts.
-        guidance_scale_2: scale of the low-noise expert.
-        boundary: share of the training timesteps below which the low-noise expert runs.
-        flow_shift: shift of the sigmas.
-        solver: a key of ``wanrun.denoising.solvers.SOLVERS``.
-        timesteps: explicit decreasing timesteps, one per step.
-        fps: frames per second of the video.
+        given: the given defaults, by key.
+
+    Raises:
+        UsageError: for a value out of range, or values that contradict each other.
     """
+    own = {"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler", "boundary": 0.5}
+    with_defaults(own, given)
 
-    steps: int | None = None
-    guidance_scale: float | None = None
-    guidance_scale_2: float | None = None
-    boundary: float | None = None
-    flow_shift: float | None = None
-    solver: str | None = None
-    timesteps: Sequence[float] | None = None
-    fps: float | None = None
 
-    def check(self) -> None:
-        """Checks the options that do not depend on the checkpoint, before it is downloaded.
+def with_defaults(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a model's defaults, with the given ones in their places.
 
-        Raises:
-            UsageError: for a value out of range, or values that contradict each other.
-        """
-        own = {"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler", "boundary": 0.5}
-        self.applied(own)
+    Args:
+        own: the variant's and the checkpoint's defaults, by the manifest's names; with two experts the
+            boundary is among them.
+        given: the given defaults, by key: see ``default_rows``. A guidance_scale alone is for both experts.
 
-    def applied(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a model's defaults, with the given values in place.
+    Raises:
+        UsageError: for a value out of range or without effect, or values that contradict each other.
+    """
+    with _as_defaults():
+        checked = _checked(given)
+        timesteps = explicit_timesteps({}, checked)
+    _check_experts(own, given)
+    if "guidance_scale" in checked and "guidance_scale_2" in own:
+        checked.setdefault("guidance_scale_2", checked["guidance_scale"])
+    defaults = {**own, **checked}
+    if timesteps is not None:
+        defaults |= {"timesteps": timesteps, "num_steps": len(timesteps)}
+    if checked:
+        table = (defaults["solver"], defaults["num_steps"], defaults["flow_shift"], NUM_TRAIN_TIMESTEPS)
+        solver_table(*table, timesteps)
+        solver_table(*table)  # the grid that remains if a user drops the timesteps
+    return defaults
 
-        Args:
-            own: the variant's and the checkpoint's defaults, by the manifest's names; with two experts the
-                boundary is among them.
 
-        Raises:
-            UsageError: for a value out of range or without effect, or values that contradict each other.
-        """
-        with _as_defaults():
-            given = self._given()
-            timesteps = explicit_timesteps({}, given)
-        self._check_experts(own)
-        if "guidance_scale" in given and "guidance_scale_2" in own:
-            given.setdefault("guidance_scale_2", given["guidance_scale"])
-        defaults = {**own, **given}
-        if timesteps is not None:
-            defaults |= {"timesteps": timesteps, "num_steps": len(timesteps)}
-        if given:
-            table = (defaults["solver"], defaults["num_steps"], defaults["flow_shift"], NUM_TRAIN_TIMESTEPS)
-            solver_table(*table, timesteps)
-            solver_table(*table)  # the grid that remains if a user drops the timesteps
-        return defaults
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the given defaults, checked, by the manifest's names."""
+    rows = default_rows()
+    values = {rows[key].name: value for key, value in given.items()}
+    request = read_request([("prompt", ""), *values.items()], Request)
+    return {name: getattr(request, name) for name in values}
 
-    def _given(self) -> dict[str, Any]:
-        """Returns the given values, checked, by the manifest's names."""
-        names = {key: row.name for key, row in default_rows().items()}
-        values = {names[key]: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        request = read_request([("prompt", ""), *values.items()], Request)
-        return {name: getattr(request, name) for name in values}
 
-    def _check_experts(self, own: Mapping[str, Any]) -> None:
-        for name in ("guidance_scale_2", "boundary"):
-            if getattr(self, name) is not None and "boundary" not in own:
-                raise UsageError(
-                    f"the default {name} has no effect: this checkpoint has one transformer",
-                    remedy="leave it out; it is for checkpoints of two experts",
-                )
-        first = own["guidance_scale"] if self.guidance_scale is None else self.guidance_scale
-        if self.guidance_scale_2 is not None and self.guidance_scale_2 > 1 >= first:
+def _check_experts(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    for name in ("guidance_scale_2", "boundary"):
+        if name in given and "boundary" not in own:
             raise UsageError(
-                "the default guidance_scale_2 has no effect: guidance is off",
-                expected="a guidance_scale above 1, or none of either",
-                found=f"guidance_scale {first:g} and guidance_scale_2 {self.guidance_scale_2:g}",
+                f"the default {name} has no effect: this checkpoint has one transformer",
+                remedy="leave it out; it is for checkpoints of two experts",
             )
+    first, second = given.get("guidance_scale", own["guidance_scale"]), given.get("guidance_scale_2", 0)
+    if second > 1 >= first:
+        raise UsageError(
+            "the default guidance_scale_2 has no effect: guidance is off",
+            expected="a guidance_scale above 1, or none of either",
+            found=f"guidance_scale {first:g} and guidance_scale_2 {second:g}",
+        )
 
 
 @contextmanager
@@ -113,12 +93,6 @@ def _as_defaults() -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"a default cannot be used: {error.spelled(lambda name: keys[name])}") from None
-
-
-def default_rows() -> dict[str, Row]:
-    """Returns the options that can be defaults, by their keys."""
-    by_key = {row.key: row for row in rows()}
-    return {field.name: by_key[field.name] for field in dataclasses.fields(Defaults)}
 
 
 def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:

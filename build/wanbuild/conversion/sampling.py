@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.conversion.defaults import default_rows
+from wanbuild.options import default_rows
 from wanrun.errors import UsageError, escaped, shortened
 from wanrun.files import read_bounded
 
@@ -55,7 +55,7 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "rcm-4-i2v-ode": _rcm(200, "rcm-ode"),
     }
 )
-"""By name, values for ``wanbuild.conversion.defaults.Defaults``."""
+"""By name, defaults by key: see ``wanbuild.options.default_rows``."""
 
 
 def with_sampling(sampling: str | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from wanbuild.conversion.chosen import Quantise, parse_quantise
-from wanbuild.plan.plan import Plan, PlanRequest, make_plan, parse_chip
+from wanbuild.options import PlanRequest
+from wanbuild.plan.plan import Plan, make_plan, parse_chip
 from wanbuild.plan.report import gigabytes, in_seconds, title
 from wanbuild.plan.subject import Subject
 from wanbuild.targets.chips import W8A8, Chip, split_w8a8
@@ -92,8 +95,10 @@ def _with(request: PlanRequest, setting: Setting, chip: Chip) -> PlanRequest:
     target = request.target
     if setting.quantise is not None and not split_w8a8(target)[1]:
         target = target.replace(chip.name, f"{chip.name}{W8A8}", 1)
-    request = replace(request, target=target, options={**request.options, **setting.options})
-    return request if setting.steps is None else replace(request, steps=setting.steps, guidance=False)
+    choices, steps = {**request.choices, **setting.options}, request.steps
+    if setting.steps is not None:
+        choices, steps = {**choices, "guidance": False}, setting.steps
+    return replace(request, target=target, choices=choices, steps=steps)
 
 
 def best_lines(found: Sequence[Best]) -> list[str]:

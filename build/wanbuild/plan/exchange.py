@@ -11,7 +11,7 @@ from typing import Any
 
 from wanbuild.models.params import LAYERS
 from wanbuild.models.partition import PARAMETERS, SEQUENCE
-from wanbuild.programs.build_options import Shape
+from wanbuild.programs.shape import Shape
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.mesh import GATHERED, Sizes, cut, jax_sizes
 

@@ -12,11 +12,12 @@ import jax
 import msgspec
 
 from wanbuild.models.partition import PARAMETERS
+from wanbuild.options import BuildOptions
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.prediction import Share, Time, predicted, transfer_seconds
 from wanbuild.plan.work import Work, work_of
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, Need, estimated, need
 from wanbuild.plan.prediction import transfer_seconds
-from wanbuild.programs.build_options import Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import mesh_problem, meshes
 from wanrun.artifact.mesh import Sizes, mesh_text
 from wanrun.errors import UsageError
@@ -122,7 +124,7 @@ def _smaller(generation: Generation, count: int, sizes: Sequence[tuple[int, int]
     for name in ("dtype", "vae_dtype"):
         if getattr(options, name) == "float32":
             narrow: dict[str, Any] = {name: "bfloat16"}
-            less = dataclasses.replace(generation, options=dataclasses.replace(options, **narrow))
+            less = dataclasses.replace(generation, options=structs.replace(options, **narrow))
             if _fitting(less, count) is not None:
                 yield f"--{name.replace('_', '-')} bfloat16"
     for width, height in sorted(sizes, key=lambda size: -size[0] * size[1]):

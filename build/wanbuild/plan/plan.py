@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
+from wanbuild.options import BuildOptions, PlanRequest
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal
 from wanbuild.plan.subject import Subject, read_subject
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, W8A8, Chip, split_w8a8
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.mesh import Sizes, num_devices
+from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.roles import FORMS, STEPWISE
 from wanrun.errors import UsageError, shortened
 from wanrun.request.profiles import has_guidance
+from wanrun.rows import record_of
 
 _NAME = re.compile(r"([a-z0-9]+?)(?:-(\d{1,4}))?")
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What to plan; what is None is as the subject says, else as the model is published.
-
-    Args:
-        target: a chip's name, and after a dash how many devices there are.
-        size: (width, height) in pixels.
-        frames: frames.
-        guidance: whether guidance doubles the batch.
-        steps: denoising steps.
-        num_videos: videos per prompt.
-        num_references: reference images of a VACE model.
-        mesh: devices by axis; empty: the fastest of all that fit.
-        options: build options by name; those that are left out are as the subject says.
-        all_meshes: whether all meshes are listed, also where none fits.
-    """
-
-    target: str
-    size: tuple[int, int] | None = None
-    frames: int | None = None
-    guidance: bool | None = None
-    steps: int | None = None
-    num_videos: int | None = None
-    num_references: int | None = None
-    mesh: Sizes = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    all_meshes: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +87,7 @@ def make_plan(subject: Subject, request: PlanRequest, chips: Mapping[str, Chip] 
 
 def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | None) -> Plan:
     """Returns the plan for a chip; see ``make_plan``."""
-    mesh = request.mesh or subject.choices.get("mesh", {})
+    mesh = request.choices.get("mesh") or subject.choices.get("mesh", {})
     devices = num_devices(mesh) if count is None else count
     if devices not in chip.counts:
         raise UsageError(
@@ -142,14 +116,16 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
     if split_w8a8(name)[0] not in CHIPS or profile is None:
         return error
     asked = PlanRequest(
-        target=f"{name}-{num_devices(error.target.mesh)}",
-        size=(profile.width, profile.height),
-        frames=profile.num_frames,
-        guidance=profile.guidance,
-        num_videos=profile.num_videos,
-        num_references=profile.num_references,
-        mesh=error.target.mesh,
-        options=dataclasses.asdict(BuildOptions.of(profile.options)),
+        f"{name}-{num_devices(error.target.mesh)}",
+        {
+            "sizes": (profile.width, profile.height),
+            "frames": profile.num_frames,
+            "guidance": profile.guidance,
+            "num_videos": profile.num_videos,
+            "num_references": profile.num_references,
+            "mesh": error.target.mesh,
+            **structs.asdict(BuildOptions.of(profile.options)),
+        },
     )
     try:
         plan = make_plan(read_subject(str(artifact)), asked)
@@ -164,30 +140,29 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
 
 def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generation:
     """Returns the generation: what the request says, else the subject, else the variant."""
-    manifest, choices, defaults = subject.manifest, subject.choices, subject.defaults
+    manifest, defaults = subject.manifest, subject.defaults
     variant = variant_named(manifest.model.variant, Path(subject.name))
-
-    def chosen(value: Any, name: str, default: Any) -> Any:
-        given = choices.get(name, default) if value is None else value
-        return given[0] if isinstance(given, list) else given  # a recipe may list several
-
     scale = defaults.get("guidance_scale")
-    guidance = has_guidance(manifest) if scale is None else scale > 1
-    width, height = chosen(request.size, "sizes", subject.sizes[0])
+    choices: dict[str, Any] = {
+        "sizes": subject.sizes[0],
+        "frames": variant.num_frames,
+        "guidance": has_guidance(manifest) if scale is None else scale > 1,
+        "num_videos": 1,
+        "num_references": 0,
+    }
+    for name, value in {**subject.choices, **request.choices}.items():
+        choices[name] = value[0] if isinstance(value, list) else value  # a recipe may list several
+    width, height = choices["sizes"]
     shape = Shape(
         width,
         height,
-        chosen(request.frames, "frames", variant.num_frames),
-        chosen(request.num_videos, "num_videos", 1),
-        chosen(request.guidance, "guidance", guidance),
-        chosen(request.num_references, "num_references", 0),
+        choices["frames"],
+        choices["num_videos"],
+        choices["guidance"],
+        choices["num_references"],
     )
-    own = {
-        option.name: chosen(request.options.get(option.name), option.name, option.default)
-        for option in dataclasses.fields(BuildOptions)
-    }
+    options = record_of(BuildOptions, choices)
     steps = request.steps or defaults.get("steps") or manifest.model.defaults.num_steps
-    form = FORMS.get(own["loop"], FORMS[STEPWISE])  # of several, that of single steps
-    streams = form.streams
-    own["loop"] = STEPWISE if streams else form.name
-    return Generation(manifest, shape, BuildOptions(**own), chip, steps, streams)
+    form = FORMS.get(options.loop, FORMS[STEPWISE])  # of several, that of single steps
+    options = structs.replace(options, loop=STEPWISE if form.streams else form.name)
+    return Generation(manifest, shape, options, chip, steps, form.streams)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import CompileRequest
 from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler
 from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.proxies import missing_proxies
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.programs.wiring import check_set
 from wanbuild.staging import changing
@@ -24,7 +23,6 @@ from wanbuild.variants.table import variant_named
 from wanrun import __version__
 from wanrun.artifact.artifact import Artifact, named_executable
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.named import EXECUTABLE
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
@@ -34,41 +32,18 @@ from wanrun.timing.spans import Spans
 from wanrun.units import in_bytes, scaled
 
 
-@dataclass(frozen=True)
-class CompileRequest:
-    """The profiles to build, and the targets to build them for.
+def shapes(request: CompileRequest, manifest: Manifest) -> Iterator[Shape]:
+    """Yields every combination of size, frame count and guidance that is asked for.
 
     Args:
-        artifact: the artifact's folder.
-        targets: target names.
-        sizes: (width, height) in pixels; if empty, the variant's first published size.
-        frames: frame counts; if empty, the variant's published frame count.
-        guidance: with guidance, without, or both; if empty, as the artifact's default guidance_scale says.
-        num_videos: videos per prompt.
-        num_references: reference images of a VACE model.
-        options: build options; the kernels come from the target.
-        mesh: devices by axis; empty for one device.
-        proxies: whether small profiles are built too, by which chips that are not here check the others.
+        request: what is asked for.
+        manifest: the manifest of the artifact.
     """
-
-    artifact: Path
-    targets: Sequence[str] = ("local",)
-    sizes: Sequence[tuple[int, int]] = ()
-    frames: Sequence[int] = ()
-    guidance: Sequence[bool] = ()
-    num_videos: int = 1
-    num_references: int = 0
-    options: BuildOptions = field(default_factory=BuildOptions)
-    mesh: Sizes = field(default_factory=dict)
-    proxies: bool = True
-
-    def shapes(self, manifest: Manifest) -> Iterator[Shape]:
-        """Yields every combination of size, frame count and guidance, for the artifact of this manifest."""
-        variant = variant_named(manifest.model.variant, self.artifact)
-        for width, height in self.sizes or variant.sizes[:1]:
-            for frames in self.frames or (variant.num_frames,):
-                for guidance in self.guidance or (has_guidance(manifest),):
-                    yield Shape(width, height, frames, self.num_videos, guidance, self.num_references)
+    variant = variant_named(manifest.model.variant, request.artifact)
+    for width, height in request.sizes or variant.sizes[:1]:
+        for frames in request.frames or (variant.num_frames,):
+            for guidance in request.guidance or (has_guidance(manifest),):
+                yield Shape(width, height, frames, request.num_videos, guidance, request.num_references)
 
 
 def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> Manifest:
@@ -92,7 +67,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         manifest = artifact.manifest
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
-        wanted = [profile_of(manifest, shape, request.options) for shape in request.shapes(manifest)]
+        wanted = [profile_of(manifest, shape, request.options) for shape in shapes(request, manifest)]
         for target in targets[1:]:  # the first one is about to be built
             builder_of(manifest, wanted[0], target)
         for target in targets:
@@ -117,7 +92,7 @@ def check_request(request: CompileRequest, manifest: Manifest) -> None:
     """
     with pinned(platforms_of(request.targets)):
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
-        for shape in dict.fromkeys(request.shapes(manifest)):
+        for shape in dict.fromkeys(shapes(request, manifest)):
             for target in targets:
                 builder_of(manifest, profile_of(manifest, shape, request.options), target)
 

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from wanbuild.models.partition import PARAMETERS
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.jax_flags import jax_options
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.wiring import aval_text
 from wanbuild.targets.target import TargetSpec

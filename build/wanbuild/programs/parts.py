@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from wanbuild.components import kind_of
 from wanbuild.models.params import abstract_params, parameter_axes
 from wanbuild.models.partition import ROTARY
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.variants.table import variant_named

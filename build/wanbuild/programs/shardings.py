@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from wanbuild.models import blocks, face, partition
 from wanbuild.models.transformer_config import TransformerConfig
-from wanbuild.programs.build_options import Shape
+from wanbuild.programs.shape import Shape
 from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, partition_spec
 from wanrun.errors import UsageError
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
-from wanbuild.source.experts import LOW_NOISE
-from wanbuild.variants.variant import IMAGE_ENCODER
+from wanbuild.options import recipe_rows
 
 TOKENIZER = "tokenizer"
 """The part that is no weights: a folder, or its tokenizer.json."""
@@ -15,9 +15,6 @@ NEEDED = ("transformer", "vae", "text_encoder", TOKENIZER)
 """The parts that every checkpoint has."""
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        name: f"--{name.replace('_', '-')}"
-        for name in ("transformer", LOW_NOISE, "vae", "text_encoder", IMAGE_ENCODER, TOKENIZER)
-    }
+    {row.name: row.flag for row in recipe_rows("convert") if row.base is Path}
 )
 """The option of each part."""

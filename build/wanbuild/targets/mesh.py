@@ -31,13 +31,13 @@ def parse_mesh(text: str) -> dict[str, int]:
         axis, _, size = part.strip().partition("=")
         if axis not in AXES:
             raise UsageError(
-                "--mesh has an unknown axis", expected=f"one of {', '.join(AXES)}", found=shortened(axis)
+                "there is no such axis", expected=f"one of {', '.join(AXES)}", found=shortened(axis)
             )
         if axis in sizes:
-            raise UsageError(f"--mesh has {axis} twice", found=shortened(text))
+            raise UsageError(f"{axis} is given twice", found=shortened(text))
         if not (size.isascii() and size.isdigit() and 1 <= int(size[:9]) <= MAX_DEVICES):
             raise UsageError(
-                f"--mesh has no number of devices for {axis}", expected=f"{axis}=2", found=shortened(part)
+                f"there is no number of devices for {axis}", expected=f"{axis}=2", found=shortened(part)
             )
         sizes[axis] = int(size)
     return normal(sizes)

@@ -20,7 +20,9 @@ SEVERAL: Final = "Several processes"
 class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of ``wanrun`` that are not options of a generation, with a row for each."""
 
-    prompt: Annotated[str | None, option("Description of the video; may be empty.", section=PROMPTS)] = None
+    prompt: Annotated[
+        str | None, option("Description of the video; may be empty.", section=PROMPTS, short="-p")
+    ] = None
     prompts: Annotated[
         Path | None,
         option(
@@ -55,6 +57,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             "prompts out.mp4 is out-{index}.mp4.",
             value="PATH",
             default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
+            short="-o",
             section=RESULTS,
             writes=NAMES,
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["LATENTS", "VIDEO"]
+
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

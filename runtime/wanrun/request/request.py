@@ -17,6 +17,8 @@ from msgspec import Meta
 from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.artifact.roles import FormName
+from wanrun.errors import UsageError
+from wanrun.request.written import parse_numbers, parse_size
 from wanrun.rows import option
 
 RANDOM = "random"
@@ -41,6 +43,14 @@ Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
 """Frames per second that every container can hold."""
 Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
+
+
+def parse_seed(text: str) -> int | str:
+    """Parses a seed. Raises UsageError for what is neither an integer nor ``random``."""
+    try:
+        return text if text == RANDOM else int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is neither an integer nor {RANDOM}") from None
 
 
 class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +83,13 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     size: Annotated[
         Size | None,
-        option("Width and height in pixels.", default="the first built", value="WxH", also="resolution"),
+        option(
+            "Width and height in pixels.",
+            default="the first built",
+            value="WxH",
+            also="resolution",
+            parse=parse_size,
+        ),
     ] = None
     num_frames: Annotated[
         Count | None,
@@ -129,6 +145,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Explicit timesteps instead of the solver's own, falling from at most 1000.",
             default="the artifact's, unless --steps, --solver or --flow-shift is given",
             value="X,X,...",
+            parse=parse_numbers,
         ),
     ] = None
     schedule: Annotated[
@@ -152,6 +169,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one each "
             "time, which is printed and recorded.",
             value="N|random",
+            parse=parse_seed,
             also="base_seed",
         ),
     ] = 0

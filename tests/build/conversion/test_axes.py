@@ -11,8 +11,9 @@ from wanbuild.components import kind_of
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.models.params import parameter_axes
 from wanbuild.models.partition import ROTARY
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import CPU
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from wanbuild import cli as commands
 from wanbuild.conversion import convert as convert_module
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.conversion.defaults import Defaults, parse_defaults
+from wanbuild.conversion.defaults import check_defaults, parse_defaults, with_defaults
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
@@ -33,11 +33,11 @@ LIGHTNING = ("steps=4", "guidance_scale=1", "solver=euler", "flow_shift=5", "tim
 
 
 def test_nothing_given() -> None:
-    Defaults().check()
-    assert Defaults().applied(OWN) == OWN
-    assert Defaults().applied(OF_TWO) == OF_TWO
+    check_defaults({})
+    assert with_defaults(OWN, {}) == OWN
+    assert with_defaults(OF_TWO, {}) == OF_TWO
     # A checkpoint's own shift is its business, whatever a table would say of it.
-    assert Defaults().applied({**OWN, "flow_shift": 1e-40})["flow_shift"] == 1e-40
+    assert with_defaults({**OWN, "flow_shift": 1e-40}, {})["flow_shift"] == 1e-40
 
 
 def test_other_tools_names_of_defaults() -> None:
@@ -57,12 +57,12 @@ def test_a_distilled_model_s() -> None:
         "flow_shift": 5.0,
         "timesteps": timesteps,
     }
-    Defaults(**given).check()
+    check_defaults(given)
     changed = {"num_steps": 4, "guidance_scale": 1.0, "solver": "euler", "flow_shift": 5.0}
     expected = {**OWN, **changed, "timesteps": timesteps}
-    assert Defaults(**given).applied(OWN) == expected
+    assert with_defaults(OWN, given) == expected
     # Guidance that is given alone is both experts', as on wanrun's command line.
-    assert Defaults(**given).applied(OF_TWO) == {
+    assert with_defaults(OF_TWO, given) == {
         **expected,
         "guidance_scale_2": 1.0,
         "boundary": 0.875,
@@ -70,18 +70,18 @@ def test_a_distilled_model_s() -> None:
 
 
 def test_the_number_of_timesteps_is_that_of_the_steps() -> None:
-    assert Defaults(timesteps=(1000, 757, 522), solver="lcm").applied(OWN)["num_steps"] == 3
+    assert with_defaults(OWN, {"timesteps": (1000, 757, 522), "solver": "lcm"})["num_steps"] == 3
 
 
 def test_experts() -> None:
-    given = Defaults(boundary=0, guidance_scale_2=2, fps=24)
-    defaults = given.applied(OF_TWO)
+    given = {"boundary": 0, "guidance_scale_2": 2, "fps": 24}
+    defaults = with_defaults(OF_TWO, given)
     assert (defaults["boundary"], defaults["guidance_scale_2"], defaults["fps"]) == (0.0, 2.0, 24.0)
     assert defaults["guidance_scale"] == 4.0
-    for one in (Defaults(boundary=0.9), Defaults(guidance_scale_2=2.0)):
-        one.check()  # only the checkpoint tells
+    for one in ({"boundary": 0.9}, {"guidance_scale_2": 2.0}):
+        check_defaults(one)  # only the checkpoint tells
         with pytest.raises(UsageError, match=r"has no effect: this checkpoint has one transformer; leave it"):
-            one.applied(OWN)
+            with_defaults(OWN, one)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ def test_experts() -> None:
 def test_refusals(given: Mapping[str, Any], message: str) -> None:
     """Before a checkpoint is fetched; and of two experts nothing else is said."""
     with pytest.raises(UsageError) as caught:
-        Defaults(**given).check()
+        check_defaults(given)
     assert message in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UsageError):
-        Defaults(**given).applied(OF_TWO)
+        with_defaults(OF_TWO, given)
 
 
 def test_what_fits_neither_with_the_checkpoint() -> None:
     """The solver is its own: unipc lowers 1000, so that the second sigma is above the first."""
-    given = Defaults(timesteps=[1000, 999.9999])
-    given.check()
+    given = {"timesteps": [1000, 999.9999]}
+    check_defaults(given)
     with pytest.raises(UsageError, match="too near to one another"):
-        given.applied(OWN)
+        with_defaults(OWN, given)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_nothing_is_fetched_for_defaults_that_cannot_be(
         raise AssertionError("the source is looked for")
 
     monkeypatch.setattr(convert_module, "locate_source", locate)
-    request = ConvertRequest("owner/name", tmp_path / "artifact", defaults=Defaults(solver="heun"))
+    request = ConvertRequest("owner/name", tmp_path / "artifact", defaults={"solver": "heun"})
     with pytest.raises(UsageError, match="solver cannot be used"):
         convert(request)
 

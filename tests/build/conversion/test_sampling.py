@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.defaults import Defaults
+from wanbuild.conversion.defaults import with_defaults
 from wanbuild.conversion.sampling import SAMPLINGS, with_sampling
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.toy.checkpoint import write_toy
@@ -38,7 +38,7 @@ def velocity(x: np.ndarray, timestep: float) -> np.ndarray:
 
 def made(name: str, noise: Noise) -> np.ndarray:
     """What the table of a sampling makes, as the device and the sampler do it."""
-    given = Defaults(**SAMPLINGS[name]).applied(OWN)
+    given = with_defaults(OWN, SAMPLINGS[name])
     table = solver_table(given["solver"], given["num_steps"], given["flow_shift"], 1000, given["timesteps"])
     x = table.start * noise(SHAPE).astype(np.float64)
     last = m1 = m2 = np.zeros_like(x)

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from wanbuild import cli
+from wanbuild.options import PlanRequest
 from wanbuild.plan import best
 from wanbuild.plan.best import best_settings, settings
-from wanbuild.plan.plan import PlanRequest
 from wanbuild.targets.chips import CHIPS
 from wanrun.errors import UsageError
 
@@ -29,7 +29,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, seconds: list[float | None]) -> tup
         return SimpleNamespace(chosen=SimpleNamespace(video=video))
 
     monkeypatch.setattr(best, "make_plan", make_plan)
-    found = best_settings(lambda quantise: quantise and quantise.form, PlanRequest("v7x-8", frames=81))  # type: ignore[arg-type, return-value]
+    found = best_settings(lambda quantise: quantise and quantise.form, PlanRequest("v7x-8", {"frames": 81}))  # type: ignore[arg-type, return-value]
     return [one.setting.given.split(",")[0] for one in found], asked
 
 
@@ -39,14 +39,13 @@ def test_settings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [subject for subject, _ in asked] == [None, None, "float8", "float8"]
     assert [request.target for _, request in asked] == ["v7x-8", "v7x-8", "v7x-w8a8-8", "v7x-w8a8-8"]
     last = asked[-1][1]
-    assert (last.options, last.steps, last.guidance) == ({"vae_dtype": "bfloat16"}, 4, False)
-    assert last.frames == 81
+    assert last.choices == {"frames": 81, "vae_dtype": "bfloat16", "guidance": False} and last.steps == 4
 
 
 def test_what_is_slower_or_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     names, asked = planned(monkeypatch, [4, 5, None, 1])
     assert names == ["as published", "--lora FILE"]
-    assert asked[-1][1].target == "v7x-8" and asked[-1][1].options == {}
+    assert asked[-1][1].target == "v7x-8" and "vae_dtype" not in asked[-1][1].choices
     with pytest.raises(UsageError, match="does not fit"):
         planned(monkeypatch, [None] * 4)
 

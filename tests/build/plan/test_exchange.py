@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from wanbuild.options import BuildOptions
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import parse_mesh
 

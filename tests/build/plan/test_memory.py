@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
+from wanbuild.options import BuildOptions
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, estimated, need, usable
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import parse_mesh
 from wanrun.artifact.mesh import Sizes

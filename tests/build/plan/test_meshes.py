@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from wanbuild.options import BuildOptions
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidates, refusal
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import mesh_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from wanbuild import cli
-from wanbuild.plan.plan import Plan, PlanRequest, make_plan, parse_chip
+from wanbuild.options import PlanRequest
+from wanbuild.plan.plan import Plan, make_plan, parse_chip
 from wanbuild.plan.prediction import BOUNDS
 from wanbuild.plan.report import as_json, table
 from wanbuild.plan.subject import read_subject
@@ -36,8 +38,8 @@ CPU = Chip(
 """Made-up figures: a device that is always there."""
 
 
-def planned(subject: str, target: str, **options: Any) -> Plan:
-    return make_plan(read_subject(subject), PlanRequest(target, **options))
+def planned(subject: str, target: str, choices: Mapping[str, Any] | None = None, **options: Any) -> Plan:
+    return make_plan(read_subject(subject), PlanRequest(target, choices or {}, **options))
 
 
 def invoked(*arguments: str) -> str:
@@ -96,15 +98,16 @@ def test_the_options_of_the_request_come_before_those_of_a_recipe(tmp_path: Path
     assert (shape.width, shape.height, shape.num_frames, shape.guidance) == (480, 832, 33, False)
     assert (made.generation.steps, made.chosen.sizes) == (4, {"context": 4})
     assert [call.name for call in made.generation.calls][-2] == "denoise_loop"
-    other = planned(str(recipe), "v5e-8", size=(832, 480), guidance=True, mesh={"data": 2}, steps=8)
+    other = planned(
+        str(recipe), "v5e-8", {"sizes": (832, 480), "guidance": True, "mesh": {"data": 2}}, steps=8
+    )
     assert (other.generation.shape.width, other.generation.shape.guidance) == (832, True)
     assert (other.generation.steps, other.chosen.sizes) == (8, {"data": 2})
 
 
 def test_a_loop_takes_as_long_as_its_steps() -> None:
     step, loop = (
-        planned("wan2.2-t2v-a14b", "h200", size=(832, 480), options={"loop": form})
-        for form in ("step", "scan")
+        planned("wan2.2-t2v-a14b", "h200", {"sizes": (832, 480), "loop": form}) for form in ("step", "scan")
     )
     assert loop.chosen.step == pytest.approx(step.chosen.step)
     assert loop.chosen.video == pytest.approx(step.chosen.video)

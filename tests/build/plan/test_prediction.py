@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
+from wanbuild.options import BuildOptions
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import step_seconds
 from wanbuild.plan.prediction import Share, efficiency_of, predicted, rate, transfer_seconds
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.plan.work import Product, Work
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import Sizes
 

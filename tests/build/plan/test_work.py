@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from wanbuild.models.attention import blocked_attention
+from wanbuild.options import BuildOptions
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.plan.work import Work, work_of
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import CHIPS
 

@@ -17,10 +17,10 @@ from helpers.damage import PROFILE, Refused, edit_environment, executable, flip,
 from helpers.manifests import programs_of, without_profiles
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
+from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs import again
 from wanbuild.programs.again import compile_again
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.targets.target import resolve_target
 from wancli.console import run

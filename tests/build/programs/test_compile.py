@@ -17,10 +17,11 @@ from helpers.media_files import task_of
 from wanbuild.check import verify
 from wanbuild.check.findings import Findings
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.export import export_program
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import resolve_target
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.artifact import open_artifact

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from helpers.manifests import ENVIRONMENT, plain_manifest, plain_program, plain_target
+from wanbuild.options import BuildOptions
 from wanbuild.programs import export
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.export import profile_of, used_sets, with_programs
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, Recorded

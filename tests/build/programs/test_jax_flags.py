@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers.damage import linked
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.jax_flags import FLAGS, cache_in, jax_options, pinned
 
 OTHERS: Mapping[str, Any] = {

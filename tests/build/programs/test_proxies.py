@@ -9,10 +9,11 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import PROXY, TARGET, put_golden
+from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.export import profile_of
 from wanbuild.programs.proxies import proxies_of, proxy_for
+from wanbuild.programs.shape import Shape
 from wanrun.artifact.manifest import read_manifest
 from wanrun.trust.proxy import stands_for
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from wanbuild.models.transformer_config import TransformerConfig
-from wanbuild.programs.build_options import Shape
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh, meshes
 from wanbuild.targets.mesh import parse_mesh
 from wanrun.artifact.mesh import num_devices

@@ -16,11 +16,12 @@ from jax import export
 
 from helpers.damage import PROFILE, PROGRAMS, resealed
 from helpers.manifests import plain_program, programs_of
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export import describe, export_program, layers_of, profile_of
+from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import program
 from wanbuild.programs.wiring import aval_text, check_file, check_set
 from wanbuild.targets.target import resolve_target

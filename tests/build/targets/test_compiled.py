@@ -15,10 +15,11 @@ import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
 from wanbuild.conversion.chosen import parse_quantise
+from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import resolve_target
 from wanrun.executables.lowering import lower
 
@@ -32,7 +33,8 @@ import hashlib
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.options import BuildOptions
+from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 
 manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])

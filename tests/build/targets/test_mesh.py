@@ -31,11 +31,11 @@ def test_what_is_written(text: str, sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model=2", "--mesh has an unknown axis; expected one of data, ring, fsdp, context, tensor; found"),
-        ("2x4", "unknown axis"),
-        ("data=2,", "unknown axis"),
-        ("data=2,data=2", "--mesh has data twice"),
-        ("data", "--mesh has no number of devices for data; expected data=2; found 'data'"),
+        ("model=2", "there is no such axis; expected one of data, ring, fsdp, context, tensor; found"),
+        ("2x4", "no such axis"),
+        ("data=2,", "no such axis"),
+        ("data=2,data=2", "data is given twice"),
+        ("data", "there is no number of devices for data; expected data=2; found 'data'"),
         ("data=0", "no number of devices"),
         ("data=-2", "no number of devices"),
         ("data=2.0", "no number of devices"),

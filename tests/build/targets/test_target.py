@@ -10,10 +10,11 @@ import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
 from helpers.manifests import plain_target
+from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.again import _like_here as like_here
-from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.shape import Shape
 from wanbuild.targets import topology
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import attached_platform, platforms_of, resolve_target

@@ -18,8 +18,7 @@ from helpers.artifacts import compile_fast, shared
 from helpers.damage import flip, linked, own
 from helpers.memory import resident_bytes
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest
+from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError

@@ -38,9 +38,8 @@ def build(store: str, checkpoint: str, folder: str) -> None:
     """Makes the artifact: one frame of 32x16 over two devices, of which most matrices are staged."""
     from helpers.artifacts import compile_fast
     from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.options import BuildOptions, CompileRequest
     from wanbuild.programs import spreading
-    from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest
 
     convert(ConvertRequest(Path(checkpoint), Path(folder), {"text_encoder": "float32"}))
     options = BuildOptions(loop="step")

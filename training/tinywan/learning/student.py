@@ -33,8 +33,8 @@ from tinywan.learning.text import Captions, shorten
 from tinywan.scenes import random_scene
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.sampling import SAMPLINGS
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.programs.compile import compile_artifact
 from wanrun.denoising.noise import initial_noise
 
 LEVELS = tuple(timestep / 1000 for timestep in SAMPLINGS["lightning-4"]["timesteps"])

@@ -1,0 +1,354 @@
+"""The options of ``wanbuild``'s commands and of recipes: typed records, with a row for each option.
+
+The options and the help of ``convert``, ``compile`` and ``plan``, the sections of recipes, the requests of
+``compile`` and ``plan`` and the tables in docs/commands.md and docs/recipes.md derive from these records
+(``wanrun.rows``). A new option is one row here, and the line that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+import wanrun
+from wanbuild.targets.chips import CHIPS, W8A8
+from wanbuild.targets.mesh import USES, parse_mesh
+from wanrun.artifact.mesh import Sizes
+from wanrun.artifact.model import MAX_STEPS
+from wanrun.artifact.parameters import DtypePolicy
+from wanrun.artifact.programs import Precision, ProfileOptions
+from wanrun.artifact.record import MAX_SIZE
+from wanrun.artifact.roles import FORMS, LOOPS, forms_of
+from wanrun.errors import UsageError
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES
+from wanrun.request.written import parse_size
+from wanrun.rows import ARGUMENT, Row, option, rows_of
+
+STORED = ("bfloat16", "float32")
+"""The dtypes that are computed and stored in."""
+
+Whole = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+NotNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+_EIGHT_BITS = tuple(one.name for one in wanrun.EIGHT_BITS.values())
+_PLANNED: Mapping[str, Mapping[str, Any]] = MappingProxyType({"plan": MappingProxyType({})})
+"""``plan`` has the option too, as it is."""
+
+DEFAULTS = (
+    "steps",
+    "guidance_scale",
+    "guidance_scale_2",
+    "boundary",
+    "flow_shift",
+    "solver",
+    "timesteps",
+    "fps",
+)
+"""The options of a generation that a model may have defaults for, by key."""
+
+
+def default_rows() -> dict[str, Row]:
+    """Returns the options that can be defaults, by their keys."""
+    by_key = {row.key: row for row in wanrun.options()}
+    return {key: by_key[key] for key in DEFAULTS}
+
+
+class Convert(Struct, frozen=True, kw_only=True):
+    """The options of ``wanbuild convert``, and of the section ``convert`` of a recipe."""
+
+    transformer: Annotated[
+        Path | None,
+        option("The transformer, or the high-noise expert, a .safetensors file.", value="FILE"),
+    ] = None
+    transformer_2: Annotated[
+        Path | None, option("The low-noise expert, a .safetensors file.", value="FILE")
+    ] = None
+    vae: Annotated[Path | None, option("The VAE, a .safetensors file.", value="FILE")] = None
+    text_encoder: Annotated[Path | None, option("The text encoder, a .safetensors file.", value="FILE")] = (
+        None
+    )
+    image_encoder: Annotated[Path | None, option("The image encoder, a .safetensors file.", value="FILE")] = (
+        None
+    )
+    tokenizer: Annotated[
+        Path | None,
+        option(
+            "The tokenizer's folder, its tokenizer.json, or the hub id of a repository that has one.",
+            value="DIR",
+        ),
+    ] = None
+    config: Annotated[
+        Sequence[str],
+        option(
+            "Configs in place of SOURCE's or of assumed ones: a folder in the diffusers layout, or files. "
+            "PART is transformer, transformer_2, vae, text_encoder, image_encoder or scheduler; repeatable.",
+            value="DIR|PART=FILE,...",
+            commands={
+                "recipe": {
+                    "help": "Configs in place of the source's, or of assumed ones: a folder or files.",
+                    "many": False,
+                }
+            },
+        ),
+    ] = ()
+    revision: Annotated[
+        str | None, option("Branch, tag or commit, where SOURCE is a hub id.", default="main")
+    ] = None
+    force: Annotated[
+        bool, option("Replace an existing artifact; programs that stay valid are kept.", recipe=False)
+    ] = False
+    weights_dtype: Annotated[
+        str | None, option("Stored dtype of the transformers.", choices=STORED, default="bfloat16")
+    ] = None
+    vae_weights_dtype: Annotated[
+        str | None, option("Stored dtype of the VAE.", choices=STORED, default="float32")
+    ] = None
+    text_weights_dtype: Annotated[
+        str | None,
+        option("Stored dtype of the text encoder and the image encoder.", choices=STORED, default="bfloat16"),
+    ] = None
+    lora: Annotated[
+        Sequence[str], option("Merged into every transformer; repeatable.", value="FILE[:SCALE]")
+    ] = ()
+    lora_high: Annotated[
+        Sequence[str], option("Merged into the high-noise expert.", value="FILE[:SCALE]")
+    ] = ()
+    lora_low: Annotated[Sequence[str], option("Merged into the low-noise expert.", value="FILE[:SCALE]")] = ()
+    negative_prompt: Annotated[str | None, option("Default negative prompt of the artifact.")] = None
+    sampling: Annotated[
+        str | None,
+        option(
+            "Defaults of a distilled model: lightning-4, causvid-3, fastwan-3, self-forcing-4, or a file "
+            "(.toml).",
+            value="NAME|FILE",
+        ),
+    ] = None
+    defaults: Annotated[
+        Sequence[str],
+        option(
+            f"Default option of a generation; repeatable. NAME is {', '.join(DEFAULTS[:-1])} or "
+            f"{DEFAULTS[-1]}; timesteps are separated by commas.",
+            flag="--default",
+            value="NAME=VALUE",
+            recipe=False,
+        ),
+    ] = ()
+    quantise: Annotated[
+        str | None,
+        option(
+            "Store the weights of the transformers' blocks and of the text encoder's feed-forward in 8 bits, "
+            "with a scale for each row; source: as a source of 8 bits has them.",
+            choices=(*_EIGHT_BITS, "source"),
+            commands={
+                "plan": {
+                    "help": "Plan weights of 8 bits, as of wanbuild convert.",
+                    "choices": _EIGHT_BITS,
+                    "default": "as a recipe says",
+                }
+            },
+        ),
+    ] = None
+    keep: Annotated[
+        Sequence[str],
+        option(
+            "Layers that --quantise leaves as they are, such as 'blocks/attn2/*' or 'text_encoder/*'; "
+            "repeatable.",
+            value="PATTERN",
+        ),
+    ] = ()
+    threads: Annotated[Count | None, option("Worker threads.", default="one per core", recipe=False)] = None
+
+
+class BuildOptions(Struct, frozen=True, kw_only=True):
+    """Choices that change a profile's programs; recorded in the manifest.
+
+    Sums of the scheduler are in float32, whatever its dtype. The scan form's table of coefficients is padded
+    to ``max_steps``.
+
+    Raises:
+        UsageError: naming the first option that is out of range.
+    """
+
+    dtype: Annotated[str, option("Compute dtype.", choices=STORED, commands=_PLANNED)] = "bfloat16"
+    vae_dtype: Annotated[str, option("Compute dtype of the VAE.", choices=STORED, commands=_PLANNED)] = (
+        "float32"
+    )
+    vae_precision: Annotated[
+        Precision,
+        option(
+            "Precision of the VAE's float32 products on chips: high is three passes in bfloat16 on a TPU, "
+            "and TF32 on an NVIDIA GPU.",
+            commands=_PLANNED,
+        ),
+    ] = "high"
+    scheduler_dtype: Annotated[
+        str, option("Dtype of latents and solver history between steps.", choices=STORED)
+    ] = "float32"
+    vae_decode_chunk: Annotated[Count, option("Latent frames decoded at a time.", commands=_PLANNED)] = 1
+    vae_encode_chunk: Annotated[Count, option("Latent frames encoded at a time.", commands=_PLANNED)] = 1
+    loop: Annotated[
+        str,
+        option(
+            "Forms of the denoising loop: a call per step, all steps in one call, both of these, a call per "
+            "layer for wanrun --memory stream, or all.",
+            choices=LOOPS,
+            commands={
+                "plan": {"help": "Form of the loop.", "choices": tuple(FORMS), "default": "step"},
+            },
+        ),
+    ] = "both"
+    max_steps: Annotated[Count, option("The most steps of the scan form.")] = 100
+
+    def __post_init__(self) -> None:
+        if self.loop not in LOOPS:
+            raise UsageError("--loop cannot be built", expected=" or ".join(LOOPS), found=self.loop)
+        if not 1 <= self.max_steps <= MAX_STEPS:
+            raise UsageError(
+                "--max-steps is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
+            )
+        for name in ("vae_decode_chunk", "vae_encode_chunk"):
+            if not 1 <= (chunk := getattr(self, name)) <= MAX_SIZE:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is out of range", expected=f"1 to {MAX_SIZE}", found=chunk
+                )
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms of the denoising loop."""
+        return forms_of(self.loop)
+
+    @classmethod
+    def of(cls, recorded: ProfileOptions) -> BuildOptions:
+        """Returns the choices that a profile was built with."""
+        return cls(**{name: getattr(recorded, name) for name in cls.__struct_fields__})
+
+    def recorded(self, dtypes: Mapping[str, DtypePolicy]) -> ProfileOptions:
+        """Returns the record of these choices in the manifest.
+
+        Args:
+            dtypes: storage dtypes by component, which change the programs too.
+        """
+        stored = {
+            option: dtypes[name].weights
+            for option, name in (
+                ("weights_dtype", "transformer"),
+                ("text_weights_dtype", "text_encoder"),
+                ("image_weights_dtype", "image_encoder"),
+                ("vae_weights_dtype", "vae"),
+            )
+            if name in dtypes
+        }
+        return msgspec.convert({**structs.asdict(self), **stored}, ProfileOptions)
+
+
+class CompileRequest(Struct, frozen=True):
+    """The options of ``wanbuild compile``, and of the section ``compile`` of a recipe: profiles to build for
+    some targets.
+
+    Every combination of size, frames and guidance is built: of none the model's published size and frames,
+    and guidance as the artifact's default scale says.
+    """
+
+    artifact: Annotated[Path, ARGUMENT]
+    """The artifact's folder."""
+    targets: Annotated[
+        Sequence[str],
+        option(
+            "Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), an x86-64 CPU "
+            f"level ({', '.join(CPU_LEVEL_FEATURES)}), or a chip that need not be here: {', '.join(CHIPS)}. "
+            f"With {W8A8} at its end, layers of 8-bit weights multiply in 8 bits.",
+            default="local",
+            flag="--target",
+        ),
+    ] = ("local",)
+    sizes: Annotated[
+        Sequence[tuple[int, int]],
+        option(
+            "Repeatable.",
+            default="the model's published size",
+            flag="--size",
+            value="WxH",
+            parse=parse_size,
+            commands={"plan": {"help": "", "many": False}},
+        ),
+    ] = ()
+    frames: Annotated[
+        Sequence[Whole],
+        option(
+            "4n + 1; repeatable.",
+            default="the model's published frame count",
+            commands={"plan": {"help": "4n + 1.", "many": False}},
+        ),
+    ] = ()
+    guidance: Annotated[
+        Sequence[bool],
+        option(
+            "Whether guidance doubles the batch.",
+            default="if the artifact's guidance_scale is above 1",
+            commands={"plan": {"default": "the model's", "many": False}},
+        ),
+    ] = ()
+    num_videos: Annotated[Count, option("Videos per prompt.", commands=_PLANNED)] = 1
+    num_references: Annotated[
+        NotNegative,
+        option("Reference images of each video (VACE).", flag="--reference-images", commands=_PLANNED),
+    ] = 0
+    mesh: Annotated[
+        Sizes,
+        option(
+            "Devices by axis, of: " + "; ".join(f"{axis} ({use})" for axis, use in USES.items()) + ".",
+            default="one device",
+            value="AXIS=N,...",
+            parse=parse_mesh,
+            commands={"plan": {"help": "Devices by axis.", "default": "the fastest mesh that fits"}},
+        ),
+    ] = msgspec.field(default_factory=dict)
+    options: BuildOptions = BuildOptions()
+    proxies: Annotated[
+        bool,
+        option(
+            "For chips that are not here, also build small profiles and record their results, by which "
+            "wanrun checks the others there.",
+            default="proxies",
+        ),
+    ] = True
+
+
+class PlanRequest(Struct, frozen=True):
+    """The options of ``wanbuild plan``: what to plan. What is not given is as the subject says, else as the
+    model is published."""
+
+    target: Annotated[str, option("A chip, and how many: v7x-8, h200, v6e-w8a8.", value="CHIP[-N]")]
+    choices: Annotated[Mapping[str, Any], ARGUMENT] = msgspec.field(default_factory=dict)
+    """Options of ``wanbuild compile`` by name, each with one value."""
+    steps: Annotated[Count | None, option("Denoising steps.", default="the model's")] = None
+    all_meshes: Annotated[bool, option("List every mesh.")] = False
+
+
+RECORDS: Mapping[str, type[Struct]] = MappingProxyType(
+    {"compile": CompileRequest, "convert": Convert, "plan": PlanRequest}
+)
+"""The records by command."""
+
+
+def rows_for(command: str) -> tuple[Row, ...]:
+    """Returns the options of a command: what is required, what it shares with others, and its own."""
+    shared = [
+        row.of(command)
+        for other, record in RECORDS.items()
+        for row in rows_of(record)
+        if other != command and command in row.commands
+    ]
+    return tuple(sorted((*shared, *rows_of(RECORDS[command])), key=lambda row: not row.required))
+
+
+def recipe_rows(section: str) -> tuple[Row, ...]:
+    """Returns the options of a section of a recipe, which is called as a command."""
+    rows = [row for row in rows_of(RECORDS[section]) if row.recipe]
+    return tuple(row.of("recipe") if "recipe" in row.commands else row for row in rows)

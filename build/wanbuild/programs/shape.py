@@ -1,0 +1,43 @@
+"""A profile's shape: with its build options, the model and the target, it determines its programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.record import MAX_SIZE
+from wanrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The static shape of one generation, which a profile's name says.
+
+    Args:
+        width: pixels.
+        height: pixels.
+        num_frames: frames, 4n + 1.
+        num_videos: videos per prompt.
+        guidance: whether classifier-free guidance doubles the batch.
+        num_references: reference images; each is a latent frame in front of the video's.
+
+    Raises:
+        UsageError: for a number that no manifest may hold.
+    """
+
+    width: int
+    height: int
+    num_frames: int
+    num_videos: int
+    guidance: bool
+    num_references: int = 0
+
+    def __post_init__(self) -> None:
+        for size in fields(self):
+            if getattr(self, size.name) > MAX_SIZE:
+                raise UsageError(f"{size.name} cannot be built", expected=f"{MAX_SIZE} at most")
+
+    @classmethod
+    def of(cls, profile: Profile) -> Shape:
+        """Returns the shape of a profile."""
+        return cls(**{size.name: getattr(profile, size.name) for size in fields(cls)})
