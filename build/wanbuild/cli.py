@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -11,20 +12,29 @@ from click.core import ParameterSource
 from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.check.command import embed_command, inspect_command, verify_command
-from wanbuild.options import CompileRequest, PlanRequest, rows_for
 from wanbuild.share.command import COMMANDS
 from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
 from wancli.command import CONTEXT_SETTINGS, Input, Output, takes_artifact
-from wancli.options import click_options, given
+from wancli.options import given, made_options
 from wanrun import __version__
 from wanrun.errors import UsageError
 from wanrun.rows import record_of
 from wanrun.terminal.lines import print_result, report, warn
 from wanrun.units import in_bytes
 
+if TYPE_CHECKING:
+    from wanbuild.options import CompileRequest
+
 _ARTIFACT = takes_artifact()
 _VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [default: wan2.1-t2v]"
+
+
+def _options(command: str) -> list[click.Option]:
+    """Makes those options of a command that are in the table."""
+    from wanbuild.options import rows_for
+
+    return made_options(rows_for(command))
 
 
 @click.group(context_settings=dict(CONTEXT_SETTINGS))
@@ -34,10 +44,9 @@ def wanbuild() -> None:
     """Turns a published Wan checkpoint into an artifact that wanrun executes."""
 
 
-@wanbuild.command(cls=Building)
+@wanbuild.command(cls=Building, options=partial(_options, "convert"))
 @click.argument("source", required=False)
 @_ARTIFACT
-@click_options(rows_for("convert"))
 @DEBUG
 def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
@@ -110,9 +119,8 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
 
 
-@wanbuild.command("compile", cls=Building)
+@wanbuild.command("compile", cls=Building, options=partial(_options, "compile"))
 @_ARTIFACT
-@click_options(rows_for("compile"))
 @click.option(
     "--again",
     is_flag=True,
@@ -122,6 +130,8 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 @DEBUG
 def compile_command(artifact: Path, again: bool, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs."""
+    from wanbuild.options import CompileRequest
+
     request = record_of(CompileRequest, {"artifact": artifact, **given(options)})
     if again:
         _compile_again(artifact, request.proxies)
@@ -129,9 +139,8 @@ def compile_command(artifact: Path, again: bool, **options: Any) -> None:
         _compile(request)
 
 
-@wanbuild.command(cls=Building)
+@wanbuild.command(cls=Building, options=partial(_options, "plan"))
 @click.argument("subject")
-@click_options(rows_for("plan"))
 @click.option("--best", is_flag=True, help="List the fastest known settings for the chip.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @DEBUG
@@ -143,6 +152,7 @@ def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **option
     import json
 
     from wanbuild.conversion.chosen import parse_quantise
+    from wanbuild.options import PlanRequest
     from wanbuild.plan.best import best_json, best_lines, best_settings
     from wanbuild.plan.plan import make_plan
     from wanbuild.plan.report import as_json as in_json
@@ -211,6 +221,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
     from wanbuild.conversion.convert import check_place
+    from wanbuild.options import CompileRequest
     from wanbuild.plan.subject import model_of
     from wanbuild.programs.compile import check_request
     from wanbuild.recipe import fingerprint, is_built, mark_built, read_recipe

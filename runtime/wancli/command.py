@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -119,10 +119,34 @@ CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
 
 
 class Checked(click.Command):
-    """A command that checks its outputs before it does anything. Its help needs no group."""
+    """A command that checks its outputs before it does anything. Its help needs no group.
 
-    def __init__(self, name: str | None, **settings: Any) -> None:
+    Args:
+        name: its name.
+        options: makes further options, which stand behind the arguments and ``--artifact``. It is called when
+            the command is first asked for its options: the help of a group needs none.
+        settings: those of click.
+    """
+
+    def __init__(
+        self, name: str | None, options: Callable[[], Sequence[click.Option]] | None = None, **settings: Any
+    ) -> None:
+        self._further = options
+        self._params: list[click.Parameter] = []
         super().__init__(name, context_settings=dict(CONTEXT_SETTINGS), **settings)
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """The command's arguments and options."""
+        if (further := self._further) is not None:
+            self._further = None
+            first = [one for one in self._params if isinstance(one, click.Argument) or one.name == "artifact"]
+            self._params = [*first, *further(), *self._params[len(first) :]]
+        return self._params
+
+    @params.setter
+    def params(self, params: list[click.Parameter]) -> None:
+        self._params = params
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command.

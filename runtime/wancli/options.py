@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,9 @@ from wancli.command import Input, Number, Output, Written, options_of
 from wanrun.rows import Row
 
 
-def click_options(rows: Iterable[Row]) -> Callable[[Any], Any]:
-    """Returns the decorator that adds options to a command, whose help names the range of numbers."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for row in reversed(list(rows)):
-            function = click_option(row, ranges=True)(function)
-        return function
-
-    return decorate
+def made_options(rows: Iterable[Row]) -> list[click.Option]:
+    """Returns the options of a command without sections, whose help names the range of numbers."""
+    return [click.Option(_names(row), **_settings(row, ranges=True)) for row in rows]
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,32 +22,32 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
-def click_option(row: Row, section: str = "Options", *, ranges: bool = False) -> Callable[[Any], Any]:
-    """Returns the decorator that adds an option to a command.
+def click_option(row: Row, section: str) -> Callable[[Any], Any]:
+    """Returns the decorator that adds an option to a section of a command, in any range."""
+    return options_of(section)(*_names(row), **_settings(row, ranges=False))
 
-    An option that is not given is None, False or (): the record has the defaults.
 
-    Args:
-        row: the option.
-        section: the section of the command's help.
-        ranges: whether the value must be in the row's bounds, which the help then names. False where the
-            record's reader checks them.
-    """
+def _names(row: Row) -> list[str]:
+    """Returns the option's flags and its name, as click takes them."""
+    spelled = f"{row.flag}/--no-{row.flag.removeprefix('--')}" if row.opposite else row.flag
+    return [spelled, *filter(None, [row.short]), row.name]
+
+
+def _settings(row: Row, ranges: bool) -> dict[str, Any]:
+    """Returns what click needs to know of an option; one that is not given is None, False or ()."""
     models = f" ({row.models})" if row.models else ""
     text = f"{row.help.rstrip('.')}{models}." if row.help else ""
     default = f"  [default: {row.default}]" if row.default else ""
-    spelled = f"{row.flag}/--no-{row.flag.removeprefix('--')}" if row.opposite else row.flag
-    names = (spelled, *filter(None, [row.short]), row.name)
-    option = functools.partial(options_of(section), *names, help=text + default, required=row.required)
+    settings = {"help": text + default, "required": row.required}
     if row.opposite:
-        return option(default=None, callback=_as_several if row.many else None)
+        return {**settings, "default": None, "callback": _as_several if row.many else None}
     if row.base is bool:
-        return option(is_flag=True)
+        return {**settings, "is_flag": True}
     if row.sets is not None:
-        return option(flag_value=row.sets, default=None)
+        return {**settings, "flag_value": row.sets, "default": None}
     kind = _kind(row, ranges)
     metavar = None if isinstance(kind, click.Choice) else row.value
-    return option(type=kind, multiple=row.many, metavar=metavar)
+    return {**settings, "type": kind, "multiple": row.many, "metavar": metavar}
 
 
 def _as_several(context: click.Context, option: click.Parameter, value: bool | None) -> tuple[bool, ...]:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec import Meta, Struct
 
-from wancli.options import click_option, click_options, given
+from wancli.options import click_option, given, made_options
 from wancli.run import wanrun
 from wanrun.request.written import parse_size
 from wanrun.rows import ARGUMENT, option, rows_of
@@ -32,8 +32,7 @@ class Made(Struct, frozen=True):
     force: Annotated[bool, option("Replace it.")] = False
 
 
-@click.command()
-@click_options(rows_of(Made))
+@click.command(params=list(made_options(rows_of(Made))))
 @click.pass_context
 def made(context: click.Context, **options: Any) -> None:
     context.obj.append(given(options))
@@ -82,7 +81,7 @@ def test_the_help_has_defaults_and_ranges() -> None:
 
 
 @click.command()
-@click_option(next(row for row in rows_of(Made) if row.name == "frames"))
+@click_option(next(row for row in rows_of(Made) if row.name == "frames"), "Length")
 def unchecked(**_: Any) -> None:
     """Whose values the record's reader checks."""
 
