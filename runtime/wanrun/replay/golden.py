@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import GOLDEN
-from wanrun.artifact.roles import FORMS
+from wanrun.artifact.roles import FORMS, FormName
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables.tolerance import (
@@ -37,7 +37,6 @@ from wanrun.replay.proof import prove_steps
 from wanrun.replay.samples import sample_media
 from wanrun.replay.velocity import Start, velocity
 from wanrun.request.generation import Generation
-from wanrun.request.keywords import Loop
 from wanrun.request.profiles import has_guidance
 
 PROMPT = "A red fox runs through fresh snow at dawn."
@@ -175,7 +174,7 @@ def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int 
         seed=SEED,
         num_steps=steps,
         boundary=boundary_between(manifest, steps),  # each expert has a step, whatever the shift
-        loop=cast("Loop | None", loop),
+        loop=cast("FormName | None", loop),
         media=sample_media(manifest, profile),
     )
 

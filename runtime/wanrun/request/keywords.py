@@ -1,13 +1,13 @@
-"""The options of a generation as keywords of Python, for type checkers and editors."""
+"""The options of a generation as keywords of Python, for type checkers and editors.
+
+tests/helpers/keywords.py writes this file.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from typing import Literal, TypedDict
-
-from wanrun.artifact.model import SolverName
-from wanrun.artifact.roles import FormName as Loop
 
 File = str | os.PathLike[str]
 
@@ -38,10 +38,10 @@ class Options(TypedDict, total=False):
     guidance_scale_2: float | None
     boundary: float | None
     flow_shift: float | None
-    solver: SolverName | None
+    solver: Literal["unipc", "dpm++", "euler", "lcm", "rcm-ode", "rcm-sde"] | None
     timesteps: Sequence[float] | None
     schedule: str | None
-    loop: Loop | None
+    loop: Literal["step", "scan", "stream"] | None
     seed: int | Literal["random"] | None
     num_videos: int | None
     fps: float | None

@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from wanrun.request.keywords import Options
-from wanrun.request.rows import rows
+from helpers.keywords import FILE, keywords
 
 PROGRAM = """
 import wanrun
@@ -23,10 +22,9 @@ wanrun.load("a", memory=3)
 """
 
 
-def test_every_option_is_a_keyword() -> None:
-    assert list(Options.__annotations__) == [
-        row.name for row in rows() if row.name not in ("prompt", "negative_prompt")
-    ]
+def test_the_file_is_what_the_rows_say() -> None:
+    """After a change of an option: PYTHONPATH=tests python tests/helpers/keywords.py"""
+    assert FILE.read_text(encoding="utf-8") == keywords()
 
 
 def test_mypy_refuses_what_is_no_option(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""The keywords of ``generate``, as the rows of a request say. Run as a script it writes their module anew.
+
+PYTHONPATH=tests python tests/helpers/keywords.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from wanrun.request.rows import rows
+from wanrun.rows import Row
+
+FILE = Path(__file__).parents[2] / "runtime" / "wanrun" / "request" / "keywords.py"
+PROMPTS = ("prompt", "negative_prompt")
+BEGIN = '''"""The options of a generation as keywords of Python, for type checkers and editors.
+
+tests/helpers/keywords.py writes this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+File = str | os.PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """The fields of ``Request`` besides the prompts; None is the default. For ``**options: Unpack[Options]``.
+
+    A name of diffusers' pipelines that ``generate`` understands too is none of these.
+    """
+
+'''
+
+
+def keywords() -> str:
+    """The file's text."""
+    lines = (f"    {row.name}: {_kind(row)} | None\n" for row in rows() if row.name not in PROMPTS)
+    return BEGIN + "".join(lines)
+
+
+def _kind(row: Row) -> str:
+    """The types of an option's value in Python."""
+    if row.value in ("FILE", "DIR|FILE"):
+        return "File | Sequence[File]" if row.many else "File"
+    if row.choices:
+        return f"Literal[{', '.join(map(_quoted, row.choices))}]"
+    if row.numbers:
+        return f"Sequence[{row.base.__name__}]"
+    if row.base is str and row.parse is not None:  # a text in a form of its own, or what it stands for
+        return f"str | {inspect.signature(row.parse).return_annotation}"
+    _, _, word = row.value.partition("|")
+    return (
+        f"{row.base.__name__} | Literal[{_quoted(word)}]"
+        if word and row.base is not str
+        else row.base.__name__
+    )
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+if __name__ == "__main__":
+    FILE.write_text(keywords(), encoding="utf-8")
