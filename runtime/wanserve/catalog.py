@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import wanrun
 from wanrun.errors import ArtifactError, UsageError, WanError
-from wanserve.names import files, without_flags
+from wanserve.names import files, page_text
 from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Model:
                     "kind": kind,
                     "required": required,
                     "many": many,
-                    "description": without_flags(self.options[name].help),
+                    "description": page_text(self.options[name]),
                 }
                 for name, kind, required, many in self.inputs
             ],

@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 import wanrun
+from wanrun.rows import Row
 
 MERGED = ("extra_body", "extra_params", "extra_json", "extra_args", "diffusers_kwargs", "nvext")
 """Objects whose entries count as fields."""
@@ -71,8 +72,17 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 """Fields of other servers that have no meaning here, with what to do instead."""
 
 
-def without_flags(text: str) -> str:
-    """Returns the help of an option with its own names of options for those of the command line."""
+def page_text(row: Row, *, default: bool = False) -> str:
+    """Returns what the page and OpenAPI say of an option: names of options in place of the command's.
+
+    Args:
+        row: the option.
+        default: whether to say which models have it, and its default.
+    """
+    text = row.page or row.help
+    if default:
+        text = f"{text.rstrip('.')}{f' ({row.models})' if row.models else ''}."
+        text += f" Default: {row.default}." if row.default else ""
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda match: _name(match[1].replace("-", "_")), text)
 
 

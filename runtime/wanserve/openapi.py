@@ -11,7 +11,7 @@ import msgspec
 import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
-from wanserve.names import MEDIA, MERGED, NO_EFFECT, files, options_by_name, without_flags
+from wanserve.names import MEDIA, MERGED, NO_EFFECT, files, options_by_name, page_text
 from wanserve.route import ERROR, TEXT, Content, Parameter, Route
 
 
@@ -53,11 +53,8 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
         if row.name in files():
             file = {"type": "string", "format": "binary"}
             own = {"anyOf": [file, {"type": "array", "items": file}]} if row.many else file
-        models = f" ({row.models})" if row.models else ""
-        text = f"{row.help.rstrip('.')}{models}."
-        if row.default:
-            text += f" Default: {row.default}."
-        properties[row.name] = {**own, "description": without_flags(text), "x-aliases": names}
+        text = page_text(row, default=True)
+        properties[row.name] = {**own, "description": text, "x-aliases": names}
     sizes = {shape["size"] for model in catalog.models.values() for shape in model.shapes()}
     properties["size"]["examples"] = sorted(sizes)
     seed = properties["seed"]

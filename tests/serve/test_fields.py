@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import re
 import tracemalloc
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 from starlette.datastructures import UploadFile
 
+import wanrun
 from helpers.asked import catalog
 from helpers.manifests import with_profiles
 from wanrun.artifact.artifact import Artifact
@@ -21,6 +23,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Model
 from wanserve.fields import Wish, read_wish
 from wanserve.forms import Form, nested
+from wanserve.names import page_text
 from wanserve.refusal import RefusedError
 
 
@@ -95,6 +98,14 @@ def options(fields: dict[str, Any], model: str = "text") -> dict[str, Any]:
 )
 def test_names(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert options(fields) == expected
+
+
+def test_the_page_names_options_as_the_api_does() -> None:
+    """And nothing that only a command has: flags, what it prints, files of the machine."""
+    texts = {row.name: page_text(row, default=True) for row in wanrun.options()}
+    assert "unless num_steps," in texts["timesteps"]
+    for text in texts.values():
+        assert not re.search(r"--[a-z]|printed|\.json", text)
 
 
 def test_options_of_two_experts() -> None:

@@ -152,6 +152,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         option(
             "Steps that were chosen for the model, instead of --steps: of the artifact, or in a .json file.",
+            page="Name of steps that were chosen for the model, instead of --steps.",
             value="NAME|FILE",
         ),
     ] = None
@@ -168,6 +169,8 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one each "
             "time, which is printed and recorded.",
+            page="Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one "
+            "each time, which is recorded.",
             value="N|random",
             parse=parse_seed,
             also="base_seed",
