@@ -79,15 +79,11 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.provenance import recognised_lines
     from wanbuild.conversion.sampling import with_sampling
     from wanbuild.lora.merge import LoraRequest, exchanged, parse_lora
+    from wanbuild.options import DTYPE_OF, PlainConvert
     from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
 
-    dtypes = {
-        "transformer": options.get("weights_dtype"),
-        "vae": options.get("vae_weights_dtype"),
-        "text_encoder": options.get("text_weights_dtype"),
-        "image_encoder": options.get("text_weights_dtype"),
-    }
+    dtypes = {name: options.get(option) for name, option in DTYPE_OF.items()}
     parts = {name: path for name in OPTIONS if (path := options.get(name)) is not None}
     experts = {"lora": None, "lora_high": "transformer", "lora_low": "transformer_2"}
     loras = [
@@ -101,15 +97,12 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         source,
         artifact,
         dtypes,
-        options.get("negative_prompt"),
-        options.get("force", False),
-        options.get("threads"),
-        options.get("revision"),
         loras,
         with_sampling(options.get("sampling"), options.get("defaults", {})),
         parts,
         options.get("configs", {}),
         parse_quantise(options.get("quantise"), options.get("keep", ())),
+        **{name: options[name] for name in PlainConvert.__struct_fields__ if name in options},
     )
     manifest = run_convert(request, report)
     if (old := leftover(artifact)) is not None:

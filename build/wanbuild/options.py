@@ -59,6 +59,19 @@ def default_rows() -> dict[str, Row]:
     return {key: by_key[key] for key in DEFAULTS}
 
 
+class PlainConvert(Struct, frozen=True, kw_only=True):
+    """The options of ``wanbuild convert`` that a conversion takes as they are given."""
+
+    revision: Annotated[
+        str | None, option("Branch, tag or commit, where SOURCE is a hub id.", default="main")
+    ] = None
+    force: Annotated[
+        bool, option("Replace an existing artifact; programs that stay valid are kept.", recipe=False)
+    ] = False
+    negative_prompt: Annotated[str | None, option("Default negative prompt of the artifact.")] = None
+    threads: Annotated[Count | None, option("Worker threads.", default="one per core", recipe=False)] = None
+
+
 class Convert(Struct, frozen=True, kw_only=True):
     """The options of ``wanbuild convert``, and of the section ``convert`` of a recipe."""
 
@@ -97,12 +110,6 @@ class Convert(Struct, frozen=True, kw_only=True):
             },
         ),
     ] = ()
-    revision: Annotated[
-        str | None, option("Branch, tag or commit, where SOURCE is a hub id.", default="main")
-    ] = None
-    force: Annotated[
-        bool, option("Replace an existing artifact; programs that stay valid are kept.", recipe=False)
-    ] = False
     weights_dtype: Annotated[
         str | None, option("Stored dtype of the transformers.", choices=STORED, default="bfloat16")
     ] = None
@@ -120,7 +127,6 @@ class Convert(Struct, frozen=True, kw_only=True):
         Sequence[str], option("Merged into the high-noise expert.", value="FILE[:SCALE]")
     ] = ()
     lora_low: Annotated[Sequence[str], option("Merged into the low-noise expert.", value="FILE[:SCALE]")] = ()
-    negative_prompt: Annotated[str | None, option("Default negative prompt of the artifact.")] = None
     sampling: Annotated[
         str | None,
         option(
@@ -162,7 +168,19 @@ class Convert(Struct, frozen=True, kw_only=True):
             value="PATTERN",
         ),
     ] = ()
-    threads: Annotated[Count | None, option("Worker threads.", default="one per core", recipe=False)] = None
+    plain: PlainConvert = PlainConvert()
+
+
+DTYPE_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "transformer": "weights_dtype",
+        "transformer_2": "weights_dtype",
+        "vae": "vae_weights_dtype",
+        "text_encoder": "text_weights_dtype",
+        "image_encoder": "text_weights_dtype",
+    }
+)
+"""The option that says how a component is stored."""
 
 
 class BuildOptions(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, compon
 from wanbuild.hub.repository import locate_source, locate_tokenizer
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
+from wanbuild.options import PlainConvert
 from wanbuild.progress import Progress
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
@@ -59,20 +60,15 @@ SPARE_BYTES = 64 * 2**20
 """Free space required beyond the weights: metadata, programs and executables."""
 
 
-@dataclass(frozen=True)
-class ConvertRequest:
+class ConvertRequest(PlainConvert, frozen=True):
     """The source, target and options of a conversion.
 
     Args:
         source: a checkpoint folder in the diffusers layout, a hub id, or an all-in-one file; None: the
             files are all there is.
         artifact: the folder to create.
-        revision: branch, tag or commit of the hub repository; None: its main branch.
         dtypes: weights dtype by component; absent components have their default dtype, and a second expert
             the first one's.
-        negative_prompt: default negative prompt; None: the variant's.
-        force: whether to replace an existing artifact.
-        threads: worker threads; None: one per core.
         loras: LoRAs to merge into the transformers, in this order.
         defaults: replacements for the variant's and the checkpoint's default options, by key.
         files: weight files by component, and the tokenizer's folder, file or hub id, that take the place of
@@ -83,15 +79,11 @@ class ConvertRequest:
 
     source: str | Path | None
     artifact: Path
-    dtypes: Mapping[str, Dtype | None] = field(default_factory=dict)
-    negative_prompt: str | None = None
-    force: bool = False
-    threads: int | None = None
-    revision: str | None = None
+    dtypes: Mapping[str, Dtype | None] = {}
     loras: Sequence[LoraRequest] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
-    configs: Mapping[str, Path] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = {}
+    files: Mapping[str, Path] = {}
+    configs: Mapping[str, Path] = {}
     quantise: Quantise | None = None
 
 

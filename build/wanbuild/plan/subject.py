@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
 
 from wanbuild.conversion.chosen import Quantise, parse_quantise
 from wanbuild.hub.repository import locate_tokenizer
+from wanbuild.options import DTYPE_OF
 from wanbuild.plan.published import (
     manifest_of,
     published_manifest,
@@ -31,16 +31,6 @@ from wanrun.errors import UsageError, shortened
 
 INDEX = "model_index.json"
 """The file that makes a folder a checkpoint."""
-
-_STORED: Mapping[str, str] = MappingProxyType(
-    {
-        "transformer": "weights_dtype",
-        "transformer_2": "weights_dtype",
-        "vae": "vae_weights_dtype",
-        "text_encoder": "text_weights_dtype",
-        "image_encoder": "text_weights_dtype",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ def model_of(recipe: Recipe, quantise: Quantise | None = None) -> Subject | None
     Raises:
         SourceError: for a damaged checkpoint.
     """
-    dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
+    dtypes = {name: recipe.convert.get(option) for name, option in DTYPE_OF.items()}
     quantise = quantise or parse_quantise(recipe.convert.get("quantise"), recipe.convert.get("keep", ()))
     parts = all_in_one(recipe.source)
     if recipe.source is not None and not parts:
