@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["given", "made_options"]
+
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import click
 
 from wancli.command import Input, Number, Output, Written, options_of
-from wanrun.rows import Row
+from wanrun.rows import MOST_TOLD, Row
 
 
 def made_options(rows: Iterable[Row]) -> list[click.Option]:
@@ -67,7 +69,7 @@ def _kind(row: Row, ranges: bool) -> Any:
         return Input(row.base, tree=row.value == "DIR")
     least, most = row.bounds
     if ranges and row.base is int and least is not None and least >= 0:
-        return click.IntRange(int(least))
+        return click.IntRange(int(least), None if most is None or most > MOST_TOLD else int(most))
     if ranges and row.base is float:
         return Number(least, most)
     return row.base

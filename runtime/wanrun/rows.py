@@ -6,7 +6,7 @@ prompts files, recipes, keywords of Python, messages and the tables in docs/comm
 
 from __future__ import annotations
 
-__all__ = ["ARGUMENT", "Row", "option", "record_of", "rows_of"]
+__all__ = ["ARGUMENT", "MOST_TOLD", "Row", "option", "record_of", "rows_of"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
-_MOST_TOLD = 1e9
+MOST_TOLD = 1e9
 """A greater bound is that of a number's type, which no message names."""
 
 ARGUMENT = Meta(extra={"argument": True})
@@ -145,7 +145,7 @@ class Row:
             return f"{self.kind} of at most {most} characters"
         if self.numbers:
             return f"1 to {most} positive numbers"
-        if least is not None and most is not None and most < _MOST_TOLD:
+        if least is not None and most is not None and most < MOST_TOLD:
             return f"{least:g} to {most:g}"
         if self.positive:
             return "a positive number"

@@ -22,8 +22,9 @@ from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
 from wanbuild.cli import wanbuild
 from wanbuild.share.card import BEGIN, END
-from wanbuild.share.pull import PullRequest, pull
-from wanbuild.share.push import PushRequest, push
+from wanbuild.share.pull import pull
+from wanbuild.share.push import push
+from wanbuild.share.requests import PullRequest, PushRequest
 from wancli.run import wanrun
 from wanhub.marker import MARKER
 from wanhub.pins import lock_file, read_pins

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +10,7 @@ import msgspec
 from wanbuild.calibrate.curve import AXIS, FILE, draw, of_schedules
 from wanbuild.calibrate.memo import Memo
 from wanbuild.calibrate.prompts import Prompts, read_prompts
+from wanbuild.calibrate.request import CalibrateRequest
 from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
 from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, search
 from wanbuild.check.embed import runnable_profiles
@@ -33,34 +32,11 @@ from wanrun.units import in_minutes
 
 Report = Callable[[str], None]
 
-CONVERGED_STEPS = 100
 MAX_MEDIA_BYTES = 2**32
 """The largest image or video whose change is noticed by its content."""
 
 SHARES = (1 / 2, 1 / 3, 1 / 5, 2 / 15)
 """Of the published steps: the numbers of steps that are chosen for where none are given."""
-
-
-@dataclass(frozen=True)
-class CalibrateRequest:
-    """What ``wanbuild calibrate`` does.
-
-    Args:
-        artifact: the artifact's folder.
-        prompts: a file of prompts; None for those of ``wanbuild.calibrate.prompts``.
-        evaluations: numbers of calls of the transformers, of which a step with guidance takes two; empty for
-            ``SHARES`` of the published steps.
-        reference_steps: steps of the runs that count as converged.
-        profile: the profile that makes the videos; None for the first one that can run here.
-        minutes: after which no further number of steps is begun; None for no limit.
-    """
-
-    artifact: Path
-    prompts: Path | None = None
-    evaluations: Sequence[int] = ()
-    reference_steps: int = CONVERGED_STEPS
-    profile: str | None = None
-    minutes: float | None = None
 
 
 def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
@@ -90,7 +66,8 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         check_calibratable(own)
         published = len(own.table.timesteps)
         most = min(published, request.reference_steps) - 1
-        counts = _counts(request.evaluations, published, most, 2 if own.options["guidance_scale"] > 1 else 1)
+        each = 2 if own.options["guidance_scale"] > 1 else 1
+        counts = _counts(request.evaluations or (), published, most, each)
         found = _searched(request, runs, prompts, counts, published, report)
     schedules = dict[str, Schedule]()
     for one in found:

@@ -5,97 +5,61 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
 from wanbuild.building import DEBUG, Building
+from wanbuild.share.requests import OciRequest, PullRequest, PushRequest
 from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
+from wancli.options import given, made_options
 from wanhub.signature import KEY_PASSWORD, SIGNATURE, signer
-from wanrun.claims import ARTIFACT, Place
+from wanrun.claims import Place
 from wanrun.errors import unwritable
+from wanrun.rows import rows_of
 from wanrun.terminal.lines import print_result, report
 
 _BILL = Place(mark=re.compile(rb'\{(?s:(?=.*"bomFormat": "CycloneDX").*"wan:content-digest")'))
-_TARGETS = click.option(
-    "--target", "targets", multiple=True, help="Repeatable; a built target.  [default: all]"
-)
-_LICENCE = click.option(
-    "--licence", metavar="SPDX", help="Of the weights, such as Apache-2.0.  [default: that of a known source]"
-)
 
 
-@click.command("oci", cls=Checked)
+@click.command("oci", cls=Checked, options=lambda: made_options(rows_of(OciRequest)))
 @takes_artifact()
-@click.option(
-    "-o",
-    "--output",
-    "output",
-    type=Output(),
-    required=True,
-    help="The layout's folder: a new one, or a layout, whose other images stay.",
-)
-@click.option("--tag", default="latest", show_default=True, help="The image's name in the layout.")
-@_TARGETS
-@_LICENCE
 @DEBUG
-def oci_command(
-    artifact: Path, output: Path, tag: str, targets: tuple[str, ...], licence: str | None
-) -> None:
+def oci_command(artifact: Path, **options: Any) -> None:
     """Writes an artifact as an OCI image layout, for registries and clusters."""
-    from wanbuild.share.oci import OciRequest, write_layout
+    from wanbuild.share.oci import write_layout
 
-    fetch_all(artifact, targets=targets)
-    digest = write_layout(OciRequest(artifact, output, tag, targets, licence), report)
-    report(f"wrote {output}:{tag}, {digest}")
+    request = OciRequest(artifact, **given(options))
+    fetch_all(artifact, targets=request.targets)
+    digest = write_layout(request, report)
+    report(f"wrote {request.output}:{request.tag}, {digest}")
 
 
-@click.command("push", cls=Building)
+@click.command("push", cls=Building, options=lambda: made_options(rows_of(PushRequest)))
 @click.argument("artifact", type=Input())
 @click.argument("repository", metavar="OWNER/NAME")
-@_TARGETS
-@click.option("--private", is_flag=True, help="Make a new repository private.")
-@_LICENCE
-@click.option(
-    "--example", type=Input(), metavar="VIDEO", help="A video that wanrun made from it, for the model card."
-)
 @DEBUG
-def push_command(
-    artifact: Path,
-    repository: str,
-    targets: tuple[str, ...],
-    private: bool,
-    licence: str | None,
-    example: Path | None,
-) -> None:
+def push_command(artifact: Path, repository: str, **options: Any) -> None:
     """Publishes an artifact on the Hugging Face hub, with a model card."""
-    from wanbuild.share.push import PushRequest, push
+    from wanbuild.share.push import push
 
-    fetch_all(artifact, targets=targets)
-    address = push(PushRequest(artifact, repository, targets, private, licence, example), report)
+    request = PushRequest(artifact, repository, **given(options))
+    fetch_all(artifact, targets=request.targets)
+    address = push(request, report)
     report(f"pushed {address}")
 
 
-@click.command("pull", cls=Building)
+@click.command("pull", cls=Building, options=lambda: made_options(rows_of(PullRequest)))
 @click.argument("address")
-@click.option(
-    "-o", "--output", type=Output(ARTIFACT), metavar="DIR", help="A folder.  [default: the user's cache]"
-)
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    help="Repeatable; a built target.  [default: those that fit this machine]",
-)
-@click.option("--all-targets", "whole", is_flag=True, help="Fetch all of the artifact.")
 @DEBUG
-def pull_command(address: str, output: Path | None, targets: tuple[str, ...], whole: bool) -> None:
+def pull_command(address: str, **options: Any) -> None:
     """Fetches an artifact's newest revision.
 
     ADDRESS is hf://OWNER/NAME[@REVISION], or the URL of its folder.
     """
-    from wanbuild.share.pull import PullRequest, pull
+    from wanbuild.share.pull import pull
 
-    folder = pull(PullRequest(address, output, targets, whole), report)
+    folder = pull(PullRequest(address, **given(options)), report)
     report(f"pulled into {folder}")
 
 
@@ -125,7 +89,9 @@ def sign_command(artifact: Path, key: Path) -> None:
 @takes_artifact()
 @click.option("-o", "--output", type=Output(_BILL), metavar="FILE", help="[default: standard output]")
 @takes_overwrite
-@_LICENCE
+@click.option(
+    "--licence", metavar="SPDX", help="Of the weights, such as Apache-2.0.  [default: that of a known source]"
+)
 @DEBUG
 def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:
     """Writes an artifact's bill of materials: CycloneDX 1.6, JSON."""

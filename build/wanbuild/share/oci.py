@@ -10,8 +10,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
 from wanbuild.share.card import licence_of
 from wanbuild.share.layers import layers_of
+from wanbuild.share.requests import OciRequest
 from wanbuild.share.tar import write_tar
 from wanhub.signature import is_signed
 from wanrun.artifact.artifact import Artifact, open_artifact
@@ -45,25 +45,6 @@ Descriptor = dict[str, Any]
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class OciRequest:
-    """What is written.
-
-    Args:
-        artifact: the artifact's folder.
-        folder: the layout's folder; images of other names that are there stay.
-        tag: the image's name in the layout.
-        targets: the targets that it has; empty for all.
-        licence: of the weights, as an SPDX expression; None for that of a known source.
-    """
-
-    artifact: Path
-    folder: Path
-    tag: str = "latest"
-    targets: Collection[str] = ()
-    licence: str | None = None
-
-
 def write_layout(request: OciRequest, report: Report) -> str:
     """Writes an artifact as an image, and returns the digest of its manifest.
 
@@ -78,7 +59,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
         ArtifactError: if the artifact is damaged.
         UsageError: for a folder that is something else, a tag that no registry takes, or an unknown target.
     """
-    folder = request.folder
+    folder = request.output
     if TAG.fullmatch(request.tag) is None:
         raise UsageError(
             "the tag is none that a registry takes",
@@ -143,7 +124,7 @@ def _write_image(request: OciRequest, artifact: Artifact, report: Report) -> Des
         content: dict[str, Path | bytes] = {name: artifact.folder / name for name in layer.files}
         if MANIFEST in content and not signed:
             content[MANIFEST] = artifact.manifest.encoded()
-        layers.append(_write_layer(request.folder, layer.title, content))
+        layers.append(_write_layer(request.output, layer.title, content))
         report(f"{layer.title:<24} {in_bytes(layers[-1]['size'])}")
     config = {
         "architecture": _architecture(artifact.manifest),
@@ -154,11 +135,11 @@ def _write_image(request: OciRequest, artifact: Artifact, report: Report) -> Des
     image = {
         "schemaVersion": 2,
         "mediaType": f"{TYPES}.manifest.v1+json",
-        "config": _write_json(request.folder, config, f"{TYPES}.config.v1+json"),
+        "config": _write_json(request.output, config, f"{TYPES}.config.v1+json"),
         "layers": layers,
         "annotations": _annotations(artifact.manifest, request.licence),
     }
-    return _write_json(request.folder, image, f"{TYPES}.manifest.v1+json")
+    return _write_json(request.output, image, f"{TYPES}.manifest.v1+json")
 
 
 def _architecture(manifest: Manifest) -> str:

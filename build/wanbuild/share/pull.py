@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.progress import Progress
+from wanbuild.share.requests import PullRequest
 from wanhub.copy import Copy
 from wanhub.marker import MARKER
 from wanhub.opening import open_newest
@@ -24,23 +25,6 @@ from wanrun.machine.environment import host_mismatches
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class PullRequest:
-    """What is fetched.
-
-    Args:
-        address: ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder.
-        folder: a new or empty folder, or one that an earlier pull has begun; None for the user's cache.
-        targets: the targets; empty for those that fit this machine.
-        whole: whether all targets are fetched.
-    """
-
-    address: str
-    folder: Path | None = None
-    targets: Collection[str] = ()
-    whole: bool = False
-
-
 def pull(request: PullRequest, report: Report) -> Path:
     """Moves the address's pin to its newest revision, and fetches it; returns the artifact's folder.
 
@@ -53,14 +37,14 @@ def pull(request: PullRequest, report: Report) -> Path:
     """
     if request.targets and request.whole:
         raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
-    if request.folder is not None:
-        _check_folder(request.folder)
+    if request.output is not None:
+        _check_folder(request.output)
     opened = open_newest(request.address, user_copies(), report)
     artifact = open_artifact(opened.folder)
     names = request.targets or (None if request.whole else _fitting(artifact))
     chosen = artifact.only(targets=names)
-    if request.folder is not None:
-        artifact = replace(artifact, folder=_begun(request.folder, artifact.folder))
+    if request.output is not None:
+        artifact = replace(artifact, folder=_begun(request.output, artifact.folder))
     copy, files = Copy(artifact, report), list(chosen.named())
     copy.discard_damaged(files)
     missing = copy.missing(files)
@@ -69,7 +53,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     opened.pin(report)
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
     report(f"{came}; targets: {', '.join(chosen.manifest.targets)}")
-    if request.folder is not None:
+    if request.output is not None:
         _finish(artifact)
     return artifact.folder
 

@@ -10,13 +10,13 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.layers import layers_of
+from wanbuild.share.requests import PushRequest
 from wanhub.address import parse_address
 from wanhub.origin import read_copied
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
@@ -45,27 +45,6 @@ CONFLICT = frozenset({409, 412})
 
 MAX_TEXT_BYTES = 2**20
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class PushRequest:
-    """What is published.
-
-    Args:
-        artifact: the artifact's folder.
-        repository: ``OWNER/NAME``; it is made if it is not there.
-        targets: the targets that are published; empty for all.
-        private: whether a new repository is private.
-        licence: of the weights, as the hub names licences (``apache-2.0``); None if it is not said.
-        example: a video that ``wanrun`` has made from this artifact, for the model card.
-    """
-
-    artifact: Path
-    repository: str
-    targets: Collection[str] = ()
-    private: bool = False
-    licence: str | None = None
-    example: Path | None = None
 
 
 def push(request: PushRequest, report: Report) -> str:

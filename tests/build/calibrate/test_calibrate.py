@@ -18,7 +18,8 @@ from PIL import Image
 from helpers.fake_pipeline import write_lines
 from helpers.manifests import with_model
 from wanbuild.calibrate import search
-from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate
+from wanbuild.calibrate.calibrate import calibrate
+from wanbuild.calibrate.request import CalibrateRequest
 from wanbuild.calibrate.runs import Runs
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest

@@ -19,7 +19,8 @@ from helpers.damage import flip, own
 from helpers.elsewhere import TARGET, build_elsewhere
 from wanbuild.cli import wanbuild
 from wanbuild.share import oci
-from wanbuild.share.oci import OciRequest, write_layout
+from wanbuild.share.oci import write_layout
+from wanbuild.share.requests import OciRequest
 from wancli.command import fetch_all
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest

@@ -1,0 +1,46 @@
+"""What is asked of ``wanbuild calibrate``: a typed record, with a row for each option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from wanrun.errors import UsageError, shortened
+from wanrun.rows import ARGUMENT, option
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Parses whole numbers separated by commas; raises UsageError for others."""
+    if not all(part.strip().isdecimal() and len(part) < 7 for part in text.split(",")):
+        raise UsageError("not a list of whole numbers", expected="such as 30,20,12", found=shortened(text))
+    return tuple(int(part) for part in text.split(","))
+
+
+class CalibrateRequest(Struct, frozen=True):
+    """What ``wanbuild calibrate`` does."""
+
+    artifact: Annotated[Path, ARGUMENT]
+    """The artifact's folder."""
+    prompts: Annotated[
+        Path | None,
+        option("A file as of wanrun --prompts; every third prompt only judges.", default="21 of many kinds"),
+    ] = None
+    evaluations: Annotated[
+        tuple[int, ...] | None,
+        option(
+            "Calls of the transformers, for guidance too.",
+            default="1/2, 1/3, 1/5 and 2/15 of the published",
+            value="N,N,...",
+            parse=parse_counts,
+        ),
+    ] = None
+    """A step with guidance takes two."""
+    reference_steps: Annotated[
+        Annotated[int, Meta(ge=10, le=1000)], option("Steps of the runs that count as converged.")
+    ] = 100
+    profile: Annotated[str | None, option("A built profile.", default="the first one", value="NAME")] = None
+    minutes: Annotated[
+        Annotated[float, Meta(ge=0)] | None, option("After which no number of steps is begun.")
+    ] = None
