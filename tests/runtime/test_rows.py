@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from msgspec import Struct
 
-from wanrun.rows import option, record_of, rows_of
+from wanrun.rows import ARGUMENT, option, record_of, rows_of
 
 
 class Inner(Struct, frozen=True, kw_only=True):
@@ -31,6 +32,34 @@ def test_a_record_in_a_field_gives_its_rows_there() -> None:
     assert (fast.base, fast.default, fast.kind) == (bool, "", "True or False")
     assert (count.default, count.also, count.kind) == ("3", ("number", "n"), "an integer")
     assert size.kind == "(width, height) in pixels"
+
+
+class Command(Struct, frozen=True):
+    place: Annotated[Path, ARGUMENT]
+    target: Annotated[str, option("Which one.")]
+    sizes: Annotated[Sequence[int], option("Several.", flag="--size", parse=int)] = ()
+    steps: Annotated[tuple[int, ...] | None, option("Numbers.")] = None
+    proxies: Annotated[bool, option("Whether.", recipe=False)] = True
+    form: Annotated[
+        str, option("Form.", choices=("a", "b"), commands={"other": {"help": "Another.", "choices": ("a",)}})
+    ] = "a"
+
+
+def test_a_row_of_a_command() -> None:
+    target, sizes, steps, proxies, form = rows_of(Command)  # without the argument
+    assert (target.required, sizes.required, proxies.opposite) == (True, False, True)
+    assert (sizes.flag, sizes.key, sizes.many, sizes.base, sizes.numbers) == (
+        "--size",
+        "sizes",
+        True,
+        int,
+        False,
+    )
+    assert sizes.parse is int and (steps.many, steps.numbers, steps.base) == (False, True, int)
+    assert not proxies.recipe and form.recipe
+    assert (form.choices, form.value) == (("a", "b"), "a|b")
+    other = form.of("other")
+    assert (other.help, other.choices, other.flag, other.default) == ("Another.", ("a",), "--form", "a")
 
 
 def test_a_record_of_values() -> None:
