@@ -65,12 +65,12 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanserve": Package(
             "wanrun wanhub wanreport",
             (
-                "devices job names process refusal retention settings",
+                "devices names process refusal retention settings video",
                 "room route sizes",
                 "catalog estimate folders forms hub keys messages metrics pipelines protocol store uploads",
                 "bodies fields running worker",
                 "board openapi",
-                "desk",
+                "queue",
                 "device intake",
                 "guard routes server_routes",
                 "service",

@@ -1,4 +1,4 @@
-"""A device at work: hands jobs to its worker one by one, and starts another worker when one has ended."""
+"""A device at work: has its worker make videos one by one, and starts another worker when one has ended."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from functools import partial
 from typing import Final
 
 from wanrun.errors import WanError, lacks_space
-from wanserve.desk import Desk
-from wanserve.job import Job
 from wanserve.messages import (
     NO_ROOM,
     Broken,
@@ -29,6 +27,8 @@ from wanserve.messages import (
 )
 from wanserve.metrics import Metrics
 from wanserve.process import WorkerProcess, how
+from wanserve.queue import Queue
+from wanserve.video import Video
 
 LOG = logging.getLogger("wanserve")
 
@@ -54,9 +54,9 @@ class Device:
     """One device.
 
     Args:
-        desk: where the jobs come from.
+        queue: where the videos come from.
         start: starts a worker.
-        job_of: returns the message that lets a worker make a job.
+        job_of: returns the message that lets a worker make a video.
         metrics: what is counted.
         first: a worker that was started already.
 
@@ -67,16 +67,16 @@ class Device:
 
     def __init__(
         self,
-        desk: Desk,
+        queue: Queue,
         start: Callable[[], WorkerProcess],
-        job_of: Callable[[Job], Run],
+        job_of: Callable[[Video], Run],
         metrics: Metrics,
         first: WorkerProcess | None = None,
     ) -> None:
-        self._desk, self._start, self._job_of, self._metrics = desk, start, job_of, metrics
+        self._queue, self._start, self._job_of, self._metrics = queue, start, job_of, metrics
         self._process = first
-        self._job: Job | None = None
-        self._told = False  # whether the worker has said anything of the job
+        self._video: Video | None = None
+        self._told = False  # whether the worker has said anything of the video
         self._free, self._stopping, self._hurried = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._free.set()
         self._worked = self._leaving = False
@@ -119,20 +119,20 @@ class Device:
         self.ready.clear()
         code = await asyncio.to_thread(process.wait)
         self._process = None
-        if not self._stopping.is_set():  # else ``settle`` has the job
+        if not self._stopping.is_set():  # else ``settle`` has the video
             await self._after(code)
         if broken is None:
             return how(code)
-        if self._desk.nothing_loads():
+        if self._queue.nothing_loads():
             raise BrokenError(broken.message, broken.exit_code)
         return broken.message
 
     async def _after(self, code: int) -> None:
-        """Lets the job of a worker that has ended run again, or fail."""
-        job, self._job = self._job, None
-        if job is not None:
+        """Lets the video of a worker that has ended run again, or fail."""
+        video, self._video = self._video, None
+        if video is not None:
             with self._stored():
-                await self._desk.lost(job, code, how(code), self._told)
+                await self._queue.lost(video, code, how(code), self._told)
         self._free.set()
 
     async def _session(self, process: WorkerProcess) -> Broken | None:
@@ -157,13 +157,13 @@ class Device:
             message = of_worker(data)
             match message:
                 case Ready():
-                    self.problem, self._desk.loads = None, True
+                    self.problem, self._queue.loads = None, True
                     self.ready.set()
                 case Broken():
                     return message
                 case Now():
                     self._told = True
-                    self._desk.now(message)
+                    self._queue.now(message)
                 case Done() | Failed() | Cancelled():
                     await self._ended(message)
         return None
@@ -178,16 +178,16 @@ class Device:
         return data if data.endswith(b"\n") else b""
 
     async def _ended(self, message: Done | Failed | Cancelled) -> None:
-        """Takes the end of a job."""
+        """Takes the end of a video."""
         with self._stored():
             if isinstance(message, Done):
-                await self._desk.done(message)
+                await self._queue.done(message)
             elif isinstance(message, Failed):
                 self._leaving = message.ends
-                await self._desk.failed(message.id, message.code, message.message)
+                await self._queue.failed(message.id, message.code, message.message)
             else:
-                await self._desk.cancelled(message.id)
-        self._worked, self._job = True, None
+                await self._queue.cancelled(message.id)
+        self._worked, self._video = True, None
         self._free.set()
 
     @contextlib.contextmanager
@@ -199,27 +199,29 @@ class Device:
             LOG.error("the state of a job cannot be stored: %s", error)
 
     async def _work(self, writer: asyncio.StreamWriter) -> None:
-        """Hands jobs to the worker, until it leaves."""
+        """Hands videos to the worker, until it leaves."""
         await self.ready.wait()
         while not self._leaving:
-            job = self._job = await self._desk.next()
+            video = self._video = await self._queue.next()
             self._told = False
             self._free.clear()
-            cancel = partial(writer.write, line(Cancel(job.id)))
+            cancel = partial(writer.write, line(Cancel(video.id)))
             with self._stored():
-                await self._desk.begin(job, cancel)
+                await self._queue.begin(video, cancel)
             try:
-                run = await asyncio.to_thread(self._job_of, job)
+                run = await asyncio.to_thread(self._job_of, video)
             except (KeyError, OSError) as error:  # a model that is no longer served; a full disk
-                LOG.error("%s cannot be begun: %r", job.id, error)
+                LOG.error("%s cannot be begun: %r", video.id, error)
                 gone = "not_begun", "the model or the disk is not there any more"
                 with self._stored():
-                    await self._desk.failed(job.id, *(("no_space", NO_ROOM) if lacks_space(error) else gone))
-                self._job = None
+                    await self._queue.failed(
+                        video.id, *(("no_space", NO_ROOM) if lacks_space(error) else gone)
+                    )
+                self._video = None
                 self._free.set()
                 continue
             writer.write(line(run))
-            if job.unwanted:  # since before the worker knew the job
+            if video.unwanted:  # since before the worker knew the video
                 cancel()
             await writer.drain()
             await self._free.wait()
@@ -229,7 +231,7 @@ class Device:
         self._hurried.set()
 
     async def stop(self, seconds: float) -> None:
-        """Ends the worker; a job that runs may end within so many seconds. ``keep`` ends after it."""
+        """Ends the worker; a video that runs may end within so many seconds. ``keep`` ends after it."""
         self._stopping.set()
         waits = [asyncio.create_task(event.wait()) for event in (self._free, self._hurried)]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -239,9 +241,9 @@ class Device:
             process.kill()
 
     async def settle(self) -> None:
-        """Lets the job of a worker that ``stop`` has ended wait for the next start; after ``keep``."""
-        job, self._job = self._job, None
-        if job is not None and not job.over:
-            job.attempts -= 1  # it was not the job's fault
+        """Lets the video of a worker that ``stop`` has ended wait for the next start; after ``keep``."""
+        video, self._video = self._video, None
+        if video is not None and not video.over:
+            video.attempts -= 1  # it was not the video's fault
             with self._stored():
-                await self._desk.put_back(job)
+                await self._queue.put_back(video)

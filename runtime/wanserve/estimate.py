@@ -1,11 +1,11 @@
-"""How far a job is, and when it ends: from what its phases took before."""
+"""How far a video is, and when it ends: from what its phases took before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from wanserve.job import Job, Live
+from wanserve.video import Live, Video
 
 WEIGHT: Final = 0.5
 """Of the newest measurement in the mean of those of a phase."""
@@ -28,16 +28,16 @@ class Estimates:
         self.times = dict(times)
 
     @staticmethod
-    def name(job: Job, phase: str) -> str:
+    def name(video: Video, phase: str) -> str:
         """The name of a time: a step's is ``step``."""
-        return f"{job.model} {job.shape['profile']} {phase}"
+        return f"{video.model} {video.shape['profile']} {phase}"
 
-    def learn(self, job: Job, seconds: Mapping[str, float], steps: int) -> dict[str, float]:
-        """Takes what a job's phases took, and returns the new means by name.
+    def learn(self, video: Video, seconds: Mapping[str, float], steps: int) -> dict[str, float]:
+        """Takes what a video's phases took, and returns the new means by name.
 
         Args:
-            job: the job.
-            seconds: by phase; loading, which most jobs have not, is left out.
+            video: the video.
+            seconds: by phase; loading, which most videos have not, is left out.
             steps: its denoising steps.
         """
         measured = {phase: value for phase, value in seconds.items() if phase in GUESSED_STEPS}
@@ -45,45 +45,45 @@ class Estimates:
             measured["step"] = seconds["steps"] / steps
         news = dict[str, float]()
         for phase, value in measured.items():
-            name = self.name(job, phase)
+            name = self.name(video, phase)
             before = self.times.get(name, value)
             news[name] = before + WEIGHT * (value - before)
         self.times |= news
         return news
 
-    def known(self, job: Job) -> bool:
-        """Whether a job of this kind was measured."""
-        return self.name(job, "step") in self.times
+    def known(self, video: Video) -> bool:
+        """Whether a video of this kind was measured."""
+        return self.name(video, "step") in self.times
 
-    def parts(self, job: Job, steps: int, step: float | None = None) -> dict[str, float]:
-        """Returns the expected seconds of each phase of a job.
+    def parts(self, video: Video, steps: int, step: float | None = None) -> dict[str, float]:
+        """Returns the expected seconds of each phase of a video.
 
         Args:
-            job: the job.
+            video: the video.
             steps: its denoising steps.
             step: seconds of a step of its own, if one was made.
         """
-        one = step or self.times.get(self.name(job, "step"), GUESSED_STEP)
+        one = step or self.times.get(self.name(video, "step"), GUESSED_STEP)
         parts = dict[str, float]()
         for phase, guess in GUESSED_STEPS.items():
-            if phase != "media" or job.media:
-                parts[phase] = self.times.get(self.name(job, phase), guess * one)
+            if phase != "media" or video.media:
+                parts[phase] = self.times.get(self.name(video, phase), guess * one)
         return {**parts, "steps": steps * one}
 
-    def total(self, job: Job) -> float | None:
-        """Returns the seconds that a waiting job takes; None if none of its kind was measured."""
-        return sum(self.parts(job, job.shape["num_steps"]).values()) if self.known(job) else None
+    def total(self, video: Video) -> float | None:
+        """Returns the seconds that a waiting video takes; None if none of its kind was measured."""
+        return sum(self.parts(video, video.shape["num_steps"]).values()) if self.known(video) else None
 
-    def follow(self, job: Job, live: Live, clock: Mapping[str, Any]) -> None:
-        """Sets the progress and the remaining seconds of a running job.
+    def follow(self, video: Video, live: Live, clock: Mapping[str, Any]) -> None:
+        """Sets the progress and the remaining seconds of a running video.
 
         Args:
-            job: the job.
+            video: the video.
             live: what is known of it; its progress never falls.
             clock: ``phase`` seconds since the phase began, and ``step`` seconds of a step of its own or None.
         """
-        steps = live.steps or job.shape["num_steps"]
-        parts = self.parts(job, steps, clock["step"])
+        steps = live.steps or video.shape["num_steps"]
+        parts = self.parts(video, steps, clock["step"])
         order = ("media", "text", "steps", "decode", "encode")
         done, left = 0.0, 0.0
         here = order.index(live.phase) if live.phase in order else -1
@@ -100,4 +100,4 @@ class Estimates:
             else:
                 left += seconds
         live.progress = max(live.progress, min(99, int(100 * done / max(done + left, 1e-9))))
-        live.remaining = left if self.known(job) or clock["step"] else None
+        live.remaining = left if self.known(video) or clock["step"] else None

@@ -28,7 +28,7 @@ OWN = ("model", "seconds", "width", "height", "format", "output_format")
 
 
 @dataclass
-class Wish:
+class Body:
     """What a client asks for.
 
     Attributes:
@@ -50,7 +50,7 @@ class Wish:
         return self.spelled.get(option, option)
 
 
-async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> Wish:
+async def read_body(form: Form, catalog: Catalog, model: str | None = None) -> Body:
     """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
 
     Args:
@@ -65,25 +65,25 @@ async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> W
     named = given.pop("model", model)
     if not isinstance(named, str | None):
         raise _mistyped("model", "a string", named)
-    wish = Wish(catalog.find(named))
+    body = Body(catalog.find(named))
     if (suffix := _format(given)) is not None:
-        wish.format, wish.spelled["format"] = suffix, "format"
+        body.format, body.spelled["format"] = suffix, "format"
     seconds = given.pop("seconds", None)
-    _take_size(given, wish)
+    _take_size(given, body)
     sent = [(name, sent_file(_option_of(name), file, name)) for name, file in form.files]
     for name, value in given.items():
         if name in MEDIA or options_by_name().get(name) in files():
             if value not in (None, ""):  # in a thread: base64 of megabytes takes a while
                 sent += [(name, one) for one in await asyncio.to_thread(list, _sent_texts(name, value))]
         else:
-            _take_option(name, value, name in form.fields, wish)
+            _take_option(name, value, name in form.fields, body)
     if seconds is not None:
-        _take_seconds(seconds, wish)
+        _take_seconds(seconds, body)
     if len(sent) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for name, one in sent:
-        await _take_file(name, one, wish)
-    return wish
+        await _take_file(name, one, body)
+    return body
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -141,7 +141,7 @@ def _format(given: dict[str, Any]) -> str | None:
     return value
 
 
-def _take_size(given: dict[str, Any], wish: Wish) -> None:
+def _take_size(given: dict[str, Any], body: Body) -> None:
     """Makes a size of width and height."""
     width, height = given.pop("width", None), given.pop("height", None)
     if width is None and height is None:
@@ -153,10 +153,10 @@ def _take_size(given: dict[str, Any], wish: Wish) -> None:
         sizes.append(whole(value, 1, 99_999, name))
     if any(options_by_name().get(name) == "size" for name in given):
         raise RefusedError("size is given twice: as size, and as width and height", param="size")
-    wish.options["size"], wish.spelled["size"] = "x".join(map(str, sizes)), "size"
+    body.options["size"], body.spelled["size"] = "x".join(map(str, sizes)), "size"
 
 
-def _take_option(name: str, value: Any, text: bool, wish: Wish) -> None:
+def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
     """Takes the value of an option; ``text`` says that it may be a form's string for another type."""
     if name in NO_EFFECT:
         if NO_EFFECT[name] and value is not None and value not in NO_EFFECT[name]:
@@ -165,21 +165,21 @@ def _take_option(name: str, value: Any, text: bool, wish: Wish) -> None:
         return
     option = options_by_name().get(name)
     if option is None:
-        raise _unknown(name, wish)
+        raise _unknown(name, body)
     if value is None:
         return
-    if option in wish.options:
-        other = wish.spell(option)
+    if option in body.options:
+        other = body.spell(option)
         raise RefusedError(f"{name} is given twice" + (f", also as {other}" * (other != name)), param=name)
     row = next(row for row in wanrun.options() if row.name == option)
-    wish.options[option], wish.spelled[option] = _typed(row, value, text, name), name
+    body.options[option], body.spelled[option] = _typed(row, value, text, name), name
 
 
-def _unknown(name: str, wish: Wish) -> RefusedError:
+def _unknown(name: str, body: Body) -> RefusedError:
     """Returns the error of a field that has no meaning here."""
     if (remedy := INSTEAD.get(name)) is not None:
         return RefusedError(f"there is no field {name}: {remedy}", param=name, code="unknown_parameter")
-    known = [*wish.model.options, *OWN]
+    known = [*body.model.options, *OWN]
     near = difflib.get_close_matches(name, [*options_by_name(), *OWN, *MEDIA], 1, 0.75)
     hint = f"use {near[0]}" if near else f"expected one of {', '.join(known)}"
     return unknown(name, f"; {hint}")
@@ -215,7 +215,7 @@ def _number(value: Any, kind: type[int] | type[float]) -> Any:
         return int(number) if kind is int and number.is_integer() else number
 
 
-def _take_seconds(value: Any, wish: Wish) -> None:
+def _take_seconds(value: Any, body: Body) -> None:
     """Chooses the built number of frames that makes so many seconds.
 
     A video of Wan has one frame more than seconds times frames per second, and published ones are a little
@@ -224,13 +224,13 @@ def _take_seconds(value: Any, wish: Wish) -> None:
     number = _number(value, float)
     if type(number) not in (int, float) or not 0 < number < 1e5:
         raise _mistyped("seconds", "a positive number", value)
-    if "num_frames" in wish.options:
+    if "num_frames" in body.options:
         raise RefusedError(
-            f"seconds and {wish.spell('num_frames')} are both given; leave one out", param="seconds"
+            f"seconds and {body.spell('num_frames')} are both given; leave one out", param="seconds"
         )
-    fps = wish.options.get("fps", wish.model.manifest.model.defaults.fps)
+    fps = body.options.get("fps", body.model.manifest.model.defaults.fps)
     rate = float(fps) if type(fps) in (int, float) and fps > 0 else 16.0
-    built = sorted({shape["num_frames"] for shape in wish.model.shapes()})
+    built = sorted({shape["num_frames"] for shape in body.model.shapes()})
     fitting = [frames for frames in built if abs(frames - number * rate) <= 1]
     if not fitting:
         lengths = ", ".join(f"{frames / rate:.4g} ({frames} frames)" for frames in built)
@@ -240,8 +240,8 @@ def _take_seconds(value: Any, wish: Wish) -> None:
             param="seconds",
             code="not_built",
         )
-    wish.options["num_frames"] = min(fitting, key=lambda frames: abs(frames - number * rate))
-    wish.spelled["num_frames"] = "seconds"
+    body.options["num_frames"] = min(fitting, key=lambda frames: abs(frames - number * rate))
+    body.spelled["num_frames"] = "seconds"
 
 
 def _option_of(name: str) -> str:
@@ -277,20 +277,20 @@ def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
         yield sent_text(option, one, name)
 
 
-async def _take_file(name: str, sent: Sent, wish: Wish) -> None:
+async def _take_file(name: str, sent: Sent, body: Body) -> None:
     """Takes an image or a video for the option that it belongs to.
 
     Raises:
         RefusedError: if the model takes none, or it is given twice.
     """
-    inputs = {option: (kind, many) for option, kind, _, many in wish.model.inputs}
+    inputs = {option: (kind, many) for option, kind, _, many in body.model.inputs}
     if sent.option not in inputs and name in MEDIA:  # a name that stands for any input
         _, kind = kind_of(await sent.head())
         sent.option = next((option for option, (takes, _) in inputs.items() if takes == kind), "")
     if sent.option not in inputs:
         taken = f"images or videos as {', '.join(inputs)} alone" if inputs else "no images or videos"
-        raise RefusedError(f"{name} cannot be used: {wish.model.name} takes {taken}", param=name)
-    if not inputs[sent.option][1] and any(other.option == sent.option for other in wish.sent):
+        raise RefusedError(f"{name} cannot be used: {body.model.name} takes {taken}", param=name)
+    if not inputs[sent.option][1] and any(other.option == sent.option for other in body.sent):
         raise RefusedError(f"{sent.option} is given twice", param=name)
-    wish.spelled.setdefault(sent.option, name.removesuffix("[]"))
-    wish.sent.append(sent)
+    body.spelled.setdefault(sent.option, name.removesuffix("[]"))
+    body.sent.append(sent)

@@ -1,4 +1,4 @@
-"""The files of a server: the database, and a folder for each job with what came and what was made."""
+"""The files of a server: the database, and a folder for each video with what came and what was made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from wanrun.errors import UsageError
-from wanserve.job import Job, Upload
+from wanserve.video import Upload, Video
 
 THUMBNAIL: Final = "thumbnail.webp"
 LAST_FRAME: Final = "last.png"
@@ -35,9 +35,9 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._jobs, self._incoming = root / "videos", root / "incoming"
+        self._videos, self._incoming = root / "videos", root / "incoming"
         try:
-            for folder in (root, self._jobs, self._incoming):
+            for folder in (root, self._videos, self._incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,7 +52,7 @@ class Folders:
 
     @property
     def database(self) -> Path:
-        """The file of the jobs."""
+        """The file of the videos."""
         return self.root / "jobs.sqlite3"
 
     @property
@@ -61,14 +61,14 @@ class Folders:
         return str(self._incoming)
 
     def clean(self, known: Collection[str], removed: Collection[str]) -> list[Path]:
-        """Removes what an end has left: folders of requests that became no jobs, and of removed jobs.
+        """Removes what an end has left: folders of requests that became no videos, and of removed videos.
 
-        What has another name is somebody else's, and stays. So do videos of jobs that nothing is known of:
+        What has another name is somebody else's, and stays. So do those that nothing is known of:
         the database may have been lost.
 
         Args:
-            known: the ids of all jobs.
-            removed: those of jobs that were removed.
+            known: the ids of all videos.
+            removed: those of videos that were removed.
 
         Returns:
             The folders that hold such videos.
@@ -77,7 +77,7 @@ class Folders:
         for folder in self._incoming.iterdir():
             if _REQUEST.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
-        for folder in self._jobs.iterdir():
+        for folder in self._videos.iterdir():
             if not _ID.fullmatch(folder.name) or folder.name in known:
                 continue
             if folder.name in removed or not (folder / "out").exists():
@@ -97,46 +97,46 @@ class Folders:
         shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, folder: Path, id: str) -> None:
-        """Makes the folder of a request that of a job."""
+        """Makes the folder of a request that of a video."""
         folder.rename(self.of(id))
 
     def of(self, id: str) -> Path:
-        """The folder of a job."""
-        return self._jobs / id
+        """The folder of a video."""
+        return self._videos / id
 
-    def upload(self, job: Job, upload: Upload) -> Path:
+    def upload(self, video: Video, upload: Upload) -> Path:
         """The stored file of an upload."""
-        return self.of(job.id) / upload.file
+        return self.of(video.id) / upload.file
 
     @staticmethod
     def names(folder: Path, uploads: Iterable[Upload]) -> dict[str, str]:
-        """Returns what clients are told for paths in the folder of a request or a job: their own names."""
+        """Returns what clients are told for paths in the folder of a request or a video: their own names."""
         return {str(folder / one.file): one.name for one in uploads} | {f"{folder}/": ""}
 
     def out(self, id: str) -> Path:
-        """Makes an empty folder for a job's results; those of an attempt before are removed."""
+        """Makes an empty folder for a video's results; those of an attempt before are removed."""
         folder = self.of(id) / "out"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
-    def result(self, job: Job, index: int, variant: str) -> Path | None:
-        """The file of one of a job's videos, or of its picture; None if there is none."""
-        count = job.shape["num_videos"]
+    def result(self, video: Video, index: int, variant: str) -> Path | None:
+        """The file of one of the videos of a request, or of its picture; None if there is none."""
+        count = video.shape["num_videos"]
         if not 0 <= index < count:
             return None
         stem = "video" if count == 1 else f"video-{index}"
-        ends = {"video": job.format, "thumbnail": THUMBNAIL, "last_frame": LAST_FRAME}
-        path = self.of(job.id) / "out" / f"{stem}.{ends[variant]}"
+        ends = {"video": video.format, "thumbnail": THUMBNAIL, "last_frame": LAST_FRAME}
+        path = self.of(video.id) / "out" / f"{stem}.{ends[variant]}"
         return path if path.is_file() else None
 
     def size(self, id: str) -> int:
-        """The bytes of a job's files."""
+        """The bytes of a video's files."""
         total = 0
         with contextlib.suppress(OSError):
             total = sum(file.stat().st_size for file in self.of(id).rglob("*") if file.is_file())
         return total
 
     def remove(self, id: str) -> None:
-        """Removes a job's files."""
+        """Removes a video's files."""
         shutil.rmtree(self.of(id), ignore_errors=True)

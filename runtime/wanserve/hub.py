@@ -1,4 +1,4 @@
-"""Tells those who listen of every change of a job: server-sent events, and requests that wait for an end."""
+"""Publishes every change of a video to server-sent events, and to requests that wait for its end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Listener:
     """One who listens.
 
     Attributes:
-        owner: whose jobs; None for those of all.
-        id: the only job; None for all.
+        owner: whose videos; None for those of all.
+        id: the only video; None for all.
     """
 
     owner: str | None
@@ -87,7 +87,7 @@ class Hub:
         self._listeners.discard(listener)
 
     def publish(self, owner: str, id: str, name: str, data: Mapping[str, Any]) -> None:
-        """Tells all who listen to a job."""
+        """Tells all who listen to a video."""
         for listener in self._listeners:
             if listener.owner in (None, owner) and listener.id in (None, id):
                 listener.put(name, data)
@@ -99,7 +99,7 @@ class Hub:
 
         Args:
             line: returns the line as the owner sees it.
-            one: returns a job; None if it does not wait.
+            one: returns a video; None if it does not wait.
         """
         lines = dict[str | None, Any]()
         for listener in self._listeners:
@@ -124,9 +124,9 @@ async def stream(
 
     Args:
         hub: where they are told.
-        owner: whose jobs; None for those of all.
-        id: the only job, with whose end the stream ends; None for all.
-        now: returns that job as it is now.
+        owner: whose videos; None for those of all.
+        id: the only video, with whose end the stream ends; None for all.
+        now: returns that video as it is now.
     """
     listener, number = hub.listen(owner, id), 0
     try:
@@ -152,7 +152,7 @@ async def stream(
 
 
 def _name(data: Mapping[str, Any]) -> str:
-    """The name of an event of one job: its phase while it waits or runs, else its state."""
+    """The name of an event of one video: its phase while it waits or runs, else its state."""
     return str(data["status"] if _over(data) else data["phase"])
 
 

@@ -1,4 +1,4 @@
-"""From a request to a job: the fields are read, files stored, and everything is checked before it waits."""
+"""From a request to a video: the fields are read, files stored, and everything is checked before it waits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from wanrun import CancelToken
 from wanrun.errors import ArtifactError, CancelledError, WanError
 from wanserve.bodies import Bodies
 from wanserve.catalog import Catalog
-from wanserve.desk import Desk
-from wanserve.fields import Wish, read_wish
+from wanserve.fields import Body, read_body
 from wanserve.folders import Folders
 from wanserve.forms import Form
-from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
+from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, closing, refused, told_with, unknown, whole
+from wanserve.video import Upload, Video
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -40,24 +40,24 @@ _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
 
 
 class Intake:
-    """Makes jobs of requests.
+    """Makes videos of requests.
 
     Args:
         catalog: the models.
-        desk: where jobs wait.
+        queue: where videos wait.
         folders: where files are stored.
     """
 
-    def __init__(self, catalog: Catalog, desk: Desk, folders: Folders) -> None:
-        self._catalog, self._desk, self._folders = catalog, desk, folders
+    def __init__(self, catalog: Catalog, queue: Queue, folders: Folders) -> None:
+        self._catalog, self._queue, self._folders = catalog, queue, folders
         self._decoders = asyncio.Semaphore(DECODERS)
         self._ending = CancelToken()
         self._own_decoder = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._own_check = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._bodies = Bodies(folders)
 
-    async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
-        """Takes a request; returns its job, and whether it is an earlier one of the same idempotency key.
+    async def accept(self, request: Request, client: Client) -> tuple[Video, bool]:
+        """Takes a request; returns its video, and whether it is an earlier one of the same idempotency key.
 
         Raises:
             RefusedError: for a request that cannot be served.
@@ -65,99 +65,99 @@ class Intake:
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
             raise RefusedError(f"the Idempotency-Key is no text of at most {MAX_KEY} characters")
-        self._desk.room.check(_length(request))
+        self._queue.room.check(_length(request))
         folder: Path | None = None
         try:
             async with self._bodies.read(request, client.name) as form:
-                wish = await read_wish(form, self._catalog)
-                folder = self._folders.incoming() if wish.sent else None
-                media = await _store(wish, folder)
-            with told_with(self._names(wish, folder, media)):
-                paths = _paths(wish.model, media, folder)
-                generation = await self._resolve(client, wish, wish.options, paths)
-            job = Job(
+                body = await read_body(form, self._catalog)
+                folder = self._folders.incoming() if body.sent else None
+                media = await _store(body, folder)
+            with told_with(self._names(body, folder, media)):
+                paths = _paths(body.model, media, folder)
+                generation = await self._resolve(client, body, body.options, paths)
+            video = Video(
                 owner=client.name,
-                model=wish.model.name,
-                options={**wish.options, "seed": generation.options["seed"]},
+                model=body.model.name,
+                options={**body.options, "seed": generation.options["seed"]},
                 media=media,
-                format=wish.format,
+                format=body.format,
                 shape=_shape(generation),
                 created=time.time(),
                 idempotency=key,
-                fingerprint=_fingerprint(wish, wish.options, media),
+                fingerprint=_fingerprint(body, body.options, media),
             )
 
             def keep() -> None:
                 if folder is not None:
-                    self._folders.keep(folder, job.id)
+                    self._folders.keep(folder, video.id)
 
-            kept = await self._desk.accept(job, keep, client.max_waiting)
-            return kept, kept is not job
+            kept = await self._queue.accept(video, keep, client.max_waiting)
+            return kept, kept is not video
         finally:
             if folder is not None and folder.exists():
                 await asyncio.to_thread(self._folders.drop, folder)
 
-    async def change(self, request: Request, client: Client, job: Job) -> None:
-        """Changes the options, the files or the position of a waiting job.
+    async def change(self, request: Request, client: Client, video: Video) -> None:
+        """Changes the options, the files or the position of a waiting video.
 
         What is not given stays; null, or an empty text of a form, takes an option or an input away.
 
         Raises:
             RefusedError: if it does not wait, or cannot be made so.
         """
-        self._desk.check_waiting(job)
-        self._desk.room.check(_length(request))
+        self._queue.check_waiting(video)
+        self._queue.room.check(_length(request))
         folder = self._folders.incoming()
         try:
             async with self._bodies.read(request, client.name) as form:
-                wish, gone, place = await self._changes(form, job)
-                news = await _store(wish, folder)
-            if wish.spelled or news or gone:
-                await self._remake(client, job, wish, gone, news, folder)
+                body, gone, place = await self._changes(form, video)
+                news = await _store(body, folder)
+            if body.spelled or news or gone:
+                await self._remake(client, video, body, gone, news, folder)
         finally:
             await asyncio.to_thread(self._folders.drop, folder)
         if place is not None:
-            self._desk.check_waiting(job)
-            await self._desk.move(job, place)
+            self._queue.check_waiting(video)
+            await self._queue.move(video, place)
 
-    async def _changes(self, form: Form, job: Job) -> tuple[Wish, set[str], int | None]:
-        """Returns what a form changes of a job: what it gives, what it takes away, and the position."""
+    async def _changes(self, form: Form, video: Video) -> tuple[Body, set[str], int | None]:
+        """Returns what a form changes of a video: what it gives, what it takes away, and the position."""
         position = form.fields.pop("position", None)
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
-        gone = {option for name in empty for option in _named(name, job)}
+        gone = {option for name in empty for option in _named(name, video)}
         form.fields = {name: value for name, value in form.fields.items() if name not in empty}
-        wish = await read_wish(form, self._catalog, job.model)
-        if wish.model.name != job.model:
+        body = await read_body(form, self._catalog, video.model)
+        if body.model.name != video.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
         place = None if position is None else whole(position, 1, 10**9, "position")
-        return wish, gone, place
+        return body, gone, place
 
     async def _remake(
-        self, client: Client, job: Job, wish: Wish, gone: set[str], news: list[Upload], folder: Path
+        self, client: Client, video: Video, body: Body, gone: set[str], news: list[Upload], folder: Path
     ) -> None:
-        """Gives a waiting job other options, and files that are in a folder."""
-        before = job.options
-        options = {name: value for name, value in before.items() if name not in gone} | wish.options
+        """Gives a waiting video other options, and files that are in a folder."""
+        before = video.options
+        options = {name: value for name, value in before.items() if name not in gone} | body.options
         replaced = {one.option for one in news} | gone
-        kept = [one for one in job.media if one.option not in replaced]
-        paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
-        own = self._folders.names(self._folders.of(job.id), kept)
-        with told_with(own | self._names(wish, folder, news)):
-            generation = await self._resolve(client, wish, options, paths)
-        self._desk.check_waiting(job)
-        if job.options is not before:
+        kept = [one for one in video.media if one.option not in replaced]
+        paths = _paths(body.model, kept, self._folders.of(video.id)) | _paths(body.model, news, folder)
+        own = self._folders.names(self._folders.of(video.id), kept)
+        with told_with(own | self._names(body, folder, news)):
+            generation = await self._resolve(client, body, options, paths)
+        self._queue.check_waiting(video)
+        if video.options is not before:
             raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
         for one in news:
-            target = self._folders.upload(job, one)
+            target = self._folders.upload(video, one)
             target.parent.mkdir(exist_ok=True)
             (folder / one.file).replace(target)
-        job.options = {**options, "seed": generation.options["seed"]}
-        job.media, job.shape = [*kept, *news], _shape(generation)
-        job.format = wish.format if "format" in wish.spelled else job.format
-        await self._desk.change(job)
+        video.options = {**options, "seed": generation.options["seed"]}
+        video.media, video.shape = [*kept, *news], _shape(generation)
+        video.format = body.format if "format" in body.spelled else video.format
+        await self._queue.change(video)
 
     async def _resolve(
-        self, client: Client, wish: Wish, options: dict[str, Any], paths: dict[str, Any]
+        self, client: Client, body: Body, options: dict[str, Any], paths: dict[str, Any]
     ) -> Generation:
         """Checks a request with its files, and returns what it makes.
 
@@ -167,33 +167,33 @@ class Intake:
         try:
             # In a thread, one of each client: ten thousand steps take a while.
             async with self._own_check[client.name]:
-                generation = await asyncio.to_thread(wish.model.resolve, {**options, **paths}, wish.spell)
+                generation = await asyncio.to_thread(body.model.resolve, {**options, **paths}, body.spell)
             if paths:
                 async with self._own_decoder[client.name], self._decoders:
                     await asyncio.to_thread(generation.read_media, cancel=self._ending, keep=False)
         except CancelledError:
             raise closing() from None
         except ArtifactError as error:
-            asked = [name for name in _SHAPE if name in wish.options]
-            raise refused(error, wish.spell, "not_built", asked) from None
+            asked = [name for name in _SHAPE if name in body.options]
+            raise refused(error, body.spell, "not_built", asked) from None
         except WanError as error:
-            raise refused(error, wish.spell) from None
+            raise refused(error, body.spell) from None
         return generation
 
     def close(self) -> None:
         """Ends what decodes, from any thread; the requests are refused."""
         self._ending.cancel()
 
-    def _names(self, wish: Wish, folder: Path | None, media: list[Upload]) -> dict[str, str]:
+    def _names(self, body: Body, folder: Path | None, media: list[Upload]) -> dict[str, str]:
         """Returns what a client is told for the server's paths."""
         files = {} if folder is None else self._folders.names(folder, media)
-        return {str(wish.model.artifact): wish.model.name, **files}
+        return {str(body.model.artifact): body.model.name, **files}
 
-    def run(self, job: Job) -> Run:
-        """Returns what tells a worker to make a job, whose folder for results is empty then."""
-        model, out = self._catalog.models[job.model], self._folders.out(job.id)
-        options = model.loaded(job.options) | _paths(model, job.media, self._folders.of(job.id))
-        return Run(job.id, job.model, options, str(out), job.format)
+    def run(self, video: Video) -> Run:
+        """Returns what tells a worker to make a video, whose folder for results is empty then."""
+        model, out = self._catalog.models[video.model], self._folders.out(video.id)
+        options = model.loaded(video.options) | _paths(model, video.media, self._folders.of(video.id))
+        return Run(video.id, video.model, options, str(out), video.format)
 
 
 def _length(request: Request) -> int:
@@ -202,14 +202,14 @@ def _length(request: Request) -> int:
     return int(length) if length.isdigit() else 0  # the guard has looked at it
 
 
-def _named(name: str, job: Job) -> set[str]:
-    """Returns the options, or the inputs, that a field without a value takes away from a job.
+def _named(name: str, video: Video) -> set[str]:
+    """Returns the options, or the inputs, that a field without a value takes away from a video.
 
     Raises:
         RefusedError: for an unknown field.
     """
     if name in MEDIA:
-        return {MEDIA[name]} if MEDIA[name] else {one.option for one in job.media}
+        return {MEDIA[name]} if MEDIA[name] else {one.option for one in video.media}
     if name in _STAND_FOR:
         return {_STAND_FOR[name]}
     option = options_by_name().get(name)
@@ -218,13 +218,13 @@ def _named(name: str, job: Job) -> set[str]:
     return set() if option is None else {option}
 
 
-async def _store(wish: Wish, folder: Path | None) -> list[Upload]:
+async def _store(body: Body, folder: Path | None) -> list[Upload]:
     """Moves the files of a request into a folder."""
     media = list[Upload]()
-    for number, sent in enumerate(wish.sent):
+    for number, sent in enumerate(body.sent):
         assert folder is not None
         media.append(await sent.store(folder, number))
-    wish.sent.clear()  # and their memory
+    body.sent.clear()  # and their memory
     return media
 
 
@@ -242,7 +242,7 @@ def _paths(model: Any, media: list[Upload], folder: Path | None) -> dict[str, An
 
 
 def _shape(generation: Generation) -> dict[str, Any]:
-    """Returns the facts of a job that are known before it runs."""
+    """Returns the facts of a video that are known before it runs."""
     profile = generation.profile
     return {
         "profile": profile.name,
@@ -254,7 +254,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _fingerprint(wish: Wish, options: dict[str, Any], media: list[Upload]) -> str:
+def _fingerprint(body: Body, options: dict[str, Any], media: list[Upload]) -> str:
     """Returns a digest that is equal for equal requests."""
-    facts = [wish.model.name, options, wish.format, [(one.option, one.digest) for one in media]]
+    facts = [body.model.name, options, body.format, [(one.option, one.digest) for one in media]]
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()

@@ -1,4 +1,4 @@
-"""The keys of clients: who a request is from, and how many of their jobs may wait."""
+"""The keys of clients: who a request is from, and how many of their videos may wait."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Client:
     """One who may use the server.
 
     Attributes:
-        name: the name of the key, which the jobs are noted under.
+        name: the name of the key, which the videos are noted under.
         digest: sha256 of the key.
-        max_waiting: the most jobs that may wait; None for no bound but the server's.
+        max_waiting: the most videos that may wait; None for no bound but the server's.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Keys:
 def read_keys(file: Path | None, variable: str | None) -> Keys:
     """Reads the keys of a file and of a variable of the environment.
 
-    Each line has a name, a key, and perhaps the number of jobs that may wait: ``alice sk-4f... 10``. Empty
+    Each line has a name, a key, and perhaps the number of videos that may wait: ``alice sk-4f... 10``. Empty
     lines, and those that begin with ``#``, are left out. In the variable ``;`` may stand for a line's end.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from wanserve.job import Job
+from wanserve.video import Video
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,16 +43,16 @@ class Metrics:
         """Shows a value that is asked for whenever the metrics are."""
         Gauge(f"wanserve_{name}", text, registry=self._registry).set_function(value)
 
-    def ended(self, job: Job) -> None:
-        """Counts a job that has ended."""
-        self._videos.labels(job.model, job.status).inc()
-        if job.error is not None:
-            self._failures.labels(job.error.code).inc()
-        if job.started is not None:
-            self._wait.observe(max(job.started - job.created, 0.0))
+    def ended(self, video: Video) -> None:
+        """Counts a video that has ended."""
+        self._videos.labels(video.model, video.status).inc()
+        if video.error is not None:
+            self._failures.labels(video.error.code).inc()
+        if video.started is not None:
+            self._wait.observe(max(video.started - video.created, 0.0))
 
     def phases(self, seconds: Mapping[str, float]) -> None:
-        """Takes what the phases of a job took."""
+        """Takes what the phases of a video took."""
         for phase, value in seconds.items():
             self._phases.labels(phase).observe(value)
 

@@ -1,4 +1,4 @@
-"""Which ended jobs are kept: those that are young enough, and the newest ones that fit."""
+"""Which ended videos are kept: those that are young enough, and the newest ones that fit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def outdated(
     kept_seconds: Callable[[str], float | None],
     keep_bytes: int | None,
 ) -> Iterator[str]:
-    """Yields the ids of the jobs to forget.
+    """Yields the ids of the videos to forget.
 
     Args:
-        ended: id, state, time of the end and bytes of each ended job, the newest first.
+        ended: id, state, time of the end and bytes of each ended video, the newest first.
         now: seconds since 1970.
-        kept_seconds: returns how long jobs of a state are kept; None for ever.
+        kept_seconds: returns how long videos of a state are kept; None for ever.
         keep_bytes: bytes that are kept; None for no bound.
     """
     total = 0

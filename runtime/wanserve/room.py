@@ -1,4 +1,4 @@
-"""Whether there is room: on the disk of the jobs, and for open files; and what is told if there is none."""
+"""Whether there is room: on the disk of the videos, and for open files; and what is told if there is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from wanrun.errors import lacks_space
-from wanserve.job import Job
 from wanserve.refusal import RefusedError
+from wanserve.video import Video
 
 RESERVE: Final = 16 << 20
-"""Bytes of the disk that no request and no video is to take: the states of jobs are stored there."""
+"""Bytes of the disk that no request and no video is to take: the states of videos are stored there."""
 
 NO_SPACE: Final = "the disk of the server is full"
 NO_FILES: Final = "the server can open no more files"
@@ -21,11 +21,11 @@ _NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class Room:
-    """The room for jobs.
+    """The room for videos.
 
     Args:
-        folder: the folder of the jobs.
-        comes_back: whether ended jobs are removed after a while, which makes room.
+        folder: the folder of the videos.
+        comes_back: whether ended videos are removed after a while, which makes room.
     """
 
     def __init__(self, folder: Path, comes_back: bool = False) -> None:
@@ -74,8 +74,8 @@ class Room:
         return RefusedError(problem, 503, code="unavailable")
 
 
-def frames_bytes(job: Job) -> int:
-    """Returns the bytes of a job's frames, more than the files of its videos take."""
-    width, height = map(int, job.shape["size"].split("x"))
-    frames = max(int(job.options.get("num_frames") or 0), job.shape["num_frames"])
-    return width * height * 3 * frames * int(job.shape["num_videos"])
+def frames_bytes(video: Video) -> int:
+    """Returns the bytes of a video's frames, more than the files of its videos take."""
+    width, height = map(int, video.shape["size"].split("x"))
+    frames = max(int(video.options.get("num_frames") or 0), video.shape["num_frames"])
+    return width * height * 3 * frames * int(video.shape["num_videos"])

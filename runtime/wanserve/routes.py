@@ -15,11 +15,10 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from wanserve import hub as hubs
 from wanserve.catalog import Catalog
-from wanserve.desk import Desk
 from wanserve.folders import Folders
 from wanserve.intake import Intake
-from wanserve.job import ENDED, Job
 from wanserve.keys import Client
+from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, one_of, whole
 from wanserve.route import (
     BINARY,
@@ -34,6 +33,7 @@ from wanserve.route import (
 )
 from wanserve.store import Store
 from wanserve.uploads import IMAGE_TYPES
+from wanserve.video import ENDED, Video
 
 TYPES: Final[Mapping[str, str]] = {
     "mp4": "video/mp4",
@@ -96,7 +96,7 @@ class Routes:
 
     Args:
         catalog: the models.
-        desk: the jobs.
+        queue: the jobs.
         intake: makes jobs of requests.
         folders: the files.
         store: the stored jobs.
@@ -105,20 +105,20 @@ class Routes:
     def __init__(
         self,
         catalog: Catalog,
-        desk: Desk,
+        queue: Queue,
         intake: Intake,
         folders: Folders,
         store: Store,
     ) -> None:
-        self._catalog, self._desk, self._intake = catalog, desk, intake
+        self._catalog, self._queue, self._intake = catalog, queue, intake
         self._folders, self._store = folders, store
         self._searching = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     @route("POST", "/v1/videos", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO)
     async def create(self, request: Request) -> Response:
         """Makes a job of a request (multipart, a form or JSON), and answers the job at once."""
-        job, earlier = await self._intake.accept(request, _client(request))
-        return self._shown(job, {"idempotent-replayed": "true"} if earlier else {})
+        video, earlier = await self._intake.accept(request, _client(request))
+        return self._shown(video, {"idempotent-replayed": "true"} if earlier else {})
 
     @route("GET", "/v1/videos", LIMIT, AFTER, ORDER, STATUS, WORDS, answer=VIDEOS)
     async def videos(self, request: Request) -> Response:
@@ -133,10 +133,10 @@ class Routes:
             found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
         if found is None:
             raise RefusedError("there is no video of the id in after", param=AFTER.name, code="not_found")
-        more, found = len(found) > limit, self._desk.current(found[:limit])
+        more, found = len(found) > limit, self._queue.current(found[:limit])
         data, size = list[msgspec.Raw](), 0
-        for job in self._desk.board.shown(*found):
-            encoded = msgspec.json.encode(job)
+        for video in self._queue.board.shown(*found):
+            encoded = msgspec.json.encode(video)
             size += len(encoded)
             if data and size > MAX_PAGE:
                 break
@@ -166,50 +166,52 @@ class Routes:
 
     async def _made(self, request: Request) -> Response:
         """Answers the first video of a request, once it is made."""
-        job, _ = await self._intake.accept(request, _client(request))
+        video, _ = await self._intake.accept(request, _client(request))
         gone = asyncio.create_task(_gone(request))
-        listener = self._desk.hub.listen(job.owner, job.id)
+        listener = self._queue.hub.listen(video.owner, video.id)
         try:
-            while not self._current(job).over:
+            while not self._current(video).over:
                 waiting = asyncio.create_task(listener.next(1.0))
                 await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
-                if self._desk.hub.closed:
-                    given = {"Retry-After": "10", "x-video-id": job.id}
+                if self._queue.hub.closed:
+                    given = {"Retry-After": "10", "x-video-id": video.id}
                     what = "the server is ending; the video waits for its next start"
                     raise RefusedError(what, 503, code="closing", headers=given)
                 if gone.done():
-                    if job.idempotency is None:
+                    if video.idempotency is None:
                         with contextlib.suppress(RefusedError):
-                            await self._desk.cancel(self._current(job))
+                            await self._queue.cancel(self._current(video))
                     return Response(status_code=499)
         finally:
             gone.cancel()
-            self._desk.hub.leave(listener)
-        return self._first_video(self._current(job))
+            self._queue.hub.leave(listener)
+        return self._first_video(self._current(video))
 
-    def _current(self, job: Job) -> Job:
+    def _current(self, video: Video) -> Video:
         """Returns a job as it is now.
 
         Raises:
             RefusedError: if it was removed.
         """
-        return self._desk.find(job.id, None)
+        return self._queue.find(video.id, None)
 
-    def _first_video(self, job: Job) -> Response:
-        if job.error is not None:
-            raise RefusedError(job.error.message, 500, code=job.error.code, headers={"x-video-id": job.id})
-        if job.status == "cancelled":
+    def _first_video(self, video: Video) -> Response:
+        if video.error is not None:
             raise RefusedError(
-                "the video was cancelled", 409, code="cancelled", headers={"x-video-id": job.id}
+                video.error.message, 500, code=video.error.code, headers={"x-video-id": video.id}
             )
-        headers = {**CACHED, "x-video-id": job.id}
-        return self._file(self._folders.result(job, 0, "video"), TYPES[job.format], headers)
+        if video.status == "cancelled":
+            raise RefusedError(
+                "the video was cancelled", 409, code="cancelled", headers={"x-video-id": video.id}
+            )
+        headers = {**CACHED, "x-video-id": video.id}
+        return self._file(self._folders.result(video, 0, "video"), TYPES[video.format], headers)
 
     @route("GET", "/v1/videos/{id}", answer=VIDEO)
     async def retrieve(self, request: Request) -> Response:
         """Answers a job."""
-        return self._shown(self._job(request))
+        return self._shown(self._video(request))
 
     @route("PATCH", "/v1/videos/{id}", body=CHANGE, answer=VIDEO)
     async def change(self, request: Request) -> Response:
@@ -217,34 +219,34 @@ class Routes:
 
         null, or an empty text of a form, takes a field away.
         """
-        job = self._job(request)
-        await self._intake.change(request, _client(request), job)
-        return self._shown(job)
+        video = self._video(request)
+        await self._intake.change(request, _client(request), video)
+        return self._shown(video)
 
     @route("DELETE", "/v1/videos/{id}", answer=OBJECT)
     async def delete(self, request: Request) -> Response:
         """Forgets a job and its files; one that runs is cancelled."""
-        job = self._job(request)
-        await self._desk.delete(job)
-        return json_answer({"id": job.id, "object": "video.deleted", "deleted": True})
+        video = self._video(request)
+        await self._queue.delete(video)
+        return json_answer({"id": video.id, "object": "video.deleted", "deleted": True})
 
     @route("POST", "/v1/videos/{id}/cancel", answer=VIDEO)
     async def cancel(self, request: Request) -> Response:
         """Cancels a job: while it waits, loads, between two steps, or before decoding."""
-        job = self._job(request)
-        await self._desk.cancel(job)
-        return self._shown(job)
+        video = self._video(request)
+        await self._queue.cancel(video)
+        return self._shown(video)
 
     @route("GET", "/v1/videos/{id}/content", VARIANT, NUMBER, answer=VIDEO_FILE)
     async def content(self, request: Request) -> Response:
         """Answers a video, its small picture or its last frame. Ranges are answered."""
-        job, variant = self._job(request), VARIANT.choice(request)
-        if job.status != "completed":
-            code = "not_ready" if not job.over else job.status
-            raise RefusedError(f"there is no content: the video is {job.status}", 409, code=code)
-        index = NUMBER.whole(request, most=job.shape["num_videos"] - 1)
-        kinds = {"video": TYPES[job.format], "thumbnail": "image/webp", "last_frame": "image/png"}
-        return self._file(self._folders.result(job, index, variant), kinds[variant], CACHED)
+        video, variant = self._video(request), VARIANT.choice(request)
+        if video.status != "completed":
+            code = "not_ready" if not video.over else video.status
+            raise RefusedError(f"there is no content: the video is {video.status}", 409, code=code)
+        index = NUMBER.whole(request, most=video.shape["num_videos"] - 1)
+        kinds = {"video": TYPES[video.format], "thumbnail": "image/webp", "last_frame": "image/png"}
+        return self._file(self._folders.result(video, index, variant), kinds[variant], CACHED)
 
     @route("GET", "/v1/videos/{id}/events", answer=EVENTS)
     async def events(self, request: Request) -> Response:
@@ -253,20 +255,22 @@ class Routes:
         They are `queued`, `loading`, `media`, `text`, `steps` (each step), `decode`, `encode`, and the
         state at the end.
         """
-        job = self._job(request)
-        return _stream(hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.board.shown(job)[0]))
+        video = self._video(request)
+        return _stream(
+            hubs.stream(self._queue.hub, video.owner, video.id, lambda: self._queue.board.shown(video)[0])
+        )
 
     @route(
         "GET", "/v1/videos/{id}/media/{option}/{index}", answer=Content(BINARY, ("application/octet-stream",))
     )
     async def media(self, request: Request) -> Response:
         """Answers a file that came with a job."""
-        job, option = self._job(request), request.path_params["option"]
-        files = [one for one in job.media if one.option == option]
+        video, option = self._video(request), request.path_params["option"]
+        files = [one for one in video.media if one.option == option]
         if not files:
             raise RefusedError("there is no such file of this video", 404, code="not_found")
         index = whole(request.path_params["index"], 0, len(files) - 1, "index")
-        path = self._folders.upload(job, files[index])
+        path = self._folders.upload(video, files[index])
         kind = IMAGE_TYPES.get(path.suffix, "application/octet-stream")
         return self._file(path if path.is_file() else None, kind)
 
@@ -283,7 +287,7 @@ class Routes:
         `position` and `remaining_seconds` of all that wait, when their places have moved, at most five
         times a second.
         """
-        return _stream(hubs.stream(self._desk.hub, _owner(request)))
+        return _stream(hubs.stream(self._queue.hub, _owner(request)))
 
     @route("GET", "/v1/models", answer=OBJECT)
     async def models(self, request: Request) -> Response:
@@ -299,13 +303,13 @@ class Routes:
             raise RefusedError("there is no such model", 404, code="model_not_found")
         return json_answer(model.shown(self._catalog.created))
 
-    def _job(self, request: Request) -> Job:
-        return self._desk.find(request.path_params["id"], _owner(request))
+    def _video(self, request: Request) -> Video:
+        return self._queue.find(request.path_params["id"], _owner(request))
 
-    def _shown(self, job: Job, headers: Mapping[str, str] | None = None) -> Response:
-        (data,) = self._desk.board.shown(job)
+    def _shown(self, video: Video, headers: Mapping[str, str] | None = None) -> Response:
+        (data,) = self._queue.board.shown(video)
         given = dict(headers or {})
-        if not job.over:
+        if not video.over:
             left = data["remaining_seconds"]
             least, most = POLL_MS
             pause = 500 if left is None else min(max(int(left * 500), least), most)

@@ -1,4 +1,4 @@
-"""A job that a worker has: what it does, and since when."""
+"""A video that a worker has: what it does, and since when."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from wanserve.job import Job, Live
 from wanserve.messages import Now
+from wanserve.video import Live, Video
 
 
 @dataclass
 class Running:
-    """A job that a worker has.
+    """A video that a worker has.
 
     Attributes:
-        job: the job.
+        video: the video.
         live: what is known of it.
         cancel: tells the worker to end it.
         removed: whether it is forgotten once it ends.
     """
 
-    job: Job
+    video: Video
     live: Live
     cancel: Callable[[], None] = lambda: None
     removed: bool = False

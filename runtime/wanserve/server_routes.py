@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wanserve import metrics
-from wanserve.desk import Desk
 from wanserve.device import Device
 from wanserve.keys import COOKIE, Keys
 from wanserve.metrics import Metrics
+from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.route import JSON, OBJECT, TEXT, Content, json_answer, route
 from wanserve.store import Store
@@ -26,7 +26,7 @@ class ServerRoutes:
     """The routes about the server itself.
 
     Args:
-        desk: the jobs.
+        queue: the jobs.
         store: the stored jobs.
         keys: the clients.
         counted: the metrics.
@@ -36,14 +36,14 @@ class ServerRoutes:
 
     def __init__(
         self,
-        desk: Desk,
+        queue: Queue,
         store: Store,
         keys: Keys,
         counted: Metrics,
         devices: Sequence[Device],
         document: bytes,
     ) -> None:
-        self._desk, self._store, self._keys = desk, store, keys
+        self._queue, self._store, self._keys = queue, store, keys
         self._metrics, self._devices, self._document = counted, devices, document
 
     @route("POST", "/session", body=KEY, answer=None, needs_key=False)
@@ -81,14 +81,14 @@ class ServerRoutes:
     @route("GET", "/readyz", answer=STATE, failure=STATE, needs_key=False)
     async def ready(self, request: Request) -> Response:
         """Answers whether a first step could run, and there is room for its video."""
-        if self._desk.closing:
+        if self._queue.closing:
             return json_answer({"status": "ending"}, 503)
-        if (lack := self._desk.lack()) is not None:
+        if (lack := self._queue.lack()) is not None:
             return json_answer({"status": lack}, 503)
         if any(device.ready.is_set() for device in self._devices):
             return json_answer({"status": "ready"})
         problem = next((device.problem for device in self._devices if device.problem), None)
-        return json_answer({"status": "loading" if problem is None else self._desk.board.told(problem)}, 503)
+        return json_answer({"status": "loading" if problem is None else self._queue.board.told(problem)}, 503)
 
     @route("GET", "/metrics", answer=Content(TEXT, ("text/plain",)))
     async def counted(self, request: Request) -> Response:

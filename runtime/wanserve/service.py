@@ -32,7 +32,6 @@ from wanreport import STYLE
 from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.catalog import Catalog
-from wanserve.desk import Desk
 from wanserve.device import Device
 from wanserve.devices import environments
 from wanserve.folders import Folders
@@ -45,6 +44,7 @@ from wanserve.metrics import Metrics
 from wanserve.openapi import openapi
 from wanserve.process import WorkerProcess
 from wanserve.protocol import BoundedProtocol
+from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.retention import outdated
 from wanserve.route import addresses, routes_of
@@ -98,8 +98,8 @@ class Service:
         self._folders = Folders(settings.data)
         self._store = Store(self._folders.database)
         self._metrics = Metrics()
-        self.desk = Desk(settings, self._folders, self._store, Hub(), self._metrics)
-        self.intake = Intake(self.catalog, self.desk, self._folders)
+        self.queue = Queue(settings, self._folders, self._store, Hub(), self._metrics)
+        self.intake = Intake(self.catalog, self.queue, self._folders)
         manifests = [model.manifest for model in self.catalog.models.values()]
         places, begin = (
             environments(manifests, settings.workers),
@@ -107,7 +107,7 @@ class Service:
         )
         self.devices = [
             Device(
-                self.desk,
+                self.queue,
                 partial(WorkerProcess, place, begin),
                 self.intake.run,
                 self._metrics,
@@ -115,23 +115,23 @@ class Service:
             )
             for number, place in enumerate(places)
         ]
-        self.desk.board.workers = len(self.devices)
+        self.queue.board.workers = len(self.devices)
         self._watch()
         self._end = asyncio.Event()
         self._grace = settings.grace_seconds
 
     def _watch(self) -> None:
         """Shows the states of the parts among the metrics."""
-        desk, devices, watch = self.desk, self.devices, self._metrics.watch
-        watch("waiting", "Jobs that wait.", lambda: len(desk.waiting))
-        watch("running", "Jobs that run.", lambda: desk.running)
+        queue, devices, watch = self.queue, self.devices, self._metrics.watch
+        watch("waiting", "Jobs that wait.", lambda: len(queue.waiting))
+        watch("running", "Jobs that run.", lambda: queue.running)
         watch("ready_workers", "Workers that are ready.", lambda: sum(one.ready.is_set() for one in devices))
 
     def app(self) -> Guard:
         """Returns the ASGI application."""
-        videos = Routes(self.catalog, self.desk, self.intake, self._folders, self._store)
+        videos = Routes(self.catalog, self.queue, self.intake, self._folders, self._store)
         document = openapi(self.catalog, ROUTES)
-        server = ServerRoutes(self.desk, self._store, self.keys, self._metrics, self.devices, document)
+        server = ServerRoutes(self.queue, self._store, self.keys, self._metrics, self.devices, document)
         page = [
             Route("/", lambda request: FileResponse(PAGE / "index.html"), methods=["GET"]),
             Route("/page/style.css", lambda request: FileResponse(STYLE), methods=["GET"]),
@@ -156,7 +156,7 @@ class Service:
 
     def _lacking(self, request: Request, error: Exception) -> Response:
         """Answers an error of the disk or of the database: for want of room, or one of our own."""
-        if (refused := self.desk.room.refusal(error)) is None:
+        if (refused := self.queue.room.refusal(error)) is None:
             raise error
         return answer(refused)
 
@@ -169,10 +169,10 @@ class Service:
 
         Raises:
             BrokenError: if the first artifact cannot be loaded.
-            UsageError: if the jobs' folder is full.
+            UsageError: if the videos' folder is full.
         """
         try:
-            await self.desk.restore()
+            await self.queue.restore()
         except sqlite3.Error as error:
             raise UsageError("the states of the jobs cannot be stored", found=error) from None
         self._take_signals()
@@ -187,18 +187,18 @@ class Service:
         try:
             await asyncio.wait({*keeping, answering, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.desk.closing = True
+            self.queue.closing = True
             await asyncio.gather(*(device.stop(self._grace) for device in self.devices))
             results = await asyncio.gather(*keeping, return_exceptions=True)
             await asyncio.gather(*(device.settle() for device in self.devices))
-            self.desk.hub.close()
+            self.queue.hub.close()
             self.intake.close()
             server.should_exit = True
             ending.cancel()
             cleaning.cancel()
             await asyncio.gather(answering, ending, cleaning, preparing, return_exceptions=True)
             with contextlib.suppress(sqlite3.Error):
-                await self.desk.store_again()
+                await self.queue.store_again()
             await asyncio.to_thread(self._store.close)
         for result in results:
             if isinstance(result, BaseException):
@@ -243,27 +243,27 @@ class Service:
             if self._end.is_set():
                 for device in self.devices:
                     device.hurry()
-            self.desk.closing = True
+            self.queue.closing = True
             self._end.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, come)
 
     async def _clean(self) -> None:
-        """Stores what could not be stored, and forgets old jobs, again and again."""
+        """Stores what could not be stored, and forgets old videos, again and again."""
         while True:
-            for step in (self.desk.store_again, self._forget_old):  # the second makes room for the first
+            for step in (self.queue.store_again, self._forget_old):  # the second makes room for the first
                 with contextlib.suppress(Exception):  # a full disk: later again
                     await step()
             await asyncio.sleep(CLEAN_SECONDS)
 
     async def _forget_old(self) -> None:
-        """Forgets jobs that are not kept."""
-        ended = await self._store.change(stored.ended_jobs)
+        """Forgets videos that are not kept."""
+        ended = await self._store.change(stored.ended_videos)
         kept, most = self._settings.kept_seconds, self._settings.keep_bytes
         for id in outdated(ended, time.time(), kept, most):
             with contextlib.suppress(RefusedError):  # removed meanwhile
-                await self.desk.delete(self.desk.find(id, None))
+                await self.queue.delete(self.queue.find(id, None))
 
 
 def _give_back_memory() -> None:

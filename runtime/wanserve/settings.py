@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wanrun import Artifact
 
 WITHOUT_VIDEO_SECONDS: Final = 7 * 86400.0
-"""How long ended jobs without a video are kept unless told otherwise: nobody makes room by removing them."""
+"""How long those that failed or were cancelled are kept unless told otherwise: nobody makes room of them."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Settings:
 
     Attributes:
         artifacts: each artifact by the name of its model; the first is loaded at the start.
-        data: the folder of the jobs and their videos.
+        data: the folder of the videos.
         loading: keywords of ``wanrun.load`` for every artifact.
         workers: processes with a device; None for one for each device, or one for a mesh.
         host: address to listen on.
@@ -30,14 +30,14 @@ class Settings:
         hosts: names in the header Host under which requests are taken; empty for any.
         origins: other sites whose pages may call the API (CORS).
         certificate: files of the TLS certificate and of its key; None for plain HTTP.
-        max_waiting: jobs that may wait, of all clients.
+        max_waiting: videos that may wait, of all clients.
         max_upload: bytes of a request's body.
         max_pixels: pixels of an uploaded image or frame.
         body_seconds: within which a request's header and then its body must come, and the longest pause of a
             client that reads an answer.
-        grace_seconds: that a running job has to end after SIGTERM; after that it waits for the next start.
-        attempts: how often a job is begun before it fails because its worker is killed each time.
-        keep_seconds: how long ended jobs are kept; None for ever, but see ``kept_seconds``.
+        grace_seconds: that a running video has to end after SIGTERM; after that it waits for the next start.
+        attempts: how often a video is begun before it fails because its worker is killed each time.
+        keep_seconds: how long ended videos are kept; None for ever, but see ``kept_seconds``.
         keep_bytes: bytes of videos that are kept, the newest first; None for no bound.
     """
 
@@ -60,7 +60,7 @@ class Settings:
     keep_bytes: int | None = None
 
     def kept_seconds(self, status: str) -> float | None:
-        """Returns how long an ended job of this state is kept; None for ever."""
+        """Returns how long an ended video of this state is kept; None for ever."""
         if self.keep_seconds is None and status != "completed":
             return WITHOUT_VIDEO_SECONDS
         return self.keep_seconds

@@ -1,4 +1,4 @@
-"""The jobs on disk: SQLite with a write-ahead log, one thread that writes, and reads that never wait."""
+"""The videos on disk: SQLite with a write-ahead log, one thread that writes, and reads that never wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from wanrun.errors import UsageError
-from wanserve.job import ENDED, Job, Status
+from wanserve.video import ENDED, Status, Video
 
 _Value = TypeVar("_Value")
 Change = Callable[[sqlite3.Connection], Any]
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS times (name TEXT PRIMARY KEY, seconds REAL NOT NULL) 
 
 
 class Store:
-    """The jobs of a server.
+    """The videos of a server.
 
     Changes go through one thread, which commits those that wait together, and are durable when ``change``
     returns. Reads see the last commit, at once.
@@ -105,9 +105,9 @@ class Store:
         self._reader.close()
         self._lists.close()
 
-    def find(self, id: str) -> Job | None:
-        """Returns the job of an id."""
-        return _job(self._reader.execute("SELECT record FROM videos WHERE id = ?", (id,)).fetchone())
+    def find(self, id: str) -> Video | None:
+        """Returns the video of an id."""
+        return _video(self._reader.execute("SELECT record FROM videos WHERE id = ?", (id,)).fetchone())
 
     def listed(
         self,
@@ -117,19 +117,19 @@ class Store:
         newest_first: bool = True,
         statuses: Sequence[str] = (),
         text: str = "",
-    ) -> list[Job] | None:
-        """Returns jobs in the order in which they were accepted, or in the reverse order; from any thread.
+    ) -> list[Video] | None:
+        """Returns videos in the order in which they were accepted, or in the reverse order; from any thread.
 
         Args:
-            owner: whose jobs; None for all.
-            limit: the most jobs.
-            after: the id of the last job of the page before.
+            owner: whose videos; None for all.
+            limit: the most videos.
+            after: the id of the last video of the page before.
             newest_first: whether the order is reversed.
             statuses: the states that are listed; empty for all.
             text: words that are in the prompts.
 
         Returns:
-            The jobs; None if the owner has no job ``after``.
+            The videos; None if the owner has no video ``after``.
         """
         where, values = list[str](), list[Any]()
         if owner is not None:
@@ -154,9 +154,9 @@ class Store:
         )
         return [_decode(record) for (record,) in rows]
 
-    def waiting(self) -> list[Job]:
-        """Returns the waiting jobs, the next one first."""
-        return list(jobs_with(self._reader, "queued"))
+    def waiting(self) -> list[Video]:
+        """Returns the waiting videos, the next one first."""
+        return list(videos_with(self._reader, "queued"))
 
     def times(self) -> dict[str, float]:
         """Returns the measured times by name."""
@@ -194,59 +194,69 @@ def _tell(future: asyncio.Future[Any], value: Any, error: BaseException | None) 
         future.set_exception(error)
 
 
-def _decode(record: bytes) -> Job:
-    return msgspec.json.decode(record, type=Job)
+def _decode(record: bytes) -> Video:
+    return msgspec.json.decode(record, type=Video)
 
 
-def _job(row: tuple[bytes] | None) -> Job | None:
+def _video(row: tuple[bytes] | None) -> Video | None:
     return None if row is None else _decode(row[0])
 
 
 _COLUMNS: Final = ("owner", "status", "rank", "ended", "bytes", "prompt", "idempotency", "record", "id")
 
 
-def _values(job: Job) -> tuple[Any, ...]:
-    """The values of a job by the columns."""
-    prompt, record = job.options["prompt"], msgspec.json.encode(job)
-    return job.owner, job.status, job.rank, job.ended, job.bytes, prompt, job.idempotency, record, job.id
+def _values(video: Video) -> tuple[Any, ...]:
+    """The values of a video by the columns."""
+    prompt, record = video.options["prompt"], msgspec.json.encode(video)
+    return (
+        video.owner,
+        video.status,
+        video.rank,
+        video.ended,
+        video.bytes,
+        prompt,
+        video.idempotency,
+        record,
+        video.id,
+    )
 
 
-def add(connection: sqlite3.Connection, job: Job) -> None:
-    """Stores a new job."""
+def add(connection: sqlite3.Connection, video: Video) -> None:
+    """Stores a new video."""
     marks = ", ".join("?" * len(_COLUMNS))
-    connection.execute(f"INSERT INTO videos ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(job))
+    connection.execute(f"INSERT INTO videos ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(video))
 
 
-def put(connection: sqlite3.Connection, job: Job) -> None:
-    """Stores a job that has changed; one that was removed meanwhile stays away."""
+def put(connection: sqlite3.Connection, video: Video) -> None:
+    """Stores a video that has changed; one that was removed meanwhile stays away."""
     changes = ", ".join(f"{name} = ?" for name in _COLUMNS[:-1])
-    connection.execute(f"UPDATE videos SET {changes} WHERE id = ?", _values(job))
+    connection.execute(f"UPDATE videos SET {changes} WHERE id = ?", _values(video))
 
 
-def with_key(connection: sqlite3.Connection, owner: str, key: str) -> Job | None:
-    """Returns the job that an owner has asked for under an idempotency key."""
+def with_key(connection: sqlite3.Connection, owner: str, key: str) -> Video | None:
+    """Returns the video that an owner has asked for under an idempotency key."""
     found = connection.execute("SELECT record FROM videos WHERE owner = ? AND idempotency = ?", (owner, key))
-    return _job(found.fetchone())
+    return _video(found.fetchone())
 
 
 def remove(connection: sqlite3.Connection, id: str) -> None:
-    """Forgets a job but its id, so that its files are removed even if the server ends before."""
+    """Forgets a video but its id, so that its files are removed even if the server ends before."""
     connection.execute("INSERT OR IGNORE INTO removed VALUES (?)", (id,))
     connection.execute("DELETE FROM videos WHERE id = ?", (id,))
 
 
 def removed(connection: sqlite3.Connection) -> list[str]:
-    """Returns the ids of the jobs that were removed."""
+    """Returns the ids of the videos that were removed."""
     return [id for (id,) in connection.execute("SELECT id FROM removed")]
 
 
 def forget_removed(connection: sqlite3.Connection) -> None:
-    """Forgets the ids of the jobs that were removed: their files are."""
+    """Forgets the ids of the videos that were removed: their files are."""
     connection.execute("DELETE FROM removed")
 
 
 def count(connection: sqlite3.Connection, status: Status, owner: str | None = None) -> int:
-    """Returns the number of jobs in a state, of all owners or of one."""
+    """Returns the number of videos in a state, of all owners or of one."""
     own = "" if owner is None else " AND owner = ?"
     values = (status,) if owner is None else (status, owner)
     found = connection.execute(f"SELECT count(*) FROM videos WHERE status = ?{own}", values)
@@ -254,19 +264,19 @@ def count(connection: sqlite3.Connection, status: Status, owner: str | None = No
 
 
 def last_rank(connection: sqlite3.Connection) -> float:
-    """Returns the rank of the last job that waits or runs; 0 if there is none."""
+    """Returns the rank of the last video that waits or runs; 0 if there is none."""
     found = connection.execute("SELECT max(rank) FROM videos WHERE status IN ('queued', 'in_progress')")
     return float(found.fetchone()[0] or 0.0)
 
 
-def jobs_with(connection: sqlite3.Connection, status: Status) -> Iterator[Job]:
-    """Yields the jobs in a state by rank."""
+def videos_with(connection: sqlite3.Connection, status: Status) -> Iterator[Video]:
+    """Yields the videos in a state by rank."""
     rows = connection.execute("SELECT record FROM videos WHERE status = ? ORDER BY rank, number", (status,))
     yield from (_decode(record) for (record,) in rows.fetchall())
 
 
-def ended_jobs(connection: sqlite3.Connection) -> list[tuple[str, str, float, int]]:
-    """Returns id, state, time of the end and bytes of every job that has ended, the newest first."""
+def ended_videos(connection: sqlite3.Connection) -> list[tuple[str, str, float, int]]:
+    """Returns id, state, time of the end and bytes of every video that has ended, the newest first."""
     marks = ", ".join("?" * len(ENDED))
     rows = connection.execute(
         f"SELECT id, status, ended, bytes FROM videos WHERE status IN ({marks}) ORDER BY ended DESC", ENDED

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 
 from starlette.datastructures import UploadFile
 
-from wanserve.job import Upload
 from wanserve.refusal import RefusedError
+from wanserve.video import Upload
 
 _DATA = re.compile(r"data:([\w.+/-]*)(?:;[\w.+-]+=[^;,]*)*(;base64)?,", re.ASCII)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:")

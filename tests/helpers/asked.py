@@ -88,7 +88,7 @@ class Asked:
 async def asked(
     folder: Path, models: dict[str, Model], keys: Keys | None = None, **settings: Any
 ) -> AsyncIterator[Asked]:
-    """The application of a server of some models, whose jobs are in a folder."""
+    """The application of a server of some models, whose videos are in a folder."""
     service = Service(Settings({}, folder, port=0, **settings), keys or Keys())
     service.catalog.models |= models
     try:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # what the server takes is not seen in its tests
 
 PROMPT = "a red fox runs through fresh snow"
 LONG = 5000
-"""Steps of a job that is still running when a test looks at it."""
+"""Steps of a video that is still running when a test looks at it."""
 
 
 @pytest.fixture
@@ -109,22 +109,22 @@ FORMS = {
 
 
 def test_the_forms_of_other_clients_give_the_same_job(server: Server) -> None:
-    jobs = []
+    videos = []
     for kind, body in FORMS.values():
         answer = server.call("POST", "/v1/videos", body, **{"content-type": kind})
         assert answer.status == 200, answer.body
-        jobs.append(server.ended(answer.json["id"]))
-    assert [job["resolved"] for job in jobs] == [jobs[0]["resolved"]] * 3
-    assert len({server.call("GET", f"/v1/videos/{job['id']}/content").body for job in jobs}) == 1
+        videos.append(server.ended(answer.json["id"]))
+    assert [video["resolved"] for video in videos] == [videos[0]["resolved"]] * 3
+    assert len({server.call("GET", f"/v1/videos/{video['id']}/content").body for video in videos}) == 1
 
 
 def test_events_tell_each_step(server: Server) -> None:
-    """The job waits behind another until somebody listens."""
-    ahead, job = make(server, num_steps=LONG), make(server, num_steps=5, seed=11)
+    """The video waits behind another until somebody listens."""
+    ahead, video = make(server, num_steps=LONG), make(server, num_steps=5, seed=11)
 
     async def listen() -> list[tuple[str, dict[str, Any]]]:
         told = list[tuple[str, dict[str, Any]]]()
-        async for event in events(server.host, server.port, f"/v1/videos/{job['id']}/events"):
+        async for event in events(server.host, server.port, f"/v1/videos/{video['id']}/events"):
             if not told:
                 await asyncio.to_thread(server.call, "POST", f"/v1/videos/{ahead['id']}/cancel")
             told.append(event)
@@ -146,7 +146,7 @@ def test_states_are_true(server: Server) -> None:
     first, second, third = (make(server, num_steps=LONG, seed=seed) for seed in (1, 2, 3))
     now = server.running(first["id"])
     assert (now["status"], now["phase"], now["position"]) == ("in_progress", "steps", None)
-    assert [server.look(job["id"])["position"] for job in (second, third)] == [1, 2]
+    assert [server.look(video["id"])["position"] for video in (second, third)] == [1, 2]
     path = f"/v1/videos/{third['id']}"
     assert server.call("PATCH", path, {"position": 1, "seed": 9, "steps": 3}).json["position"] == 1
     changed = server.look(third["id"])
@@ -175,10 +175,10 @@ def test_states_are_true(server: Server) -> None:
 
 
 def test_a_job_that_runs_is_deleted(server: Server) -> None:
-    job = make(server, num_steps=LONG)
-    server.running(job["id"])
-    assert server.call("DELETE", f"/v1/videos/{job['id']}").json["deleted"]
-    assert server.call("GET", f"/v1/videos/{job['id']}").status == 404
+    video = make(server, num_steps=LONG)
+    server.running(video["id"])
+    assert server.call("DELETE", f"/v1/videos/{video['id']}").json["deleted"]
+    assert server.call("GET", f"/v1/videos/{video['id']}").status == 404
     assert server.ended(make(server)["id"])["status"] == "completed"
 
 
@@ -197,7 +197,7 @@ def test_an_idempotency_key(server: Server) -> None:
 
 
 def test_a_key_after_a_change(server: Server) -> None:
-    """The same request is the same job, also when it was changed meanwhile."""
+    """The same request is the same video, also when it was changed meanwhile."""
     blocks = make(server, num_steps=LONG)
     fields = {"model": "toy", "prompt": PROMPT, "num_steps": 3}
     first = server.call("POST", "/v1/videos", fields, **{"idempotency-key": "changed"}).json
@@ -205,13 +205,13 @@ def test_a_key_after_a_change(server: Server) -> None:
     assert (
         server.call("POST", "/v1/videos", fields, **{"idempotency-key": "changed"}).json["id"] == first["id"]
     )
-    for job in (blocks, first):
-        server.call("DELETE", f"/v1/videos/{job['id']}")
+    for video in (blocks, first):
+        server.call("DELETE", f"/v1/videos/{video['id']}")
 
 
 def test_contents(server: Server) -> None:
-    job = server.ended(make(server)["id"])
-    path = f"/v1/videos/{job['id']}/content"
+    video = server.ended(make(server)["id"])
+    path = f"/v1/videos/{video['id']}/content"
     whole = server.call("GET", path)
     assert whole.headers["content-type"] == "video/mp4" and whole.body[4:8] == b"ftyp"
     part = server.call("GET", path, range="bytes=2-9")
@@ -232,7 +232,7 @@ def test_lists(server: Server) -> None:
         for word in ("cats", "dogs")
     ]
     found = server.call("GET", "/v1/videos?q=list_of+dogs").json
-    assert [job["id"] for job in found["data"]] == [ids[1]]
+    assert [video["id"] for video in found["data"]] == [ids[1]]
     assert server.call("GET", "/v1/videos?q=listXof").json["data"] == []
     page = server.call("GET", "/v1/videos?q=list_of&limit=1&order=asc").json
     assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[0], True)
@@ -244,9 +244,9 @@ def test_lists(server: Server) -> None:
 
 def test_formats_and_models(server: Server) -> None:
     """Two models are loaded by use; formats are those that wanrun writes."""
-    job = server.ended(make(server, model="other", format="gif", num_steps=1)["id"])
-    assert (job["model"], job["format"]) == ("other", "gif")
-    answer = server.call("GET", f"/v1/videos/{job['id']}/content")
+    video = server.ended(make(server, model="other", format="gif", num_steps=1)["id"])
+    assert (video["model"], video["format"]) == ("other", "gif")
+    answer = server.call("GET", f"/v1/videos/{video['id']}/content")
     assert answer.headers["content-type"] == "image/gif" and answer.body[:4] == b"GIF8"
     models = server.call("GET", "/v1/models").json["data"]
     assert [model["id"] for model in models] == ["toy", "other"]

@@ -1,4 +1,4 @@
-"""Jobs at a desk whose workers are threads of the test: what becomes of jobs, whatever a worker does."""
+"""Videos at a queue whose workers are threads of the test: what becomes of videos, whatever a worker does."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers.jobs import job
+from helpers.videos import video
 from wanserve import store as stored
-from wanserve.desk import Desk
 from wanserve.device import BrokenError, Device
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.job import Job
 from wanserve.messages import Broken, Cancel, Cancelled, Done, Failed, Now, Ready, Run, line, to_worker
 from wanserve.metrics import Metrics
+from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.room import frames_bytes
 from wanserve.settings import Settings
 from wanserve.store import Store
+from wanserve.video import Video
 
 Talk = Callable[["Worker", Run], Any]
 
@@ -84,23 +84,23 @@ def works_on(worker: Worker, run: Run) -> None:
 
 
 class House:
-    """A desk with a device, whose workers are what ``start`` gives."""
+    """A queue with a device, whose workers are what ``start`` gives."""
 
     def __init__(self, folder: Path, start: Callable[[], Any], **settings: Any) -> None:
         self.folders = Folders(folder)
         self.store = Store(self.folders.database)
         self.settings = Settings({}, folder, **settings)
-        self.desk = Desk(self.settings, self.folders, self.store, Hub(), Metrics())
-        self.device = Device(self.desk, start, self.run, Metrics())
+        self.queue = Queue(self.settings, self.folders, self.store, Hub(), Metrics())
+        self.device = Device(self.queue, start, self.run, Metrics())
 
     @staticmethod
-    def run(job: Job) -> Run:
-        if job.model == "gone":
-            raise KeyError(job.model)
-        return Run(job.id, job.model, {}, "", "mp4")
+    def run(video: Video) -> Run:
+        if video.model == "gone":
+            raise KeyError(video.model)
+        return Run(video.id, video.model, {}, "", "mp4")
 
-    async def ask(self, **fields: Any) -> Job:
-        return await self.desk.accept(job(**fields), lambda: None)
+    async def ask(self, **fields: Any) -> Video:
+        return await self.queue.accept(video(**fields), lambda: None)
 
     async def until(self, check: Callable[[], Any], seconds: float = 5) -> None:
         end = time.monotonic() + seconds
@@ -110,7 +110,7 @@ class House:
 
     async def stop(self, keeping: asyncio.Task[None], seconds: float = 0) -> None:
         """As the service does."""
-        self.desk.closing = True
+        self.queue.closing = True
         await self.device.stop(seconds)
         async with asyncio.timeout(5):
             await asyncio.gather(keeping, return_exceptions=True)
@@ -144,12 +144,12 @@ def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
     async def test() -> None:
         start, started = workers(Worker(full, 12), Worker(makes))
         house = House(tmp_path, start)
-        jobs = [await house.ask() for _ in range(2)]
+        videos = [await house.ask() for _ in range(2)]
         keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: all(one.over for one in jobs))
-        assert [one.status for one in jobs] == ["failed", "completed"]
-        assert jobs[0].error is not None and jobs[0].error.code == "out_of_memory"
-        assert [len(one.runs) for one in started] == [1, 1] and jobs[1].attempts == 1
+        await house.until(lambda: all(one.over for one in videos))
+        assert [one.status for one in videos] == ["failed", "completed"]
+        assert videos[0].error is not None and videos[0].error.code == "out_of_memory"
+        assert [len(one.runs) for one in started] == [1, 1] and videos[1].attempts == 1
         await house.stop(keeping)
 
     run(test())
@@ -161,10 +161,10 @@ def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
     async def test() -> None:
         start, started = workers(Worker(makes))
         house = House(tmp_path, start)
-        jobs = [await house.ask(model="gone"), await house.ask()]
+        videos = [await house.ask(model="gone"), await house.ask()]
         keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: all(one.over for one in jobs))
-        assert [one.status for one in jobs] == ["failed", "completed"] and len(started) == 1
+        await house.until(lambda: all(one.over for one in videos))
+        assert [one.status for one in videos] == ["failed", "completed"] and len(started) == 1
         await house.stop(keeping)
 
     run(test())
@@ -219,7 +219,7 @@ def test_a_stop_gives_back_what_runs_and_cancels_what_was_to_be(tmp_path: Path) 
         house = House(tmp_path / "a", start)
         one = await house.ask()
         keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: one.status == "in_progress" and house.desk.running)
+        await house.until(lambda: one.status == "in_progress" and house.queue.running)
         await house.stop(keeping, seconds=0.05)
         assert (one.status, one.attempts) == ("queued", 0)
 
@@ -246,7 +246,7 @@ def test_nothing_can_be_loaded(tmp_path: Path) -> None:
         house.store.close()
         start, started = workers(Worker(makes, 3, Broken("full", 1)), Worker(makes))
         house = House(tmp_path / "b", start)
-        house.desk.loads = True
+        house.queue.loads = True
         keeping = asyncio.create_task(house.device.keep())
         await house.until(lambda: len(started) == 2 and house.device.ready.is_set())
         await house.stop(keeping)
@@ -255,7 +255,7 @@ def test_nothing_can_be_loaded(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Callable[..., House]]:
+def queue(tmp_path: Path) -> Iterator[Callable[..., House]]:
     houses = list[House]()
 
     def make(**settings: Any) -> House:
@@ -267,110 +267,110 @@ def desk(tmp_path: Path) -> Iterator[Callable[..., House]]:
         house.store.close()
 
 
-def test_two_cancels_at_once(desk: Callable[[], House]) -> None:
+def test_two_cancels_at_once(queue: Callable[[], House]) -> None:
     async def test() -> None:
-        house = desk()
+        house = queue()
         one = await house.ask()
-        found = [house.desk.find(one.id, None) for _ in range(4)]
-        results = await asyncio.gather(*map(house.desk.cancel, found), return_exceptions=True)
+        found = [house.queue.find(one.id, None) for _ in range(4)]
+        results = await asyncio.gather(*map(house.queue.cancel, found), return_exceptions=True)
         assert [type(each) for each in results] == [type(None), *[RefusedError] * 3]
-        assert house.desk.find(one.id, None).status == "cancelled"
+        assert house.queue.find(one.id, None).status == "cancelled"
 
     run(test())
 
 
-def test_an_end_that_cannot_be_stored(desk: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_cannot_be_stored(queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk: it is known all the same, and stored later."""
 
     async def test() -> None:
-        house = desk()
+        house = queue()
         one = await house.ask()
 
-        def full(connection: sqlite3.Connection, job: Job) -> None:
+        def full(connection: sqlite3.Connection, video: Video) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
         put = stored.put
         monkeypatch.setattr(stored, "put", full)
         with pytest.raises(sqlite3.OperationalError):
-            await house.desk.cancel(one)
-        assert house.desk.find(one.id, None).status == "cancelled"
-        assert house.desk.current([house.store.find(one.id) or one])[0].status == "cancelled"
+            await house.queue.cancel(one)
+        assert house.queue.find(one.id, None).status == "cancelled"
+        assert house.queue.current([house.store.find(one.id) or one])[0].status == "cancelled"
         monkeypatch.setattr(stored, "put", put)
-        await house.desk.store_again()
+        await house.queue.store_again()
         found = house.store.find(one.id)
         assert found is not None and found.status == "cancelled"
 
     run(test())
 
 
-def test_a_removal_that_cannot_be_stored(desk: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: the job is gone all the same, its key is free, and that is stored later."""
+def test_a_removal_that_cannot_be_stored(queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the video is gone all the same, its key is free, and that is stored later."""
 
     async def test() -> None:
-        house = desk()
+        house = queue()
         runs, again, _ = [await house.ask(idempotency=key) for key in "abc"]
-        await house.desk.begin(await house.desk.next(), lambda: None)
-        jobs, listener = [runs, again], house.desk.hub.listen(None)
-        folders = [house.folders.out(one.id) for one in jobs]
+        await house.queue.begin(await house.queue.next(), lambda: None)
+        videos, listener = [runs, again], house.queue.hub.listen(None)
+        folders = [house.folders.out(one.id) for one in videos]
 
         def full(connection: sqlite3.Connection, id: str) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
         with monkeypatch.context() as patch:
             patch.setattr(stored, "remove", full)
-            for one in jobs:
+            for one in videos:
                 with pytest.raises(sqlite3.OperationalError):
-                    await house.desk.delete(one)
-            await house.desk.cancelled(runs.id)
-            for one in jobs:
+                    await house.queue.delete(one)
+            await house.queue.cancelled(runs.id)
+            for one in videos:
                 with pytest.raises(RefusedError, match="there is no video"):
-                    house.desk.find(one.id, None)
-            assert len(house.desk.current(house.store.listed(None, 9) or [])) == 1
+                    house.queue.find(one.id, None)
+            assert len(house.queue.current(house.store.listed(None, 9) or [])) == 1
             assert not any(folder.exists() for folder in folders)
-        assert [(await listener.next(1) or ("",))[0] for _ in jobs] == ["deleted"] * 2
+        assert [(await listener.next(1) or ("",))[0] for _ in videos] == ["deleted"] * 2
         new = await house.ask(idempotency="b")
-        assert house.desk.find(new.id, None) is new and house.store.find(again.id) is None
-        await house.desk.store_again()
-        assert not any(house.store.find(one.id) for one in jobs)
+        assert house.queue.find(new.id, None) is new and house.store.find(again.id) is None
+        await house.queue.store_again()
+        assert not any(house.store.find(one.id) for one in videos)
 
     run(test())
 
 
 def test_a_job_that_has_no_room_holds_up_no_other(
-    desk: Callable[[], House], monkeypatch: pytest.MonkeyPatch
+    queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first that fits beside those that run is next; and one that is put back has its place again."""
 
     async def test() -> None:
-        house = desk()
-        plain = job()
+        house = queue()
+        plain = video()
         large = await house.ask(shape={**plain.shape, "num_frames": 10**9})
         small = [await house.ask() for _ in range(2)]
-        monkeypatch.setattr(house.desk.room, "left", lambda: frames_bytes(plain) * 3 // 2)
-        first = await house.desk.next()
-        assert first is small[0] and house.desk.lack() is None
+        monkeypatch.setattr(house.queue.room, "left", lambda: frames_bytes(plain) * 3 // 2)
+        first = await house.queue.next()
+        assert first is small[0] and house.queue.lack() is None
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(house.desk.next(), 0.02)
-        assert house.desk.waiting == [large, small[1]]
-        listener = house.desk.hub.listen(None)
-        await house.desk.put_back(first)
-        assert house.desk.waiting == [large, *small]
+            await asyncio.wait_for(house.queue.next(), 0.02)
+        assert house.queue.waiting == [large, small[1]]
+        listener = house.queue.hub.listen(None)
+        await house.queue.put_back(first)
+        assert house.queue.waiting == [large, *small]
         assert [(await listener.next(1) or ("",))[0] for _ in range(2)] == ["video", "queue"]
 
     run(test())
 
 
-def test_a_long_line_is_told_at_once(desk: Callable[..., House]) -> None:
-    """Its moves are one event for each who listens, of its own jobs, and nobody is sent away for them."""
+def test_a_long_line_is_told_at_once(queue: Callable[..., House]) -> None:
+    """Its moves are one event for each who listens, of its own videos, and nobody is sent away for them."""
 
     async def test() -> None:
-        house = desk(max_waiting=700)
-        jobs = await asyncio.gather(*(house.ask(owner="ab"[number % 2]) for number in range(510)))
-        everybody, one_key = house.desk.hub.listen(None), house.desk.hub.listen("b")
-        alone = house.desk.hub.listen("b", jobs[-1].id)
-        for gone in jobs[:3]:
-            await house.desk.delete(gone)
-        await house.desk.move(jobs[-1], 2)
+        house = queue(max_waiting=700)
+        videos = await asyncio.gather(*(house.ask(owner="ab"[number % 2]) for number in range(510)))
+        everybody, one_key = house.queue.hub.listen(None), house.queue.hub.listen("b")
+        alone = house.queue.hub.listen("b", videos[-1].id)
+        for gone in videos[:3]:
+            await house.queue.delete(gone)
+        await house.queue.move(videos[-1], 2)
         heard = [await everybody.next(2) for _ in range(4)]
         assert [event and event[0] for event in heard] == ["deleted"] * 3 + ["queue"]
         places = msgspec.json.decode(heard[3][1])["waiting"]  # type: ignore[index, arg-type]
@@ -383,19 +383,19 @@ def test_a_long_line_is_told_at_once(desk: Callable[..., House]) -> None:
     run(test())
 
 
-def test_nobody_hears_of_a_job_after_it_was_deleted(desk: Callable[[], House]) -> None:
+def test_nobody_hears_of_a_job_after_it_was_deleted(queue: Callable[[], House]) -> None:
     async def test() -> None:
-        house = desk()
+        house = queue()
         await house.ask()
-        one, listener = await house.desk.next(), house.desk.hub.listen(None)
-        await house.desk.begin(one, lambda: None)
-        await house.desk.delete(one)
-        house.desk.now(Now(one.id, "steps", 3, 9))
-        await house.desk.cancelled(one.id)
+        one, listener = await house.queue.next(), house.queue.hub.listen(None)
+        await house.queue.begin(one, lambda: None)
+        await house.queue.delete(one)
+        house.queue.now(Now(one.id, "steps", 3, 9))
+        await house.queue.cancelled(one.id)
         heard = [event async for event in _all(listener)]
         assert [name for name, _ in heard][-1] == "deleted"
         with pytest.raises(RefusedError, match="there is no video"):
-            house.desk.find(one.id, None)
+            house.queue.find(one.id, None)
 
     async def _all(listener: Any) -> Any:
         while (event := await listener.next(0.05)) is not None:
@@ -404,21 +404,21 @@ def test_nobody_hears_of_a_job_after_it_was_deleted(desk: Callable[[], House]) -
     run(test())
 
 
-def test_moves_and_restarts(desk: Callable[[], House], tmp_path: Path) -> None:
+def test_moves_and_restarts(queue: Callable[[], House], tmp_path: Path) -> None:
     """The order is stored; what was running waits again, and that it ran is not held against it."""
 
     async def test() -> None:
-        house = desk()
-        jobs = [await house.ask(owner=owner) for owner in "aabaa"]
-        await house.desk.move(jobs[4], 1)
-        await house.desk.move(jobs[0], 99)
-        order = [jobs.index(one) for one in house.desk.waiting]
+        house = queue()
+        videos = [await house.ask(owner=owner) for owner in "aabaa"]
+        await house.queue.move(videos[4], 1)
+        await house.queue.move(videos[0], 99)
+        order = [videos.index(one) for one in house.queue.waiting]
         assert order == [4, 1, 2, 3, 0]  # the one of b has kept its place
-        first = await house.desk.next()
-        await house.desk.begin(first, lambda: None)
-        other = Desk(house.settings, house.folders, house.store, Hub(), Metrics())
+        first = await house.queue.next()
+        await house.queue.begin(first, lambda: None)
+        other = Queue(house.settings, house.folders, house.store, Hub(), Metrics())
         await other.restore()
-        assert [one.id for one in other.waiting] == [jobs[index].id for index in order]
+        assert [one.id for one in other.waiting] == [videos[index].id for index in order]
         assert other.waiting[0].attempts == 0
         live = other.board.live(other.waiting[2])
         assert live is not None and live.position == 3

@@ -16,8 +16,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from helpers.asked import asked, catalog
-from helpers.jobs import job
 from helpers.manifests import with_profiles
+from helpers.videos import video
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanserve import bodies, room, service
@@ -68,7 +68,7 @@ def test_the_job_of_another_key_is_not_there(tmp_path: Path) -> None:
 
 
 def test_every_field_of_any_type(tmp_path: Path) -> None:
-    """One line with a status of 4xx, or a job: no error of our own."""
+    """One line with a status of 4xx, or a video: no error of our own."""
     names = {*options_by_name(), *MEDIA, *MERGED, *NO_EFFECT, *INSTEAD, *OWN, "position"}
 
     async def test() -> None:
@@ -152,7 +152,7 @@ def _raises(error: Exception) -> Callable[..., Any]:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line for each request, not ready, and no job begins; when to try again only if room is made."""
+    """One line for each request, not ready, and no video begins; when to try again only if room is made."""
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
 
@@ -176,9 +176,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                         ready = await server.call("GET", "/readyz")
                         assert (ready.status, ready.json) == (503, {"status": NO_SPACE})
                         with pytest.raises(TimeoutError):
-                            await asyncio.wait_for(server.service.desk.next(), 0.02)
-            assert len(server.service.desk.waiting) == 1
-            await asyncio.wait_for(server.service.desk.next(), 1)
+                            await asyncio.wait_for(server.service.queue.next(), 0.02)
+            assert len(server.service.queue.waiting) == 1
+            await asyncio.wait_for(server.service.queue.next(), 1)
 
     for comes_back in (False, True):
         asyncio.run(test(comes_back))
@@ -191,7 +191,9 @@ def test_old_jobs_go_while_nothing_can_be_stored(tmp_path: Path, monkeypatch: py
         async with asked(tmp_path, catalog().models, keep_seconds=-1.0) as server:
             id = (await server.call("POST", "/v1/videos", PLAIN)).json["id"]
             await server.call("POST", f"/v1/videos/{id}/cancel")
-            monkeypatch.setattr(server.service.desk, "store_again", _raises(sqlite3.OperationalError("full")))
+            monkeypatch.setattr(
+                server.service.queue, "store_again", _raises(sqlite3.OperationalError("full"))
+            )
             cleaning = asyncio.create_task(server.service._clean())
             while (await server.call("GET", f"/v1/videos/{id}")).status == 200:
                 await asyncio.sleep(0.001)
@@ -208,8 +210,8 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.refusal(sqlite3.OperationalError("x")) is None
     monkeypatch.setattr(room.os, "open", _raises(OSError(errno.EMFILE, "x")))
     assert one.lack() == NO_FILES
-    long = job(options={"prompt": "p", "seed": 0, "num_frames": 100})
-    assert (frames_bytes(job()), frames_bytes(long)) == (96 * 64 * 3 * 9, 96 * 64 * 3 * 100)
+    long = video(options={"prompt": "p", "seed": 0, "num_frames": 100})
+    assert (frames_bytes(video()), frames_bytes(long)) == (96 * 64 * 3 * 9, 96 * 64 * 3 * 100)
 
 
 def test_small_bodies_of_a_client_are_read_one_at_a_time(tmp_path: Path) -> None:
@@ -310,12 +312,12 @@ def test_a_key_has_a_part_of_the_connections(tmp_path: Path) -> None:
         async with asked(tmp_path, catalog().models, KEYS) as server:
             server.app._most_open = 2
             streams = [asyncio.create_task(server.call("GET", "/v1/events", **key("a"))) for _ in range(2)]
-            while server.service.desk.hub.wanted is False:
+            while server.service.queue.hub.wanted is False:
                 await asyncio.sleep(0.001)
             told = await server.refused("GET", "/v1/models", **key("a"))
             assert told[:2] == (429, "too_many_requests")
             assert (await server.call("GET", "/v1/models", **key("b"))).status == 200
-            server.service.desk.hub.close()
+            server.service.queue.hub.close()
             await asyncio.gather(*streams)
             assert (await server.call("GET", "/v1/models", **key("a"))).status == 200
 

@@ -21,7 +21,7 @@ from helpers.manifests import with_profiles
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Model
-from wanserve.fields import Wish, read_wish
+from wanserve.fields import Body, read_body
 from wanserve.forms import Form, nested
 from wanserve.names import page_text
 from wanserve.refusal import RefusedError
@@ -53,17 +53,17 @@ def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
         Model("text", plain.artifact, "stream").resolve({"prompt": "p"}, str)
 
 
-def wish(fields: dict[str, Any], model: str = "text", **files: bytes) -> Wish:
+def body(fields: dict[str, Any], model: str = "text", **files: bytes) -> Body:
     """What is read of fields, as JSON gives them, and of files."""
     uploads = [
         (name, UploadFile(io.BytesIO(data), size=len(data), filename=f"{name}.x"))
         for name, data in files.items()
     ]
-    return asyncio.run(read_wish(Form({"prompt": "p", **fields}, uploads), catalog(), model))
+    return asyncio.run(read_body(Form({"prompt": "p", **fields}, uploads), catalog(), model))
 
 
 def options(fields: dict[str, Any], model: str = "text") -> dict[str, Any]:
-    found = wish(fields, model).options
+    found = body(fields, model).options
     return {name: value for name, value in found.items() if name != "prompt"}
 
 
@@ -146,7 +146,7 @@ def test_options_of_two_experts() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], param: str, line: str) -> None:
     with pytest.raises(RefusedError) as caught:
-        wish(fields)
+        body(fields)
     assert caught.value.param == param
     assert line in caught.value.body["error"]["message"]
 
@@ -168,7 +168,7 @@ def test_what_is_refused(fields: dict[str, Any], param: str, line: str) -> None:
 def test_images_in_fields(fields: dict[str, Any], given: list[str]) -> None:
     if "A" * 400 in str(fields):  # base64 of any length
         fields = {"image_reference": base64.b64encode(png() + bytes(400)).decode()}
-    assert [sent.option for sent in wish(fields, "full").sent] == given
+    assert [sent.option for sent in body(fields, "full").sent] == given
 
 
 def test_what_a_long_text_becomes_is_bounded() -> None:
@@ -178,7 +178,7 @@ def test_what_a_long_text_becomes_is_bounded() -> None:
     for name, text in texts.items():
         tracemalloc.start()
         with contextlib.suppress(RefusedError):
-            found = wish({name: text}, "full")
+            found = body({name: text}, "full")
             assert name == "timesteps" or found.sent[0].source == bytes(many // 2 * 3)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -186,9 +186,9 @@ def test_what_a_long_text_becomes_is_bounded() -> None:
 
 
 def test_files() -> None:
-    found = wish({}, "full", input_reference=png(), mask=VIDEO).sent
+    found = body({}, "full", input_reference=png(), mask=VIDEO).sent
     assert [sent.option for sent in found] == ["image", "mask"]
-    found = wish({}, "full", input_reference=VIDEO).sent
+    found = body({}, "full", input_reference=VIDEO).sent
     assert [sent.option for sent in found] == ["video"]
 
 
@@ -214,28 +214,28 @@ def test_files() -> None:
 )
 def test_images_that_are_refused(value: Any, line: str) -> None:
     with pytest.raises(RefusedError, match="image") as caught:
-        wish({"image": value}, "full")
+        body({"image": value}, "full")
     assert line in str(caught.value)
     assert "/etc" not in caught.value.body["error"]["message"]
 
 
 def test_one_image_is_one_image() -> None:
     with pytest.raises(RefusedError, match="image is given twice"):
-        wish({"image": DATA, "input_reference": DATA}, "full")
+        body({"image": DATA, "input_reference": DATA}, "full")
     with pytest.raises(RefusedError, match=r"the field 'steps' takes no file; expected one of image"):
-        wish({}, "full", steps=png())
+        body({}, "full", steps=png())
     with pytest.raises(
         RefusedError, match="last_image cannot be used: full takes images or videos as image, video, mask"
     ):
-        wish({}, "full", last_image=png())
+        body({}, "full", last_image=png())
     with pytest.raises(RefusedError, match="is an empty file"):
-        wish({}, "full", image=b"")
+        body({}, "full", image=b"")
 
 
 def test_the_artifact_decides() -> None:
     """What is built is told by the record's own line, under the client's names, and nothing is loaded."""
     model = catalog().models["text"]
-    found = wish({"num_inference_steps": "many"})
+    found = body({"num_inference_steps": "many"})
     with pytest.raises(Exception, match="wrong type") as caught:
         model.resolve(found.options, found.spell)
     assert caught.value.spelled(found.spell).startswith(

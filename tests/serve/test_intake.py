@@ -32,11 +32,11 @@ class Slow:
 def test_each_client_decodes_one_thing_at_a_time() -> None:
     nobody: Any = None
     intake, slow = Intake(nobody, nobody, nobody), Slow()
-    wish: Any = SimpleNamespace(model=SimpleNamespace(resolve=lambda options, spell: slow), spell=str)
+    body: Any = SimpleNamespace(model=SimpleNamespace(resolve=lambda options, spell: slow), spell=str)
 
     async def ask(name: str) -> None:
         with pytest.raises(RefusedError) as caught:
-            await intake._resolve(Client(name, b""), wish, {}, {"image": "a.png"})
+            await intake._resolve(Client(name, b""), body, {}, {"image": "a.png"})
         assert caught.value.status == 503
 
     async def main() -> None:

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.jobs import job
 from helpers.manifests import full_manifest, plain_manifest
 from helpers.special_files import KINDS, within
+from helpers.videos import video
 from wanrun.errors import UsageError
 from wanserve.devices import environments
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
 from wanserve.hub import Hub, stream
-from wanserve.job import Live, Upload
 from wanserve.keys import COOKIE, Keys, read_keys
 from wanserve.process import how
 from wanserve.refusal import RefusedError, told_with, without_paths
@@ -27,6 +26,7 @@ from wanserve.retention import outdated
 from wanserve.service import check_certificate
 from wanserve.settings import Settings
 from wanserve.uploads import kind_of, safe_name
+from wanserve.video import Live, Upload
 
 KEY = "sk-0123456789abcdef"
 
@@ -177,7 +177,7 @@ def test_what_is_kept() -> None:
 
 
 def test_progress_follows_what_was_measured() -> None:
-    estimates, one = Estimates({}), job()
+    estimates, one = Estimates({}), video()
     assert estimates.total(one) is None
     live = Live(phase="steps", step=0, steps=10)
     estimates.follow(one, live, {"phase": 0.0, "step": None})
@@ -185,7 +185,7 @@ def test_progress_follows_what_was_measured() -> None:
     news = estimates.learn(one, {"text": 1.0, "steps": 20.0, "decode": 4.0, "encode": 1.0}, 10)
     assert news == {"m p text": 1.0, "m p step": 2.0, "m p decode": 4.0, "m p encode": 1.0}
     assert estimates.total(one) == 26.0
-    assert Estimates(news).total(job(shape={**one.shape, "num_steps": 5})) == 16.0  # of fewer steps
+    assert Estimates(news).total(video(shape={**one.shape, "num_steps": 5})) == 16.0  # of fewer steps
     seen = []
     for phase, step, passed in (
         ("loading", 0, 9),
@@ -206,7 +206,7 @@ def test_progress_follows_what_was_measured() -> None:
 
 
 def test_listeners() -> None:
-    """Each hears of its own jobs alone; one that is too slow is ended; a stream ends with its job."""
+    """Each hears of its own videos alone; one that is too slow is ended; a stream ends with its video."""
 
     async def run() -> list[bytes]:
         hub = Hub()
@@ -240,7 +240,7 @@ def test_listeners() -> None:
 
 
 def test_the_folder_of_a_server(tmp_path: Path) -> None:
-    """One server has it at a time. What belongs to no job is removed, but nothing that it has not made."""
+    """One server has it at a time. What belongs to no video is removed, but nothing that it has not made."""
     folders = Folders(tmp_path / "data")
     (tmp_path / "data/incoming/photos").mkdir()
     (tmp_path / "data/incoming/photos/x.jpg").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""The stored jobs: durable, in order, and every change whole or not there."""
+"""The stored videos: durable, in order, and every change whole or not there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.jobs import job
+from helpers.videos import video
 from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.store import Store
@@ -28,10 +28,10 @@ async def opened(path: Path) -> AsyncIterator[Store]:
 
 def test_jobs_come_back(tmp_path: Path) -> None:
     async def run() -> None:
-        one = job(
+        one = video(
             id="video_1", rank=2.0, idempotency="key", options={"prompt": "a 50%_off cat", "seed": 2**64 - 1}
         )
-        two = job(id="video_2", rank=1.0, owner="alice")
+        two = video(id="video_2", rank=1.0, owner="alice")
         async with opened(tmp_path / "jobs") as store:
             for each in (one, two):
                 await store.change(lambda connection, each=each: stored.add(connection, each))
@@ -51,7 +51,7 @@ def test_jobs_come_back(tmp_path: Path) -> None:
             assert store.listed("alice", 9, after="video_2") == []
             one.status, one.ended = "completed", 5.0
             await store.change(lambda connection: stored.put(connection, one))
-            assert await store.change(stored.ended_jobs) == [("video_1", "completed", 5.0, 0)]
+            assert await store.change(stored.ended_videos) == [("video_1", "completed", 5.0, 0)]
             assert await store.change(lambda connection: stored.count(connection, "queued", "alice")) == 1
             assert await store.change(stored.last_rank) == 1.0
             await store.change(lambda connection: stored.remove(connection, "video_1"))
@@ -86,17 +86,19 @@ def test_a_change_that_fails_is_undone_alone(tmp_path: Path) -> None:
         async with opened(tmp_path / "jobs") as store:
 
             def half(connection: sqlite3.Connection) -> None:
-                stored.add(connection, job(id="video_half"))
+                stored.add(connection, video(id="video_half"))
                 raise ZeroDivisionError
 
-            changes = [lambda connection, n=n: stored.add(connection, job(id=f"video_{n}")) for n in range(3)]
+            changes = [
+                lambda connection, n=n: stored.add(connection, video(id=f"video_{n}")) for n in range(3)
+            ]
             results = await asyncio.gather(
                 *(store.change(change) for change in (changes[0], half, *changes[1:])), return_exceptions=True
             )
             assert [type(one) for one in results if one is not None] == [ZeroDivisionError]
             assert {each.id for each in store.listed(None, 9) or ()} == {"video_0", "video_1", "video_2"}
-            with pytest.raises(sqlite3.IntegrityError):  # a key is one job's
-                for one in (job(id="a", idempotency="k"), job(id="b", idempotency="k")):
+            with pytest.raises(sqlite3.IntegrityError):  # a key is one video's
+                for one in (video(id="a", idempotency="k"), video(id="b", idempotency="k")):
                     await store.change(lambda connection, one=one: stored.add(connection, one))
             assert store.alive
 

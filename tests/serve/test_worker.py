@@ -1,4 +1,4 @@
-"""The process with the device: what it tells, what it holds, and how its jobs fail."""
+"""The process with the device: what it tells, what it holds, and how its videos fail."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Pat
 def run(device: Device, folder: Path, cancelled: bool = False) -> tuple[list[OfWorker], bool]:
     told: list[OfWorker] = []
     worker = Worker(told.append, pipelines(device, folder.parent))
-    job = Run("1", "a", {"prompt": "p"}, str(folder), "mp4")
-    worker.take(job)
+    video = Run("1", "a", {"prompt": "p"}, str(folder), "mp4")
+    worker.take(video)
     if cancelled:
         worker.take(Cancel("1"))
     worker.take(Cancel("another"))
@@ -159,7 +159,7 @@ def test_a_job_is_cancelled(device: Device, tmp_path: Path) -> None:
 
 
 def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A job that takes the memory ends the worker, so that the next one has all of it; others do not."""
+    """A video that takes the memory ends the worker, so that the next one has all of it; others do not."""
     device.free = 0
     told, goes_on = run(device, tmp_path)
     assert not goes_on

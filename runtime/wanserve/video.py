@@ -1,4 +1,4 @@
-"""One job: a request for videos, its state, and how a client sees it."""
+"""One video: a request for videos, its state, and how a client sees it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Upload(Struct, frozen=True):
 
     Attributes:
         option: the option that it is given for.
-        file: its name in the job's folder.
+        file: its name in the video's folder.
         name: its name at the client.
         kind: ``image`` or ``video``.
         digest: sha256 of its bytes.
@@ -33,14 +33,14 @@ class Upload(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Why a job failed."""
+    """Why a video failed."""
 
     code: str
     message: str
 
 
-class Job(Struct, kw_only=True):
-    """A job as it is stored. Times are seconds since 1970.
+class Video(Struct, kw_only=True):
+    """A video as it is stored. Times are seconds since 1970.
 
     Attributes:
         id: its name, which cannot be guessed.
@@ -51,7 +51,7 @@ class Job(Struct, kw_only=True):
         format: suffix of the videos, without the dot.
         shape: facts of the built profile: profile, size, num_frames, num_videos, fps, num_steps.
         status: its state.
-        rank: the order among the waiting jobs.
+        rank: the order among the waiting videos.
         created: when it was accepted.
         started: when a worker last began it.
         ended: when it was completed, failed or cancelled.
@@ -95,11 +95,11 @@ class Job(Struct, kw_only=True):
 
 
 class Live(Struct, kw_only=True):
-    """What is known of a job that waits or runs, beside what is stored.
+    """What is known of a video that waits or runs, beside what is stored.
 
     Attributes:
         phase: what its worker does; ``queued``, and ``cancelling`` once that was asked for.
-        position: 1 for the job that is begun next; None for one that runs.
+        position: 1 for the video that is begun next; None for one that runs.
         step: denoising steps that are done.
         steps: denoising steps, of all windows.
         progress: percent of the time that it takes.
@@ -114,48 +114,48 @@ class Live(Struct, kw_only=True):
     remaining: float | None = None
 
 
-def shown(job: Job, live: Live | None, expires: float | None = None) -> dict[str, Any]:
-    """Returns a job as the API answers it: OpenAI's fields, and our own beside them.
+def shown(video: Video, live: Live | None, expires: float | None = None) -> dict[str, Any]:
+    """Returns a video as the API answers it: OpenAI's fields, and our own beside them.
 
     Args:
-        job: the job.
+        video: the video.
         live: what is known of one that has not ended; None for others.
-        expires: seconds that ended jobs are kept, or None.
+        expires: seconds that ended videos are kept, or None.
     """
-    given, shape = job.resolved or job.options, job.shape
-    live = live or Live(phase="", progress=100 if job.status == "completed" else 0)
+    given, shape = video.resolved or video.options, video.shape
+    live = live or Live(phase="", progress=100 if video.status == "completed" else 0)
     return {
-        "id": job.id,
+        "id": video.id,
         "object": "video",
-        "model": job.model,
-        "status": job.status,
+        "model": video.model,
+        "status": video.status,
         "phase": live.phase or None,
         "position": live.position,
         "progress": live.progress,
-        "step": live.step if job.status == "in_progress" else None,
+        "step": live.step if video.status == "in_progress" else None,
         "steps": live.steps or shape["num_steps"],
         "remaining_seconds": None if live.remaining is None else round(live.remaining, 2),
-        "created_at": int(job.created),
-        "started_at": _whole(job.started),
-        "completed_at": _whole(job.ended) if job.status == "completed" else None,
-        "ended_at": _whole(job.ended),
-        "expires_at": None if job.ended is None or expires is None else int(job.ended + expires),
-        "prompt": job.options["prompt"],
+        "created_at": int(video.created),
+        "started_at": _whole(video.started),
+        "completed_at": _whole(video.ended) if video.status == "completed" else None,
+        "ended_at": _whole(video.ended),
+        "expires_at": None if video.ended is None or expires is None else int(video.ended + expires),
+        "prompt": video.options["prompt"],
         "size": shape["size"],
         "seconds": f"{given.get('num_frames', shape['num_frames']) / shape['fps']:.4g}",
         "num_frames": given.get("num_frames", shape["num_frames"]),
         "fps": shape["fps"],
-        "seed": job.options["seed"],
+        "seed": video.options["seed"],
         "num_videos": shape["num_videos"],
-        "format": job.format,
-        "options": job.options,
-        "resolved": job.resolved or None,
-        "media": _media(job),
-        "error": None if job.error is None else {"code": job.error.code, "message": job.error.message},
-        "warnings": job.warnings,
-        "stage_durations": {name: round(seconds, 4) for name, seconds in job.seconds.items()},
-        "inference_time_s": round(sum(job.seconds.values()), 4) if job.status == "completed" else None,
-        "attempts": job.attempts,
+        "format": video.format,
+        "options": video.options,
+        "resolved": video.resolved or None,
+        "media": _media(video),
+        "error": None if video.error is None else {"code": video.error.code, "message": video.error.message},
+        "warnings": video.warnings,
+        "stage_durations": {name: round(seconds, 4) for name, seconds in video.seconds.items()},
+        "inference_time_s": round(sum(video.seconds.values()), 4) if video.status == "completed" else None,
+        "attempts": video.attempts,
         "remixed_from_video_id": None,
     }
 
@@ -164,10 +164,10 @@ def _whole(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-def _media(job: Job) -> list[Mapping[str, Any]]:
-    """The files of a job, each with its number among those of its option."""
+def _media(video: Video) -> list[Mapping[str, Any]]:
+    """The files of a video, each with its number among those of its option."""
     counts, listed = dict[str, int](), list[Mapping[str, Any]]()
-    for one in job.media:
+    for one in video.media:
         index = counts[one.option] = counts.get(one.option, -1) + 1
         listed.append({"option": one.option, "index": index, "name": one.name, "kind": one.kind})
     return listed

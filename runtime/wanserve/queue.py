@@ -1,0 +1,394 @@
+"""The videos of a server: takes, orders, changes, cancels and forgets them, and hands them to workers.
+
+What is stored is the truth at a start. While the server runs, the videos that wait or run are in memory too.
+A change of theirs is made there first, in one step of the event loop, and then stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import logging
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any
+
+from wanserve import store as stored
+from wanserve.board import Board
+from wanserve.folders import Folders
+from wanserve.hub import Hub
+from wanserve.messages import Done, Now
+from wanserve.metrics import Metrics
+from wanserve.refusal import RefusedError, closing
+from wanserve.room import Room, frames_bytes
+from wanserve.running import Running
+from wanserve.settings import Settings
+from wanserve.store import Store
+from wanserve.video import Failure, Live, Video
+
+LOG = logging.getLogger("wanserve")
+
+ROOM_SECONDS = 2.0
+"""After which a video that waits for room on the disk looks again."""
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""Signals by which a worker is ended from outside, for want of memory too; others are its own crash."""
+
+
+class Queue:
+    """The videos.
+
+    Args:
+        settings: the limits.
+        folders: the files.
+        store: the stored videos.
+        hub: who is told of changes.
+        metrics: what is counted.
+    """
+
+    def __init__(
+        self, settings: Settings, folders: Folders, store: Store, hub: Hub, metrics: Metrics
+    ) -> None:
+        self._settings, self._folders, self._store = settings, folders, store
+        self.hub, self._metrics = hub, metrics
+        self.room = Room(settings.data, settings.keep_seconds is not None or settings.keep_bytes is not None)
+        self._waiting: list[Video] = []
+        self._running: dict[str, Running] = {}
+        self.board = Board(settings, folders, hub, self._waiting, self._running, store.times())
+        self._unstored: dict[str, Video] = {}
+        self._unremoved = set[str]()
+        self._wake = asyncio.Event()
+        self._broken = 0
+        self._lacks: str | None = None
+        self.closing = self.loads = False
+
+    async def restore(self) -> None:
+        """Takes what is stored: what was running waits again, and files of no video are removed."""
+
+        def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
+            for video in stored.videos_with(connection, "in_progress"):
+                video.status = "cancelled" if video.unwanted else "queued"
+                video.ended = time.time() if video.unwanted else None
+                video.attempts -= 1  # the server has ended, and not by the video's fault
+                stored.put(connection, video)
+            known = {id for (id,) in connection.execute("SELECT id FROM videos")}
+            return known, set(stored.removed(connection))
+
+        unknown = await asyncio.to_thread(self._folders.clean, *await self._store.change(again))
+        await self._store.change(stored.forget_removed)
+        if unknown:
+            LOG.warning("%d folders in %s are of no known job, and stay", len(unknown), unknown[0].parent)
+        self._waiting[:] = self._store.waiting()
+        self._wake.set()
+
+    # What clients ask for.
+
+    async def accept(self, video: Video, keep: Callable[[], None], owner_limit: int | None = None) -> Video:
+        """Stores a new video at the end of the queue; returns it, or the one that its idempotency key has.
+
+        Args:
+            video: the video.
+            keep: puts its files in place; they stay where they are if another video is returned.
+            owner_limit: the most videos of its owner that may wait; None for no such limit.
+
+        Raises:
+            RefusedError: if the queue is full, or the key is that of another request.
+        """
+        retry = str(self.board.retry_seconds())
+        if self.closing:
+            raise closing()
+
+        def put(connection: sqlite3.Connection) -> Video:
+            if video.idempotency is not None:
+                other = stored.with_key(connection, video.owner, video.idempotency)
+                if other is not None and other.id in self._unremoved:
+                    stored.remove(connection, other.id)
+                    other = None
+                if other is not None and other.fingerprint != video.fingerprint:
+                    raise RefusedError(
+                        "the Idempotency-Key was used for another request; choose a new one",
+                        409,
+                        code="idempotency_conflict",
+                    )
+                if other is not None:
+                    return other
+            for owner, limit in ((None, self._settings.max_waiting), (video.owner, owner_limit)):
+                if limit is not None and stored.count(connection, "queued", owner) >= limit:
+                    whose = "the queue is full" if owner is None else "too many jobs of this key wait"
+                    raise RefusedError(
+                        f"{whose}; expected at most {limit}; try again later",
+                        429,
+                        code="queue_full",
+                        headers={"Retry-After": retry},
+                    )
+            video.rank = stored.last_rank(connection) + 1.0
+            keep()
+            stored.add(connection, video)
+            return video
+
+        try:
+            kept = await self._store.change(put)
+        except Exception:
+            await asyncio.to_thread(self._folders.remove, video.id)  # of a commit that has failed
+            raise
+        if kept is video:
+            bisect.insort(self._waiting, video, key=lambda one: one.rank)
+            self._wake.set()
+            self.board.publish(video)
+        return self._here(kept.id) or kept
+
+    def find(self, id: str, owner: str | None) -> Video:
+        """Returns a video of an owner; None is everybody.
+
+        Raises:
+            RefusedError: if there is none.
+        """
+        video = self._here(id) or self._store.find(id)
+        if id in self._unremoved or ((running := self._running.get(id)) is not None and running.removed):
+            video = None
+        if video is None or owner not in (None, video.owner):
+            raise RefusedError(f"there is no video {id[:60]!r}", 404, code="not_found", param="id")
+        return video
+
+    def _here(self, id: str) -> Video | None:
+        """Returns a video that is in memory: it waits, runs, or has ended and is not stored yet."""
+        if (running := self._running.get(id)) is not None:
+            return running.video
+        return self._unstored.get(id) or next((one for one in self._waiting if one.id == id), None)
+
+    def current(self, videos: list[Video]) -> list[Video]:
+        """Returns stored videos as they are in memory, without those that are forgotten."""
+        here = {video.id: video for video in self._waiting} | self._unstored
+        here |= {id: running.video for id, running in self._running.items()}
+        return [here.get(video.id, video) for video in videos if video.id not in self._unremoved]
+
+    async def cancel(self, video: Video) -> None:
+        """Cancels a video: one that waits at once, one that runs as soon as its worker looks.
+
+        Raises:
+            RefusedError: if it has ended already.
+        """
+        if video.over:
+            raise RefusedError(f"the video is {video.status} already", 409, code="already_ended")
+        if (running := self._running.get(video.id)) is not None:
+            video.unwanted, running.live.phase = True, "cancelling"
+            running.cancel()
+            self.board.publish(video)
+            await self._put(video)
+            return
+        self.check_waiting(video)
+        self._waiting.remove(video)
+        await self._end(video, "cancelled")
+
+    async def delete(self, video: Video) -> None:
+        """Forgets a video and its files; one that runs is cancelled, and its files go when it has ended.
+
+        The files of others go first: on a full disk that makes the room to store that they are gone. If that
+        cannot be stored yet, the video is forgotten all the same, and it is stored later.
+        """
+        self._unremoved.add(video.id)
+        running = self._running.get(video.id)
+        if video in self._waiting:
+            self._waiting.remove(video)
+        self._unstored.pop(video.id, None)
+        if running is not None:
+            running.removed, video.unwanted = True, True
+            running.cancel()
+        else:
+            await asyncio.to_thread(self._folders.remove, video.id)
+        self.hub.publish(video.owner, video.id, "deleted", {"id": video.id})
+        self.board.moved()
+        await self._remove(video.id)
+
+    def check_waiting(self, video: Video) -> None:
+        """Raises RefusedError unless a video waits."""
+        if video not in self._waiting:
+            state = "running" if video.status == "in_progress" else video.status
+            raise RefusedError(
+                f"the video is {state}, and only waiting ones can be changed", 409, code="not_waiting"
+            )
+
+    async def change(self, video: Video) -> None:
+        """Stores a waiting video whose options or files have changed."""
+        self.board.publish(video)
+        await self._put(video)
+
+    async def move(self, video: Video, position: int) -> None:
+        """Moves a waiting video to a position among its owner's, which keep their places among all.
+
+        Args:
+            video: the video.
+            position: from 1; a larger one than there are videos is the last.
+        """
+        own = [one for one in self._waiting if one.owner == video.owner]
+        ranks = [one.rank for one in own]
+        own.remove(video)
+        own.insert(min(position - 1, len(own)), video)
+        moved = [one for one, rank in zip(own, ranks, strict=True) if one.rank != rank]
+        for one, rank in zip(own, ranks, strict=True):
+            one.rank = rank
+        self._waiting.sort(key=lambda one: one.rank)
+
+        def put(connection: sqlite3.Connection) -> None:
+            for one in moved:
+                stored.put(connection, one)
+
+        self.board.moved()
+        await self._store.change(put)
+
+    # What workers ask for.
+
+    async def next(self) -> Video:
+        """Waits for a video that has the room that it needs, and returns the first; it runs from now on."""
+        while (video := self._fitting()) is None:
+            self._wake.clear()
+            looks_again = ROOM_SECONDS if self._waiting and not self.closing else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(looks_again):
+                    await self._wake.wait()
+        self._waiting.remove(video)
+        video.status, video.started, video.attempts = "in_progress", time.time(), video.attempts + 1
+        self._running[video.id] = Running(video, Live(phase="loading", steps=video.shape["num_steps"]))
+        return video
+
+    def _fitting(self) -> Video | None:
+        """The first waiting video whose frames have room beside those of the videos that run."""
+        if self.closing or not self._waiting or self.lack():
+            return None
+        left = self.room.left() - sum(frames_bytes(one.video) for one in self._running.values())
+        return next((video for video in self._waiting if frames_bytes(video) <= left), None)
+
+    def lack(self) -> str | None:
+        """Returns what there is too little of for any video; None for nothing. A change is logged."""
+        problem = self.room.lack()
+        if problem != self._lacks:
+            LOG.warning("%s", problem or "there is room again")
+        self._lacks = problem
+        return problem
+
+    async def begin(self, video: Video, cancel: Callable[[], None]) -> None:
+        """Stores that a video runs; ``cancel`` tells its worker to end it."""
+        self._running[video.id].cancel = cancel
+        await self._put(video)
+        self.board.publish(video)
+        self.board.moved()
+
+    def now(self, message: Now) -> None:
+        """Takes what a worker does for a video."""
+        if (running := self._running.get(message.id)) is not None:
+            running.now(message)
+            self.board.publish(running.video)
+
+    async def done(self, message: Done) -> None:
+        """Takes the end of a video that was made."""
+        video = self._running[message.id].video
+        video.resolved, video.seconds = message.resolved, message.seconds
+        video.warnings = [self.board.told(warning, video) for warning in message.warnings]
+        times = self.board.estimates.learn(video, message.seconds, message.steps)
+        self._metrics.phases(message.seconds)
+        await self._end(video, "completed", lambda connection: stored.put_times(connection, times))
+
+    async def failed(self, id: str, code: str, message: str) -> None:
+        """Takes the failure of a video."""
+        video = self._running[id].video
+        video.error = Failure(code, self.board.told(message, video))
+        await self._end(video, "failed")
+
+    async def cancelled(self, id: str) -> None:
+        """Takes that a video was cancelled, and its device is free."""
+        await self._end(self._running[id].video, "cancelled")
+
+    async def lost(self, video: Video, code: int, reason: str, told: bool = True) -> None:
+        """Takes that the worker of a video has ended.
+
+        Args:
+            video: the video.
+            code: the exit code, negative for a signal.
+            reason: the same in words.
+            told: whether the worker had begun the video.
+        """
+        if (-code in _FROM_OUTSIDE or not told) and video.attempts < self._settings.attempts:
+            LOG.warning("%s runs again: %s", video.id, reason)
+            await self.put_back(video)
+        elif video.unwanted:
+            await self._end(video, "cancelled")
+        else:
+            times = f" (attempt {video.attempts})" if video.attempts > 1 else ""
+            what = f"the process that made the video has ended: {reason}{times}"
+            await self.failed(video.id, "worker_died", what)
+
+    async def put_back(self, video: Video) -> None:
+        """Lets a running video wait again, at its place; one that is to be cancelled is."""
+        if video.unwanted:
+            await self._end(video, "cancelled")
+            return
+        video.status, video.started = "queued", None
+        self._running.pop(video.id, None)
+        bisect.insort(self._waiting, video, key=lambda one: one.rank)
+        self._wake.set()
+        self.board.publish(video)
+        self.board.moved()
+        await self._put(video)
+
+    def nothing_loads(self) -> bool:
+        """Takes that a worker could not load the artifact; returns whether none ever could."""
+        self._broken += 1
+        return not self.loads and self._broken >= self.board.workers
+
+    async def _end(
+        self, video: Video, status: Any, also: Callable[[sqlite3.Connection], None] = lambda connection: None
+    ) -> None:
+        """Stores that a video has ended, and tells of it."""
+
+        def put(connection: sqlite3.Connection) -> None:
+            also(connection)
+            stored.put(connection, video)
+
+        video.status, video.ended = status, time.time()
+        running = self._running.pop(video.id, None)
+        removed = running is not None and running.removed
+        if not removed:
+            self._unstored[video.id] = video
+        video.bytes = await asyncio.to_thread(self._folders.size, video.id)
+        self._metrics.ended(video)
+        try:
+            await self._store.change(put)
+            self._unstored.pop(video.id, None)
+        finally:  # an end that could not be stored is known all the same, and stored later
+            if removed:
+                await asyncio.to_thread(self._folders.remove, video.id)
+            else:
+                self.board.publish(video)
+            self.board.moved()
+
+    async def _put(self, video: Video) -> None:
+        """Stores a video that has changed."""
+        await self._store.change(lambda connection: stored.put(connection, video))
+
+    async def _remove(self, id: str) -> None:
+        """Stores that a video is forgotten."""
+        await self._store.change(lambda connection: stored.remove(connection, id))
+        self._unremoved.discard(id)
+
+    async def store_again(self) -> None:
+        """Stores the ends of videos, and that videos are forgotten, where that could not be stored."""
+        for id in list(self._unremoved):
+            await self._remove(id)
+        for video in list(self._unstored.values()):
+            await self._put(video)
+            self._unstored.pop(video.id, None)
+
+    # What is known.
+
+    @property
+    def waiting(self) -> list[Video]:
+        """The waiting videos, the next one first."""
+        return self._waiting
+
+    @property
+    def running(self) -> int:
+        """The number of videos that run."""
+        return len(self._running)
