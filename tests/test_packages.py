@@ -67,8 +67,9 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             (
                 "devices names process refusal retention settings video",
                 "room route sizes",
-                "catalog estimate folders forms hub keys messages metrics pipelines protocol store uploads",
-                "bodies fields running worker",
+                "catalog folders forms hub keys messages metrics pipelines progress protocol",
+                "resolved store uploads",
+                "bodies estimate fields worker",
                 "board openapi",
                 "queue",
                 "device intake",

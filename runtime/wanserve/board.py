@@ -11,10 +11,10 @@ import msgspec
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
 from wanserve.hub import Hub
+from wanserve.progress import QUEUED, VideoProgress
 from wanserve.refusal import without_paths
-from wanserve.running import Running
 from wanserve.settings import Settings
-from wanserve.video import Live, Video, shown
+from wanserve.video import Video
 
 MOVED_SECONDS: Final = 0.2
 """For which changes of the line are gathered: those who listen hear of all of them at once."""
@@ -41,7 +41,7 @@ class Board:
         folders: Folders,
         hub: Hub,
         waiting: list[Video],
-        running: Mapping[str, Running],
+        running: Mapping[str, VideoProgress],
         times: Mapping[str, float],
     ) -> None:
         self._settings, self._folders, self.hub = settings, folders, hub
@@ -49,33 +49,33 @@ class Board:
         self.estimates, self.workers = Estimates(times), 1
         self._telling = False
 
-    def live(self, video: Video) -> Live | None:
-        """Returns what is known of a video that waits or runs; None for others."""
-        return self._live(video, None)
+    def progress(self, video: Video) -> VideoProgress | None:
+        """Returns how far a video is that waits or is made; None for others."""
+        return self._progress(video, None)
 
-    def _live(self, video: Video, places: Mapping[str, Live] | None) -> Live | None:
+    def _progress(self, video: Video, places: Mapping[str, VideoProgress] | None) -> VideoProgress | None:
         if video.over:  # also while that is being stored
             return None
         if (running := self._running.get(video.id)) is not None:
-            self.estimates.follow(video, running.live, running.clock)
-            return running.live
+            self.estimates.follow(running, running.clock)
+            return running
         return (self.places(video.id) if places is None else places).get(video.id)
 
-    def places(self, last: str | None = None) -> dict[str, Live]:
-        """Returns what is known of the waiting videos by id, in their order.
+    def places(self, last: str | None = None) -> dict[str, VideoProgress]:
+        """Returns the waiting videos' places by id, in their order.
 
         Args:
             last: the video after which no other one is asked for; None for all.
         """
-        lefts = [self._live(running.video, {}) for running in self._running.values()]
+        lefts = [self._progress(running.video, {}) for running in self._running.values()]
         before = [None if left is None else left.remaining for left in lefts]
         ahead = None if None in before else sum(one for one in before if one is not None)
-        found = dict[str, Live]()
+        found = dict[str, VideoProgress]()
         for position, video in enumerate(self._waiting, 1):
             own = self.estimates.total(video)
             left = None if own is None or ahead is None else own + ahead / max(self.workers, 1)
             ahead = None if own is None or ahead is None else ahead + own
-            found[video.id] = Live(phase="queued", position=position, remaining=left)
+            found[video.id] = VideoProgress(video, QUEUED, position, remaining=left)
             if video.id == last:
                 break
         return found
@@ -84,7 +84,7 @@ class Board:
         """Returns videos as the API answers them."""
         places = self.places() if len(videos) > 1 else None
         kept = self._settings.kept_seconds
-        return [shown(video, self._live(video, places), kept(video.status)) for video in videos]
+        return [shown(video, self._progress(video, places), kept(video.status)) for video in videos]
 
     def publish(self, video: Video) -> None:
         """Tells those who listen of a video."""
@@ -123,12 +123,12 @@ class Board:
 
     def retry_seconds(self) -> int:
         """Returns the seconds after which there may be room in the line."""
-        left = [self.live(running.video) for running in self._running.values()]
+        left = [self.progress(running.video) for running in self._running.values()]
         known = [one.remaining for one in left if one is not None and one.remaining is not None]
         return max(1, int(min(known, default=5.0)) + 1)
 
 
-def _line(ids: Sequence[str], places: Mapping[str, Live]) -> dict[str, Any]:
+def _line(ids: Sequence[str], places: Mapping[str, VideoProgress]) -> dict[str, Any]:
     """The places of waiting videos, as the API answers them."""
     waiting = list[dict[str, Any]]()
     for id in ids:
@@ -136,3 +136,62 @@ def _line(ids: Sequence[str], places: Mapping[str, Live]) -> dict[str, Any]:
         seconds = None if left is None else round(left, 2)
         waiting.append({"id": id, "position": places[id].position, "remaining_seconds": seconds})
     return {"object": "queue", "waiting": waiting}
+
+
+def shown(video: Video, progress: VideoProgress | None, expires: float | None = None) -> dict[str, Any]:
+    """Returns a video as the API answers it: OpenAI's fields, and our own beside them.
+
+    Args:
+        video: the video.
+        progress: how far one is that has not ended; None for others.
+        expires: seconds that ended videos are kept, or None.
+    """
+    given, shape = video.resolved or video.options, video.shape
+    far = progress or VideoProgress(video, phase="", percent=100 if video.status == "completed" else 0)
+    return {
+        "id": video.id,
+        "object": "video",
+        "model": video.model,
+        "status": video.status,
+        "phase": far.phase or None,
+        "position": far.position,
+        "progress": far.percent,
+        "step": far.step if video.status == "in_progress" else None,
+        "steps": far.steps or shape["num_steps"],
+        "remaining_seconds": None if far.remaining is None else round(far.remaining, 2),
+        "created_at": int(video.created),
+        "started_at": _whole(video.started),
+        "completed_at": _whole(video.ended) if video.status == "completed" else None,
+        "ended_at": _whole(video.ended),
+        "expires_at": None if video.ended is None or expires is None else int(video.ended + expires),
+        "prompt": video.options["prompt"],
+        "size": shape["size"],
+        "seconds": f"{given.get('num_frames', shape['num_frames']) / shape['fps']:.4g}",
+        "num_frames": given.get("num_frames", shape["num_frames"]),
+        "fps": shape["fps"],
+        "seed": video.options["seed"],
+        "num_videos": shape["num_videos"],
+        "format": video.format,
+        "options": video.options,
+        "resolved": video.resolved or None,
+        "media": _media(video),
+        "error": None if video.error is None else {"code": video.error.code, "message": video.error.message},
+        "warnings": video.warnings,
+        "stage_durations": {name: round(seconds, 4) for name, seconds in video.seconds.items()},
+        "inference_time_s": round(sum(video.seconds.values()), 4) if video.status == "completed" else None,
+        "attempts": video.attempts,
+        "remixed_from_video_id": None,
+    }
+
+
+def _whole(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
+
+def _media(video: Video) -> list[Mapping[str, Any]]:
+    """The files of a video, each with its number among those of its option."""
+    counts, listed = dict[str, int](), list[Mapping[str, Any]]()
+    for one in video.media:
+        index = counts[one.option] = counts.get(one.option, -1) + 1
+        listed.append({"option": one.option, "index": index, "name": one.name, "kind": one.kind})
+    return listed

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from wanrun import Event, Outcome
 from wanrun.errors import WanError, lacks_space
 from wanserve.messages import (
     NO_ROOM,
     Broken,
     Cancel,
-    Cancelled,
-    Done,
-    Failed,
-    Now,
+    Make,
+    OutOfMemoryError,
     Ready,
-    Run,
+    code_of,
     line,
     of_worker,
 )
@@ -56,7 +55,7 @@ class Device:
     Args:
         queue: where the videos come from.
         start: starts a worker.
-        job_of: returns the message that lets a worker make a video.
+        make: returns the message that lets a worker make a video.
         metrics: what is counted.
         first: a worker that was started already.
 
@@ -69,11 +68,11 @@ class Device:
         self,
         queue: Queue,
         start: Callable[[], WorkerProcess],
-        job_of: Callable[[Video], Run],
+        make: Callable[[Video], Make],
         metrics: Metrics,
         first: WorkerProcess | None = None,
     ) -> None:
-        self._queue, self._start, self._job_of, self._metrics = queue, start, job_of, metrics
+        self._queue, self._start, self._make, self._metrics = queue, start, make, metrics
         self._process = first
         self._video: Video | None = None
         self._told = False  # whether the worker has said anything of the video
@@ -161,10 +160,10 @@ class Device:
                     self.ready.set()
                 case Broken():
                     return message
-                case Now():
+                case Event():
                     self._told = True
-                    self._queue.now(message)
-                case Done() | Failed() | Cancelled():
+                    self._queue.take(message)
+                case Outcome():
                     await self._ended(message)
         return None
 
@@ -177,16 +176,11 @@ class Device:
             return b""
         return data if data.endswith(b"\n") else b""
 
-    async def _ended(self, message: Done | Failed | Cancelled) -> None:
-        """Takes the end of a video."""
+    async def _ended(self, outcome: Outcome) -> None:
+        """Takes the end of a job."""
+        self._leaving = isinstance(outcome.error, OutOfMemoryError)
         with self._stored():
-            if isinstance(message, Done):
-                await self._queue.done(message)
-            elif isinstance(message, Failed):
-                self._leaving = message.ends
-                await self._queue.failed(message.id, message.code, message.message)
-            else:
-                await self._queue.cancelled(message.id)
+            await self._queue.ended(outcome)
         self._worked, self._video = True, None
         self._free.set()
 
@@ -209,18 +203,14 @@ class Device:
             with self._stored():
                 await self._queue.begin(video, cancel)
             try:
-                run = await asyncio.to_thread(self._job_of, video)
-            except (KeyError, OSError) as error:  # a model that is no longer served; a full disk
+                writer.write(line(await asyncio.to_thread(self._make, video)))
+            except (KeyError, OSError, WanError) as error:
                 LOG.error("%s cannot be begun: %r", video.id, error)
-                gone = "not_begun", "the model or the disk is not there any more"
                 with self._stored():
-                    await self._queue.failed(
-                        video.id, *(("no_space", NO_ROOM) if lacks_space(error) else gone)
-                    )
+                    await self._queue.failed(video, *_not_begun(error))
                 self._video = None
                 self._free.set()
                 continue
-            writer.write(line(run))
             if video.unwanted:  # since before the worker knew the video
                 cancel()
             await writer.drain()
@@ -247,3 +237,12 @@ class Device:
             video.attempts -= 1  # it was not the video's fault
             with self._stored():
                 await self._queue.put_back(video)
+
+
+def _not_begun(error: Exception) -> tuple[str, str]:
+    """Returns the code and the message of a video that no worker was given."""
+    if isinstance(error, WanError):  # its artifact has changed since it was accepted
+        return code_of(error)
+    if lacks_space(error):
+        return "no_space", NO_ROOM
+    return "not_begun", "the model or the disk is not there any more"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from wanserve.video import Live, Video
+from wanserve.progress import VideoProgress
+from wanserve.video import Video
 
 WEIGHT: Final = 0.5
 """Of the newest measurement in the mean of those of a phase."""
@@ -74,30 +75,30 @@ class Estimates:
         """Returns the seconds that a waiting video takes; None if none of its kind was measured."""
         return sum(self.parts(video, video.shape["num_steps"]).values()) if self.known(video) else None
 
-    def follow(self, video: Video, live: Live, clock: Mapping[str, Any]) -> None:
-        """Sets the progress and the remaining seconds of a running video.
+    def follow(self, progress: VideoProgress, clock: Mapping[str, Any]) -> None:
+        """Sets the percent and the remaining seconds of a video that a worker has.
 
         Args:
-            video: the video.
-            live: what is known of it; its progress never falls.
+            progress: how far it is.
             clock: ``phase`` seconds since the phase began, and ``step`` seconds of a step of its own or None.
         """
-        steps = live.steps or video.shape["num_steps"]
+        video = progress.video
+        steps = progress.steps or video.shape["num_steps"]
         parts = self.parts(video, steps, clock["step"])
         order = ("media", "text", "steps", "decode", "encode")
         done, left = 0.0, 0.0
-        here = order.index(live.phase) if live.phase in order else -1
+        here = order.index(progress.phase) if progress.phase in order else -1
         for index, phase in enumerate(order):
             seconds = parts.get(phase, 0.0)
             if index < here:
                 done += seconds
             elif index == here:
-                passed = live.step / steps * seconds if phase == "steps" else 0.0
+                passed = progress.step / steps * seconds if phase == "steps" else 0.0
                 # Between two steps, and in other phases, as far as the clock: never past what is expected.
                 room = seconds / steps if phase == "steps" else seconds
                 passed += min(clock["phase"], 0.95 * room)
                 done, left = done + min(passed, seconds), left + max(seconds - passed, 0.0)
             else:
                 left += seconds
-        live.progress = max(live.progress, min(99, int(100 * done / max(done + left, 1e-9))))
-        live.remaining = left if self.known(video) or clock["step"] else None
+        progress.percent = max(progress.percent, min(99, int(100 * done / max(done + left, 1e-9))))
+        progress.remaining = left if self.known(video) or clock["step"] else None

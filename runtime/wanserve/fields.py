@@ -1,4 +1,4 @@
-"""Reads the fields of a request as options of the record: every server's names, sizes, seconds and files."""
+"""Reads the body of a request as options of the record: every server's names, sizes, seconds and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +18,8 @@ from wanserve.forms import MAX_FILES, Form
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
 from wanserve.refusal import RefusedError, unknown, whole
 from wanserve.sizes import MAX_ITEMS, check_json
-from wanserve.uploads import Sent, kind_of, sent_file, sent_text
+from wanserve.uploads import Source, check_file, decoded_text, head_of, kind_of, safe_name, stored_upload
+from wanserve.video import Upload
 
 FORMATS = ("mp4", "webm", "gif", "webp", "mov")
 MAX_NAME = 200
@@ -29,19 +31,19 @@ OWN = ("model", "seconds", "width", "height", "format", "output_format")
 
 @dataclass
 class Body:
-    """What a client asks for.
+    """What the body of a request asks for.
 
     Attributes:
         model: the model.
         options: values by the options' Python names, without images and videos.
-        sent: the images and videos.
+        media: the images and videos, which are stored.
         format: suffix of the videos.
         spelled: the client's name of each option that was given.
     """
 
     model: Model
     options: dict[str, Any] = field(default_factory=dict)
-    sent: list[Sent] = field(default_factory=list)
+    media: list[Upload] = field(default_factory=list)
     format: str = "mp4"
     spelled: dict[str, str] = field(default_factory=dict)
 
@@ -50,12 +52,13 @@ class Body:
         return self.spelled.get(option, option)
 
 
-async def read_body(form: Form, catalog: Catalog, model: str | None = None) -> Body:
+async def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = None) -> Body:
     """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
 
     Args:
         form: the fields and files.
         catalog: the models.
+        folder: where files are stored; it is made for the first one.
         model: the model if none is named; None for the only one.
 
     Raises:
@@ -70,19 +73,23 @@ async def read_body(form: Form, catalog: Catalog, model: str | None = None) -> B
         body.format, body.spelled["format"] = suffix, "format"
     seconds = given.pop("seconds", None)
     _take_size(given, body)
-    sent = [(name, sent_file(_option_of(name), file, name)) for name, file in form.files]
+    arrived = list[_File]()
+    for name, file in form.files:
+        option = _option_of(name)
+        check_file(file, name)
+        arrived.append(_File(name, option, safe_name(file.filename), file))
     for name, value in given.items():
         if name in MEDIA or options_by_name().get(name) in files():
             if value not in (None, ""):  # in a thread: base64 of megabytes takes a while
-                sent += [(name, one) for one in await asyncio.to_thread(list, _sent_texts(name, value))]
+                arrived += await asyncio.to_thread(list, _files_of(name, value))
         else:
             _take_option(name, value, name in form.fields, body)
     if seconds is not None:
         _take_seconds(seconds, body)
-    if len(sent) > MAX_FILES:
+    if len(arrived) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
-    for name, one in sent:
-        await _take_file(name, one, body)
+    for one in arrived:
+        await _take_file(one, folder, body)
     return body
 
 
@@ -262,7 +269,16 @@ def _option_of(name: str) -> str:
     return option
 
 
-def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
+class _File(NamedTuple):
+    """An image or a video of a form: the field, the option or "" if its kind decides, and its name."""
+
+    field: str
+    option: str
+    name: str
+    source: Source
+
+
+def _files_of(name: str, value: Any) -> Iterator[_File]:
     """Yields the images or videos of a field without a file."""
     if isinstance(value, str) and value[:1] in "[{":
         value = _decoded(name, value)
@@ -274,23 +290,25 @@ def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
                     f"{name} has the role {quoted(role)}; expected one of {', '.join(ROLES)}", param=name
                 )
             option = ROLES[role]
-        yield sent_text(option, one, name)
+        yield _File(name, option, "data", decoded_text(one, name))
 
 
-async def _take_file(name: str, sent: Sent, body: Body) -> None:
-    """Takes an image or a video for the option that it belongs to.
+async def _take_file(file: _File, folder: Path, body: Body) -> None:
+    """Stores an image or a video for the option that it belongs to.
 
     Raises:
         RefusedError: if the model takes none, or it is given twice.
     """
     inputs = {option: (kind, many) for option, kind, _, many in body.model.inputs}
-    if sent.option not in inputs and name in MEDIA:  # a name that stands for any input
-        _, kind = kind_of(await sent.head())
-        sent.option = next((option for option, (takes, _) in inputs.items() if takes == kind), "")
-    if sent.option not in inputs:
+    name, option = file.field, file.option
+    if option not in inputs and name in MEDIA:  # a name that stands for any input
+        _, kind = kind_of(await head_of(file.source))
+        option = next((one for one, (takes, _) in inputs.items() if takes == kind), "")
+    if option not in inputs:
         taken = f"images or videos as {', '.join(inputs)} alone" if inputs else "no images or videos"
         raise RefusedError(f"{name} cannot be used: {body.model.name} takes {taken}", param=name)
-    if not inputs[sent.option][1] and any(other.option == sent.option for other in body.sent):
-        raise RefusedError(f"{sent.option} is given twice", param=name)
-    body.spelled.setdefault(sent.option, name.removesuffix("[]"))
-    body.sent.append(sent)
+    if not inputs[option][1] and any(other.option == option for other in body.media):
+        raise RefusedError(f"{option} is given twice", param=name)
+    body.spelled.setdefault(option, name.removesuffix("[]"))
+    number = len(body.media)
+    body.media.append(await stored_upload(file.source, option, file.name, folder, number))

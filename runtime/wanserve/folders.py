@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import wanrun
 from wanrun.errors import UsageError
 from wanserve.video import Upload, Video
 
-THUMBNAIL: Final = "thumbnail.webp"
-LAST_FRAME: Final = "last.png"
-"""Ends of the names of a video's pictures."""
+KINDS: Final = ("video", "thumbnail", "last_frame")
+"""What is made of each video: kinds of outputs of ``wanrun``."""
+
+if TYPE_CHECKING:
+    from wanrun import Output
 
 _ID = re.compile(r"video_[0-9a-f]{32}")
 _REQUEST = re.compile(r"request_[0-9a-f]{32}")
@@ -86,19 +90,23 @@ class Folders:
                 unknown.append(folder)
         return unknown
 
-    def incoming(self) -> Path:
-        """Makes an empty folder for the files of a request."""
-        folder = self._incoming / f"request_{secrets.token_hex(16)}"
-        folder.mkdir(mode=0o700)
-        return folder
+    @contextlib.asynccontextmanager
+    async def incoming(self) -> AsyncIterator[Path]:
+        """Gives the path of a folder for a request's files, which the first of them makes.
 
-    def drop(self, folder: Path) -> None:
-        """Removes the folder of a request that was not accepted."""
-        shutil.rmtree(folder, ignore_errors=True)
+        At the end it is removed, unless it was moved.
+        """
+        folder = self._incoming / f"request_{secrets.token_hex(16)}"
+        try:
+            yield folder
+        finally:
+            if folder.exists():
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def keep(self, folder: Path, id: str) -> None:
-        """Makes the folder of a request that of a video."""
-        folder.rename(self.of(id))
+        """Makes the folder of a request that of a video, if any files came."""
+        if folder.exists():
+            folder.rename(self.of(id))
 
     def of(self, id: str) -> Path:
         """The folder of a video."""
@@ -120,15 +128,16 @@ class Folders:
         folder.mkdir(parents=True)
         return folder
 
-    def result(self, video: Video, index: int, variant: str) -> Path | None:
-        """The file of one of the videos of a request, or of its picture; None if there is none."""
-        count = video.shape["num_videos"]
-        if not 0 <= index < count:
-            return None
-        stem = "video" if count == 1 else f"video-{index}"
-        ends = {"video": video.format, "thumbnail": THUMBNAIL, "last_frame": LAST_FRAME}
-        path = self.of(video.id) / "out" / f"{stem}.{ends[variant]}"
-        return path if path.is_file() else None
+    def outputs(self, video: Video) -> tuple[Output, ...]:
+        """The files that are made of a video."""
+        path = self.of(video.id) / "out" / f"video.{video.format}"
+        return wanrun.outputs_of(path, video.shape["num_videos"], KINDS)
+
+    def result(self, video: Video, index: int, kind: str) -> Path | None:
+        """One of the files that were made of a video; None if there is none."""
+        made = ((one.video, one.kind, one.path) for one in self.outputs(video))
+        path = next((path for number, its, path in made if (number, its) == (index, kind)), None)
+        return path if path is not None and path.is_file() else None
 
     def size(self, id: str) -> int:
         """The bytes of a video's files."""

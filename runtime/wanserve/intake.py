@@ -6,21 +6,24 @@ import asyncio
 import hashlib
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 
+import wanrun
 from wanrun import CancelToken
 from wanrun.errors import ArtifactError, CancelledError, WanError
 from wanserve.bodies import Bodies
-from wanserve.catalog import Catalog
+from wanserve.catalog import Catalog, Model
 from wanserve.fields import Body, read_body
 from wanserve.folders import Folders
 from wanserve.forms import Form
 from wanserve.keys import Client
-from wanserve.messages import Run
+from wanserve.messages import Make
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, closing, refused, told_with, unknown, whole
@@ -66,36 +69,30 @@ class Intake:
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
             raise RefusedError(f"the Idempotency-Key is no text of at most {MAX_KEY} characters")
         self._queue.room.check(_length(request))
-        folder: Path | None = None
-        try:
+        async with self._folders.incoming() as folder:
             async with self._bodies.read(request, client.name) as form:
-                body = await read_body(form, self._catalog)
-                folder = self._folders.incoming() if body.sent else None
-                media = await _store(body, folder)
-            with told_with(self._names(body, folder, media)):
-                paths = _paths(body.model, media, folder)
+                body = await read_body(form, self._catalog, folder)
+            with told_with(self._names(body, folder)):
+                paths = _paths(body.model, body.media, folder)
                 generation = await self._resolve(client, body, body.options, paths)
             video = Video(
                 owner=client.name,
                 model=body.model.name,
                 options={**body.options, "seed": generation.options["seed"]},
-                media=media,
+                media=body.media,
                 format=body.format,
                 shape=_shape(generation),
                 created=time.time(),
                 idempotency=key,
-                fingerprint=_fingerprint(body, body.options, media),
+                fingerprint=_fingerprint(body),
             )
 
             def keep() -> None:
-                if folder is not None:
-                    self._folders.keep(folder, video.id)
+                self._folders.keep(folder, video.id)
+                self._keep(video, generation)
 
             kept = await self._queue.accept(video, keep, client.max_waiting)
             return kept, kept is not video
-        finally:
-            if folder is not None and folder.exists():
-                await asyncio.to_thread(self._folders.drop, folder)
 
     async def change(self, request: Request, client: Client, video: Video) -> None:
         """Changes the options, the files or the position of a waiting video.
@@ -107,54 +104,55 @@ class Intake:
         """
         self._queue.check_waiting(video)
         self._queue.room.check(_length(request))
-        folder = self._folders.incoming()
-        try:
+        async with self._folders.incoming() as folder:
             async with self._bodies.read(request, client.name) as form:
-                body, gone, place = await self._changes(form, video)
-                news = await _store(body, folder)
-            if body.spelled or news or gone:
-                await self._remake(client, video, body, gone, news, folder)
-        finally:
-            await asyncio.to_thread(self._folders.drop, folder)
+                body, gone, place = await self._changes(form, video, folder)
+            if body.spelled or gone:
+                await self._remake(client, video, body, gone, folder)
         if place is not None:
             self._queue.check_waiting(video)
             await self._queue.move(video, place)
 
-    async def _changes(self, form: Form, video: Video) -> tuple[Body, set[str], int | None]:
+    async def _changes(self, form: Form, video: Video, folder: Path) -> tuple[Body, set[str], int | None]:
         """Returns what a form changes of a video: what it gives, what it takes away, and the position."""
         position = form.fields.pop("position", None)
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
         gone = {option for name in empty for option in _named(name, video)}
         form.fields = {name: value for name, value in form.fields.items() if name not in empty}
-        body = await read_body(form, self._catalog, video.model)
+        body = await read_body(form, self._catalog, folder, video.model)
         if body.model.name != video.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
         place = None if position is None else whole(position, 1, 10**9, "position")
         return body, gone, place
 
-    async def _remake(
-        self, client: Client, video: Video, body: Body, gone: set[str], news: list[Upload], folder: Path
-    ) -> None:
+    async def _remake(self, client: Client, video: Video, body: Body, gone: set[str], folder: Path) -> None:
         """Gives a waiting video other options, and files that are in a folder."""
-        before = video.options
+        before, own = video.options, self._folders.of(video.id)
         options = {name: value for name, value in before.items() if name not in gone} | body.options
-        replaced = {one.option for one in news} | gone
+        replaced = {one.option for one in body.media} | gone
         kept = [one for one in video.media if one.option not in replaced]
-        paths = _paths(body.model, kept, self._folders.of(video.id)) | _paths(body.model, news, folder)
-        own = self._folders.names(self._folders.of(video.id), kept)
-        with told_with(own | self._names(body, folder, news)):
+        paths = _paths(body.model, kept, own) | _paths(body.model, body.media, folder)
+        with told_with(self._folders.names(own, kept) | self._names(body, folder)):
             generation = await self._resolve(client, body, options, paths)
         self._queue.check_waiting(video)
         if video.options is not before:
             raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
-        for one in news:
-            target = self._folders.upload(video, one)
-            target.parent.mkdir(exist_ok=True)
-            (folder / one.file).replace(target)
+        for one in body.media:
+            own.mkdir(exist_ok=True)
+            (folder / one.file).replace(self._folders.upload(video, one))
         video.options = {**options, "seed": generation.options["seed"]}
-        video.media, video.shape = [*kept, *news], _shape(generation)
+        video.media, video.shape = [*kept, *body.media], _shape(generation)
         video.format = body.format if "format" in body.spelled else video.format
+        self._keep(video, generation)
         await self._queue.change(video)
+
+    def _keep(self, video: Video, generation: Generation) -> None:
+        """Keeps what a video was resolved to, with its files where they stay."""
+        if generation.media is not None:
+            files = _paths(self._catalog.models[video.model], video.media, self._folders.of(video.id))
+            several = {name: tuple(paths) for name, paths in files.items() if isinstance(paths, list)}
+            generation = replace(generation, media=structs.replace(generation.media, **files | several))
+        self._queue.resolved.keep(video.id, generation)
 
     async def _resolve(
         self, client: Client, body: Body, options: dict[str, Any], paths: dict[str, Any]
@@ -184,16 +182,25 @@ class Intake:
         """Ends what decodes, from any thread; the requests are refused."""
         self._ending.cancel()
 
-    def _names(self, body: Body, folder: Path | None, media: list[Upload]) -> dict[str, str]:
+    def _names(self, body: Body, folder: Path) -> dict[str, str]:
         """Returns what a client is told for the server's paths."""
-        files = {} if folder is None else self._folders.names(folder, media)
-        return {str(body.model.artifact): body.model.name, **files}
+        return {str(body.model.artifact): body.model.name, **self._folders.names(folder, body.media)}
 
-    def run(self, video: Video) -> Run:
-        """Returns what tells a worker to make a video, whose folder for results is empty then."""
-        model, out = self._catalog.models[video.model], self._folders.out(video.id)
-        options = model.loaded(video.options) | _paths(model, video.media, self._folders.of(video.id))
-        return Run(video.id, video.model, options, str(out), video.format)
+    def make(self, video: Video) -> Make:
+        """Returns what tells a worker to make a video, whose folder for results is empty then.
+
+        Raises:
+            KeyError: if its model is no longer served.
+            WanError: if it was accepted before the last start, and cannot be made with the artifact as it is.
+            OSError: if there is no room for the folder.
+        """
+        model = self._catalog.models[video.model]
+        generation = self._queue.resolved.find(video.id)
+        if generation is None:
+            paths = _paths(model, video.media, self._folders.of(video.id))
+            generation = wanrun.resolve(model.artifact, **model.loaded(video.options) | paths)
+        self._folders.out(video.id)
+        return Make(video.model, wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video))))
 
 
 def _length(request: Request) -> int:
@@ -218,21 +225,10 @@ def _named(name: str, video: Video) -> set[str]:
     return set() if option is None else {option}
 
 
-async def _store(body: Body, folder: Path | None) -> list[Upload]:
-    """Moves the files of a request into a folder."""
-    media = list[Upload]()
-    for number, sent in enumerate(body.sent):
-        assert folder is not None
-        media.append(await sent.store(folder, number))
-    body.sent.clear()  # and their memory
-    return media
-
-
-def _paths(model: Any, media: list[Upload], folder: Path | None) -> dict[str, Any]:
+def _paths(model: Model, media: list[Upload], folder: Path) -> dict[str, Any]:
     """Returns the paths of stored files by option; a list where an option takes several."""
     paths = dict[str, Any]()
     for one in media:
-        assert folder is not None
         path = str(folder / one.file)
         if model.options[one.option].many:
             paths.setdefault(one.option, []).append(path)
@@ -254,7 +250,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _fingerprint(body: Body, options: dict[str, Any], media: list[Upload]) -> str:
+def _fingerprint(body: Body) -> str:
     """Returns a digest that is equal for equal requests."""
-    facts = [body.model.name, options, body.format, [(one.option, one.digest) for one in media]]
+    facts = [body.model.name, body.options, body.format, [(one.option, one.digest) for one in body.media]]
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()

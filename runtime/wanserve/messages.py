@@ -7,13 +7,37 @@ __all__ = ["begin_line"]
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from msgspec import Struct
+
+import wanrun
+from wanrun import Event, Outcome, PackedJob
+from wanrun.errors import ArtifactError, NoSpaceError, WanError
 
 if TYPE_CHECKING:
     from wanrun import Artifact
 
+
 NO_ROOM: Final = "the disk of the server has no room for the video; ask for it again later"
+
+
+class OutOfMemoryError(WanError):
+    """A job has taken the memory; its worker ends, for a new one with free memory."""
+
+
+class InternalError(WanError):
+    """A job has failed by an error of the program, which the server's log shows."""
+
+
+def code_of(error: WanError) -> tuple[str, str]:
+    """Returns the API's code of an error that ended a job, and its message."""
+    if isinstance(error, NoSpaceError):
+        return "no_space", NO_ROOM
+    codes: dict[type[WanError], str] = {
+        OutOfMemoryError: "out_of_memory",
+        InternalError: "internal_error",
+        ArtifactError: "artifact_error",
+    }
+    return next((codes[kind] for kind in codes if isinstance(error, kind)), "generation_error"), str(error)
 
 
 class Begin(Struct, tag=True):
@@ -29,22 +53,16 @@ class Begin(Struct, tag=True):
     loading: dict[str, Any]
 
 
-class Run(Struct, tag=True):
-    """To a worker: make a job's videos.
+class Make(Struct, tag=True):
+    """To a worker: run a job.
 
     Attributes:
-        id: the job.
         model: its model.
-        options: keywords of ``wanrun.resolve``, with the paths of media.
-        folder: an empty folder for the results.
-        format: suffix of the videos.
+        job: the job, whose outputs are in an empty folder.
     """
 
-    id: str
     model: str
-    options: dict[str, Any]
-    folder: str
-    format: str
+    job: PackedJob
 
 
 class Cancel(Struct, tag=True):
@@ -64,55 +82,14 @@ class Broken(Struct, tag=True):
     exit_code: int
 
 
-class Now(Struct, tag=True):
-    """Of a worker: what it does for a job."""
-
-    id: str
-    phase: str
-    step: int
-    steps: int | None
-
-
-class Done(Struct, tag=True):
-    """Of a worker: the videos of a job are in its folder.
-
-    Attributes:
-        id: the job.
-        resolved: the options of its videos, as their metadata has them.
-        seconds: what each phase took.
-        steps: denoising steps, of all windows.
-        warnings: of ``wanrun``.
-    """
-
-    id: str
-    resolved: dict[str, Any]
-    seconds: dict[str, float]
-    steps: int
-    warnings: list[str]
-
-
-class Failed(Struct, tag=True):
-    """Of a worker: a job has failed. If ``ends``, the worker ends too, for a new one with free memory."""
-
-    id: str
-    code: str
-    message: str
-    ends: bool = False
-
-
-class Cancelled(Struct, tag=True):
-    """Of a worker: a job is cancelled, and the device is free."""
-
-    id: str
-
-
-ToWorker = Begin | Run | Cancel
-OfWorker = Ready | Broken | Now | Done | Failed | Cancelled
+ToWorker = Begin | Make | Cancel
+OfWorker = Ready | Broken | Event | Outcome
+"""An event is of the job that the worker has; after its outcome the device is free."""
 
 
 def line(message: ToWorker | OfWorker) -> bytes:
     """Returns a message as a line."""
-    return msgspec.json.encode(message) + b"\n"
+    return wanrun.to_wire(message) + b"\n"
 
 
 def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) -> bytes:
@@ -123,15 +100,11 @@ def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) ->
 
 def of_worker(data: bytes) -> OfWorker:
     """Reads a worker's line."""
-    return msgspec.json.decode(data, type=OfWorker)
+    message: OfWorker = wanrun.from_wire(data, OfWorker)
+    return message
 
 
 def to_worker(data: bytes) -> ToWorker:
     """Reads the server's line."""
-    return msgspec.json.decode(data, type=ToWorker)
-
-
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options as JSON can hold them; what it cannot becomes its ``str``."""
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(options), enc_hook=str))
-    return decoded
+    message: ToWorker = wanrun.from_wire(data, ToWorker)
+    return message

@@ -10,6 +10,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Final
+
+_FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class WorkerProcess:
@@ -53,6 +56,11 @@ class WorkerProcess:
     def kill(self) -> None:
         """Ends it at once; its socket is closed, which ends it too."""
         self._process.kill()
+
+
+def from_outside(code: int) -> bool:
+    """Whether a process was ended from outside, for want of memory too; other signals are its own crash."""
+    return -code in _FROM_OUTSIDE
 
 
 def how(code: int) -> str:

@@ -10,32 +10,34 @@ import asyncio
 import bisect
 import contextlib
 import logging
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from wanrun.errors import CancelledError
 from wanserve import store as stored
 from wanserve.board import Board
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.messages import Done, Now
+from wanserve.messages import code_of
 from wanserve.metrics import Metrics
+from wanserve.process import from_outside
+from wanserve.progress import CANCELLING, VideoProgress
 from wanserve.refusal import RefusedError, closing
+from wanserve.resolved import Resolved
 from wanserve.room import Room, frames_bytes
-from wanserve.running import Running
 from wanserve.settings import Settings
 from wanserve.store import Store
-from wanserve.video import Failure, Live, Video
+from wanserve.video import Failure, Video
+
+if TYPE_CHECKING:
+    from wanrun import Event, Outcome
 
 LOG = logging.getLogger("wanserve")
 
 ROOM_SECONDS = 2.0
 """After which a video that waits for room on the disk looks again."""
-
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-"""Signals by which a worker is ended from outside, for want of memory too; others are its own crash."""
 
 
 class Queue:
@@ -47,6 +49,9 @@ class Queue:
         store: the stored videos.
         hub: who is told of changes.
         metrics: what is counted.
+
+    Attributes:
+        resolved: the generations of the videos.
     """
 
     def __init__(
@@ -56,13 +61,13 @@ class Queue:
         self.hub, self._metrics = hub, metrics
         self.room = Room(settings.data, settings.keep_seconds is not None or settings.keep_bytes is not None)
         self._waiting: list[Video] = []
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, VideoProgress] = {}
         self.board = Board(settings, folders, hub, self._waiting, self._running, store.times())
+        self.resolved = Resolved()
         self._unstored: dict[str, Video] = {}
         self._unremoved = set[str]()
         self._wake = asyncio.Event()
         self._broken = 0
-        self._lacks: str | None = None
         self.closing = self.loads = False
 
     async def restore(self) -> None:
@@ -91,7 +96,7 @@ class Queue:
 
         Args:
             video: the video.
-            keep: puts its files in place; they stay where they are if another video is returned.
+            keep: puts its files in place, once it has one; they stay where they are if another is returned.
             owner_limit: the most videos of its owner that may wait; None for no such limit.
 
         Raises:
@@ -132,6 +137,7 @@ class Queue:
         try:
             kept = await self._store.change(put)
         except Exception:
+            self.resolved.drop(video.id)
             await asyncio.to_thread(self._folders.remove, video.id)  # of a commit that has failed
             raise
         if kept is video:
@@ -174,7 +180,7 @@ class Queue:
         if video.over:
             raise RefusedError(f"the video is {video.status} already", 409, code="already_ended")
         if (running := self._running.get(video.id)) is not None:
-            video.unwanted, running.live.phase = True, "cancelling"
+            video.unwanted, running.phase = True, CANCELLING
             running.cancel()
             self.board.publish(video)
             await self._put(video)
@@ -194,6 +200,7 @@ class Queue:
         if video in self._waiting:
             self._waiting.remove(video)
         self._unstored.pop(video.id, None)
+        self.resolved.drop(video.id)
         if running is not None:
             running.removed, video.unwanted = True, True
             running.cancel()
@@ -251,7 +258,7 @@ class Queue:
                     await self._wake.wait()
         self._waiting.remove(video)
         video.status, video.started, video.attempts = "in_progress", time.time(), video.attempts + 1
-        self._running[video.id] = Running(video, Live(phase="loading", steps=video.shape["num_steps"]))
+        self._running[video.id] = VideoProgress(video, steps=video.shape["num_steps"])
         return video
 
     def _fitting(self) -> Video | None:
@@ -262,12 +269,8 @@ class Queue:
         return next((video for video in self._waiting if frames_bytes(video) <= left), None)
 
     def lack(self) -> str | None:
-        """Returns what there is too little of for any video; None for nothing. A change is logged."""
-        problem = self.room.lack()
-        if problem != self._lacks:
-            LOG.warning("%s", problem or "there is room again")
-        self._lacks = problem
-        return problem
+        """Returns what there is too little of for any video; None for nothing."""
+        return self.room.lack_logged()
 
     async def begin(self, video: Video, cancel: Callable[[], None]) -> None:
         """Stores that a video runs; ``cancel`` tells its worker to end it."""
@@ -276,30 +279,30 @@ class Queue:
         self.board.publish(video)
         self.board.moved()
 
-    def now(self, message: Now) -> None:
+    def take(self, event: Event) -> None:
         """Takes what a worker does for a video."""
-        if (running := self._running.get(message.id)) is not None:
-            running.now(message)
+        if (running := self._running.get(event.id)) is not None:
+            running.take(event)
             self.board.publish(running.video)
 
-    async def done(self, message: Done) -> None:
-        """Takes the end of a video that was made."""
-        video = self._running[message.id].video
-        video.resolved, video.seconds = message.resolved, message.seconds
-        video.warnings = [self.board.told(warning, video) for warning in message.warnings]
-        times = self.board.estimates.learn(video, message.seconds, message.steps)
-        self._metrics.phases(message.seconds)
-        await self._end(video, "completed", lambda connection: stored.put_times(connection, times))
+    async def ended(self, outcome: Outcome) -> None:
+        """Takes how a worker's job has ended; its device is free."""
+        video = self._running[outcome.id].video
+        if isinstance(outcome.error, CancelledError):
+            await self._end(video, "cancelled")
+        elif outcome.error is not None:
+            await self.failed(video, *code_of(outcome.error))
+        else:
+            video.resolved, video.seconds = outcome.metadata, outcome.seconds
+            video.warnings = [self.board.told(warning, video) for warning in outcome.warnings]
+            times = self.board.estimates.learn(video, outcome.seconds, outcome.steps)
+            self._metrics.phases(outcome.seconds)
+            await self._end(video, "completed", lambda connection: stored.put_times(connection, times))
 
-    async def failed(self, id: str, code: str, message: str) -> None:
-        """Takes the failure of a video."""
-        video = self._running[id].video
+    async def failed(self, video: Video, code: str, message: str) -> None:
+        """Takes that a video cannot be made, and why."""
         video.error = Failure(code, self.board.told(message, video))
         await self._end(video, "failed")
-
-    async def cancelled(self, id: str) -> None:
-        """Takes that a video was cancelled, and its device is free."""
-        await self._end(self._running[id].video, "cancelled")
 
     async def lost(self, video: Video, code: int, reason: str, told: bool = True) -> None:
         """Takes that the worker of a video has ended.
@@ -310,7 +313,7 @@ class Queue:
             reason: the same in words.
             told: whether the worker had begun the video.
         """
-        if (-code in _FROM_OUTSIDE or not told) and video.attempts < self._settings.attempts:
+        if (from_outside(code) or not told) and video.attempts < self._settings.attempts:
             LOG.warning("%s runs again: %s", video.id, reason)
             await self.put_back(video)
         elif video.unwanted:
@@ -318,7 +321,7 @@ class Queue:
         else:
             times = f" (attempt {video.attempts})" if video.attempts > 1 else ""
             what = f"the process that made the video has ended: {reason}{times}"
-            await self.failed(video.id, "worker_died", what)
+            await self.failed(video, "worker_died", what)
 
     async def put_back(self, video: Video) -> None:
         """Lets a running video wait again, at its place; one that is to be cancelled is."""
@@ -348,6 +351,7 @@ class Queue:
             stored.put(connection, video)
 
         video.status, video.ended = status, time.time()
+        self.resolved.drop(video.id)
         running = self._running.pop(video.id, None)
         removed = running is not None and running.removed
         if not removed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Final
 from wanrun.errors import lacks_space
 from wanserve.refusal import RefusedError
 from wanserve.video import Video
+
+LOG = logging.getLogger("wanserve")
 
 RESERVE: Final = 16 << 20
 """Bytes of the disk that no request and no video is to take: the states of videos are stored there."""
@@ -30,6 +33,7 @@ class Room:
 
     def __init__(self, folder: Path, comes_back: bool = False) -> None:
         self._folder, self._comes_back = folder, comes_back
+        self._logged: str | None = None
 
     def lack(self, nbytes: int = 0) -> str | None:
         """Returns what there is too little of for so many bytes more; None for nothing."""
@@ -38,6 +42,14 @@ class Room:
             return NO_SPACE if self.left() < nbytes else None
         except OSError as error:
             return NO_FILES if error.errno in _NO_FILES else "the folder of the jobs cannot be read"
+
+    def lack_logged(self) -> str | None:
+        """Returns what there is too little of for anything; None for nothing. A change is logged."""
+        problem = self.lack()
+        if problem != self._logged:
+            LOG.warning("%s", problem or "there is room again")
+        self._logged = problem
+        return problem
 
     def left(self) -> int:
         """Returns the bytes that may still be taken; negative if the reserve is.

@@ -109,7 +109,7 @@ class Service:
             Device(
                 self.queue,
                 partial(WorkerProcess, place, begin),
-                self.intake.run,
+                self.intake.make,
                 self._metrics,
                 first if number == 0 else None,
             )

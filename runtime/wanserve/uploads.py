@@ -10,7 +10,6 @@ import io
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -60,44 +59,44 @@ IMAGE_TYPES: Mapping[str, str] = MappingProxyType(
 """The types under which stored files are answered; those that browsers do not show are bytes."""
 
 
-@dataclass
-class Sent:
-    """An image or a video that came with a request, before it is stored.
+Source = UploadFile | bytes
+"""A file of a form, or the bytes of a data: URL."""
 
-    Attributes:
-        option: the option that it is given for; empty if its kind decides.
+
+async def head_of(source: Source) -> bytes:
+    """Returns the first bytes."""
+    if isinstance(source, bytes):
+        return source[:32]
+    await source.seek(0)
+    return await source.read(32)
+
+
+async def stored_upload(source: Source, option: str, name: str, folder: Path, number: int) -> Upload:
+    """Writes an image or a video into a folder, which is made for the first one.
+
+    Args:
+        source: its bytes.
+        option: the option that it is given for.
         name: its name at the client.
-        source: a file of a form, or the bytes of a data: URL.
+        folder: the folder of the request's files.
+        number: its place among these.
     """
+    suffix, kind = kind_of(await head_of(source))
+    file = f"{option}-{number}{suffix}"
+    return Upload(option, file, name, kind, await asyncio.to_thread(_write, source, folder / file))
 
-    option: str
-    name: str
-    source: UploadFile | bytes
 
-    async def head(self) -> bytes:
-        """Returns the first bytes."""
-        if isinstance(self.source, bytes):
-            return self.source[:32]
-        await self.source.seek(0)
-        return await self.source.read(32)
-
-    async def store(self, folder: Path, number: int) -> Upload:
-        """Writes the bytes into a folder, and returns where."""
-        suffix, kind = kind_of(await self.head())
-        file = f"{self.option}-{number}{suffix}"
-        digest = await asyncio.to_thread(self._write, folder / file)
-        return Upload(self.option, file, self.name, kind, digest)
-
-    def _write(self, path: Path) -> str:
-        """Writes the bytes, and returns their sha256."""
-        digest, source = hashlib.sha256(), self.source
-        file = io.BytesIO(source) if isinstance(source, bytes) else source.file
-        file.seek(0)
-        with path.open("xb") as written:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                written.write(block)
-        return digest.hexdigest()
+def _write(source: Source, path: Path) -> str:
+    """Writes the bytes, and returns their sha256."""
+    digest = hashlib.sha256()
+    file = io.BytesIO(source) if isinstance(source, bytes) else source.file
+    file.seek(0)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with path.open("xb") as written:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            written.write(block)
+    return digest.hexdigest()
 
 
 def kind_of(head: bytes) -> tuple[str, Literal["image", "video"]]:
@@ -118,36 +117,31 @@ def safe_name(name: str | None) -> str:
     return "".join(character for character in last if character.isprintable())[:100] or "file"
 
 
-def sent_file(option: str, file: UploadFile, param: str) -> Sent:
-    """Returns a file of a form.
-
-    Raises:
-        RefusedError: if it is empty.
-    """
+def check_file(file: UploadFile, param: str) -> None:
+    """Raises RefusedError for an empty file of a form."""
     if not file.size:
         raise RefusedError(f"{param} is an empty file", param=param)
-    return Sent(option, safe_name(file.filename), file)
 
 
-def sent_text(option: str, value: Any, param: str) -> Sent:
-    """Returns an image or a video that is written in a field: a data: URL, or an object with one.
+def decoded_text(value: Any, param: str) -> bytes:
+    """Returns the bytes of an image or a video in a field: of a data: URL, or of an object with one.
 
     Raises:
         RefusedError: for a remote URL, a path, or what is not base64.
     """
     if isinstance(value, dict):
-        return sent_text(option, _inner(value, param), param)
+        return decoded_text(_inner(value, param), param)
     if not isinstance(value, str) or not value:
         raise RefusedError(f"{param} has the wrong type; expected a file or a data: URL", param=param)
     match = _DATA.match(value, 0, _HEAD)
     if match is None:
         if isinstance(value, str) and len(value) > 256 and not _URL.match(value):  # bare base64
-            return Sent(option, "data", _decoded(value, param))
+            return _decoded(value, param)
         what = "a URL, and URLs are not fetched" if _URL.match(value) else "no file, and no path is read"
         raise RefusedError(f"{param} is {what}; send the file itself, or a data: URL of it", param=param)
     if match[2] is None:
         raise RefusedError(f"{param} is a data: URL without base64; encode it", param=param)
-    return Sent(option, "data", _decoded(value[match.end() :], param))
+    return _decoded(value[match.end() :], param)
 
 
 def _decoded(text: str, param: str) -> bytes:

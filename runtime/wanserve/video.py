@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -92,82 +91,3 @@ class Video(Struct, kw_only=True):
     def over(self) -> bool:
         """Whether its state does not change any more."""
         return self.status in ENDED
-
-
-class Live(Struct, kw_only=True):
-    """What is known of a video that waits or runs, beside what is stored.
-
-    Attributes:
-        phase: what its worker does; ``queued``, and ``cancelling`` once that was asked for.
-        position: 1 for the video that is begun next; None for one that runs.
-        step: denoising steps that are done.
-        steps: denoising steps, of all windows.
-        progress: percent of the time that it takes.
-        remaining: seconds until its end; None if nothing was measured yet.
-    """
-
-    phase: str
-    position: int | None = None
-    step: int = 0
-    steps: int | None = None
-    progress: int = 0
-    remaining: float | None = None
-
-
-def shown(video: Video, live: Live | None, expires: float | None = None) -> dict[str, Any]:
-    """Returns a video as the API answers it: OpenAI's fields, and our own beside them.
-
-    Args:
-        video: the video.
-        live: what is known of one that has not ended; None for others.
-        expires: seconds that ended videos are kept, or None.
-    """
-    given, shape = video.resolved or video.options, video.shape
-    live = live or Live(phase="", progress=100 if video.status == "completed" else 0)
-    return {
-        "id": video.id,
-        "object": "video",
-        "model": video.model,
-        "status": video.status,
-        "phase": live.phase or None,
-        "position": live.position,
-        "progress": live.progress,
-        "step": live.step if video.status == "in_progress" else None,
-        "steps": live.steps or shape["num_steps"],
-        "remaining_seconds": None if live.remaining is None else round(live.remaining, 2),
-        "created_at": int(video.created),
-        "started_at": _whole(video.started),
-        "completed_at": _whole(video.ended) if video.status == "completed" else None,
-        "ended_at": _whole(video.ended),
-        "expires_at": None if video.ended is None or expires is None else int(video.ended + expires),
-        "prompt": video.options["prompt"],
-        "size": shape["size"],
-        "seconds": f"{given.get('num_frames', shape['num_frames']) / shape['fps']:.4g}",
-        "num_frames": given.get("num_frames", shape["num_frames"]),
-        "fps": shape["fps"],
-        "seed": video.options["seed"],
-        "num_videos": shape["num_videos"],
-        "format": video.format,
-        "options": video.options,
-        "resolved": video.resolved or None,
-        "media": _media(video),
-        "error": None if video.error is None else {"code": video.error.code, "message": video.error.message},
-        "warnings": video.warnings,
-        "stage_durations": {name: round(seconds, 4) for name, seconds in video.seconds.items()},
-        "inference_time_s": round(sum(video.seconds.values()), 4) if video.status == "completed" else None,
-        "attempts": video.attempts,
-        "remixed_from_video_id": None,
-    }
-
-
-def _whole(time: float | None) -> int | None:
-    return None if time is None else int(time)
-
-
-def _media(video: Video) -> list[Mapping[str, Any]]:
-    """The files of a video, each with its number among those of its option."""
-    counts, listed = dict[str, int](), list[Mapping[str, Any]]()
-    for one in video.media:
-        index = counts[one.option] = counts.get(one.option, -1) + 1
-        listed.append({"option": one.option, "index": index, "name": one.name, "kind": one.kind})
-    return listed

@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers.videos import video
+from helpers.videos import make, video
+from wanrun import Event, Outcome
+from wanrun.errors import CancelledError, UsageError
 from wanserve import store as stored
 from wanserve.device import BrokenError, Device
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.messages import Broken, Cancel, Cancelled, Done, Failed, Now, Ready, Run, line, to_worker
+from wanserve.messages import Broken, Cancel, Make, OutOfMemoryError, Ready, line, to_worker
 from wanserve.metrics import Metrics
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
@@ -29,7 +31,7 @@ from wanserve.settings import Settings
 from wanserve.store import Store
 from wanserve.video import Video
 
-Talk = Callable[["Worker", Run], Any]
+Talk = Callable[["Worker", str], Any]
 
 
 class Worker:
@@ -56,12 +58,12 @@ class Worker:
                 return
             for data in lines:
                 message = to_worker(data)
-                if isinstance(message, Run):
-                    self.runs.append(message.id)
-                    if self._talk(self, message) == "ends":
+                if isinstance(message, Make):
+                    self.runs.append(message.job.id)
+                    if self._talk(self, message.job.id) == "ends":
                         return
                 elif isinstance(message, Cancel):
-                    self.say(Cancelled(message.id))
+                    self.say(cancelled(message.id))
 
     def wait(self) -> int:
         self._thread.join()
@@ -73,14 +75,18 @@ class Worker:
             self._theirs.shutdown(socket.SHUT_RDWR)
 
 
-def makes(worker: Worker, run: Run) -> None:
+def cancelled(id: str) -> Outcome:
+    return Outcome(id=id, error=CancelledError("it was cancelled"))
+
+
+def makes(worker: Worker, id: str) -> None:
     """Makes a video at once."""
-    worker.say(Now(run.id, "steps", 1, 1))
-    worker.say(Done(run.id, {}, {"steps": 0.1}, 1, []))
+    worker.say(Event(id, "steps", 1, 1))
+    worker.say(Outcome(id=id, seconds={"steps": 0.1}, steps=1))
 
 
-def works_on(worker: Worker, run: Run) -> None:
-    worker.say(Now(run.id, "steps", 1, 9))
+def works_on(worker: Worker, id: str) -> None:
+    worker.say(Event(id, "steps", 1, 9))
 
 
 class House:
@@ -91,13 +97,15 @@ class House:
         self.store = Store(self.folders.database)
         self.settings = Settings({}, folder, **settings)
         self.queue = Queue(self.settings, self.folders, self.store, Hub(), Metrics())
-        self.device = Device(self.queue, start, self.run, Metrics())
+        self.device = Device(self.queue, start, self.make, Metrics())
 
     @staticmethod
-    def run(video: Video) -> Run:
+    def make(video: Video) -> Make:
         if video.model == "gone":
             raise KeyError(video.model)
-        return Run(video.id, video.model, {}, "", "mp4")
+        if video.model == "other":
+            raise UsageError("it has no such profile any more")
+        return make(video.id, video.model)
 
     async def ask(self, **fields: Any) -> Video:
         return await self.queue.accept(video(**fields), lambda: None)
@@ -136,8 +144,8 @@ def workers(*given: Worker) -> tuple[Callable[[], Worker], list[Worker]]:
 def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
     """It goes to the next worker, although it waited when the first one was about to end."""
 
-    def full(worker: Worker, run: Run) -> str:
-        worker.say(Failed(run.id, "out_of_memory", "too large", ends=True))
+    def full(worker: Worker, id: str) -> str:
+        worker.say(Outcome(id=id, error=OutOfMemoryError("too large")))
         time.sleep(0.2)
         return "ends"
 
@@ -156,15 +164,16 @@ def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
-    """Of a model that is no longer served: it fails, and its worker goes on."""
+    """Of a model that is no longer served, or is another now: it fails, and its worker goes on."""
 
     async def test() -> None:
         start, started = workers(Worker(makes))
         house = House(tmp_path, start)
-        videos = [await house.ask(model="gone"), await house.ask()]
+        videos = [await house.ask(model=name) for name in ("gone", "other", "m")]
         keeping = asyncio.create_task(house.device.keep())
         await house.until(lambda: all(one.over for one in videos))
-        assert [one.status for one in videos] == ["failed", "completed"] and len(started) == 1
+        assert [one.status for one in videos] == ["failed", "failed", "completed"] and len(started) == 1
+        assert [one.error and one.error.code for one in videos] == ["not_begun", "generation_error", None]
         await house.stop(keeping)
 
     run(test())
@@ -172,7 +181,7 @@ def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_before_it_hears_of_its_job(tmp_path: Path) -> None:
     async def test() -> None:
-        start, _ = workers(Worker(lambda worker, run: "ends", 1), Worker(makes))
+        start, _ = workers(Worker(lambda worker, id: "ends", 1), Worker(makes))
         house = House(tmp_path, start)
         one = await house.ask()
         keeping = asyncio.create_task(house.device.keep())
@@ -321,7 +330,7 @@ def test_a_removal_that_cannot_be_stored(queue: Callable[[], House], monkeypatch
             for one in videos:
                 with pytest.raises(sqlite3.OperationalError):
                     await house.queue.delete(one)
-            await house.queue.cancelled(runs.id)
+            await house.queue.ended(cancelled(runs.id))
             for one in videos:
                 with pytest.raises(RefusedError, match="there is no video"):
                     house.queue.find(one.id, None)
@@ -390,8 +399,8 @@ def test_nobody_hears_of_a_job_after_it_was_deleted(queue: Callable[[], House]) 
         one, listener = await house.queue.next(), house.queue.hub.listen(None)
         await house.queue.begin(one, lambda: None)
         await house.queue.delete(one)
-        house.queue.now(Now(one.id, "steps", 3, 9))
-        await house.queue.cancelled(one.id)
+        house.queue.take(Event(one.id, "steps", 3, 9))
+        await house.queue.ended(cancelled(one.id))
         heard = [event async for event in _all(listener)]
         assert [name for name, _ in heard][-1] == "deleted"
         with pytest.raises(RefusedError, match="there is no video"):
@@ -420,7 +429,7 @@ def test_moves_and_restarts(queue: Callable[[], House], tmp_path: Path) -> None:
         await other.restore()
         assert [one.id for one in other.waiting] == [videos[index].id for index in order]
         assert other.waiting[0].attempts == 0
-        live = other.board.live(other.waiting[2])
-        assert live is not None and live.position == 3
+        third = other.board.progress(other.waiting[2])
+        assert third is not None and third.position == 3
 
     run(test())

@@ -21,12 +21,13 @@ from wanserve.folders import Folders
 from wanserve.hub import Hub, stream
 from wanserve.keys import COOKIE, Keys, read_keys
 from wanserve.process import how
+from wanserve.progress import VideoProgress
 from wanserve.refusal import RefusedError, told_with, without_paths
 from wanserve.retention import outdated
 from wanserve.service import check_certificate
 from wanserve.settings import Settings
 from wanserve.uploads import kind_of, safe_name
-from wanserve.video import Live, Upload
+from wanserve.video import Upload
 
 KEY = "sk-0123456789abcdef"
 
@@ -179,9 +180,9 @@ def test_what_is_kept() -> None:
 def test_progress_follows_what_was_measured() -> None:
     estimates, one = Estimates({}), video()
     assert estimates.total(one) is None
-    live = Live(phase="steps", step=0, steps=10)
-    estimates.follow(one, live, {"phase": 0.0, "step": None})
-    assert live.remaining is None and 0 < live.progress < 20
+    far = VideoProgress(one, phase="steps", step=0, steps=10)
+    estimates.follow(far, {"phase": 0.0, "step": None})
+    assert far.remaining is None and 0 < far.percent < 20
     news = estimates.learn(one, {"text": 1.0, "steps": 20.0, "decode": 4.0, "encode": 1.0}, 10)
     assert news == {"m p text": 1.0, "m p step": 2.0, "m p decode": 4.0, "m p encode": 1.0}
     assert estimates.total(one) == 26.0
@@ -194,13 +195,15 @@ def test_progress_follows_what_was_measured() -> None:
         ("steps", 5, 0),
         ("decode", 10, 2),
     ):
-        live = Live(phase=phase, step=step, steps=10)
-        estimates.follow(one, live, {"phase": passed, "step": None})
-        seen.append((live.progress, live.remaining))
+        far = VideoProgress(one, phase=phase, step=step, steps=10)
+        estimates.follow(far, {"phase": passed, "step": None})
+        seen.append((far.percent, far.remaining))
     assert seen == [(0, 26.0), (1, 25.5), (7, 24.0), (42, 15.0), (88, 3.0)]
-    live = Live(phase="decode", step=10, steps=10, progress=95)
-    estimates.follow(one, live, {"phase": 99.0, "step": None})
-    assert live.progress == 95 and live.remaining > 1  # never back, and never at its end before it is
+    far = VideoProgress(one, phase="decode", step=10, steps=10, percent=95)
+    estimates.follow(far, {"phase": 99.0, "step": None})
+    assert (
+        far.percent == 95 and far.remaining is not None and far.remaining > 1
+    )  # never back, and never at its end before it is
     estimates.learn(one, {"steps": 40.0}, 10)
     assert estimates.total(one) == 36.0
 
@@ -254,7 +257,9 @@ def test_the_folder_of_a_server(tmp_path: Path) -> None:
         (tmp_path / "data/videos" / id).mkdir()
     for id in (removed, lost):
         folders.out(id)
-    (folders.incoming() / "x.png").write_bytes(b"x")
+    left = tmp_path / f"data/incoming/request_{'e' * 32}"
+    left.mkdir()
+    (left / "x.png").write_bytes(b"x")
     assert [path.name for path in folders.clean({kept}, {removed})] == [lost]
     assert {path.name for path in (tmp_path / "data/videos").iterdir()} == {kept, lost, "mine", "video_a"}
     assert [path.name for path in (tmp_path / "data/incoming").rglob("*")] == ["photos", "x.jpg"]

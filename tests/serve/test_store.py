@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from helpers.videos import video
 from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.store import Store
+from wanserve.video import Failure, Upload
 
 
 @asynccontextmanager
@@ -24,6 +26,34 @@ async def opened(path: Path) -> AsyncIterator[Store]:
         yield store
     finally:
         store.close()
+
+
+OF_BEFORE = (
+    '{"id":"video_a","owner":"alice","model":"m","options":{"prompt":"a fox","seed":7},'
+    '"media":[{"option":"image","file":"image-0.png","name":"cat.png","kind":"image","digest":"00"}],'
+    '"format":"mp4","shape":{"profile":"p","size":"96x64","num_frames":9,"num_videos":1,"fps":16.0,'
+    '"num_steps":10},"status":"failed","rank":4.0,"created":1.0,"started":2.0,"ended":3.0,"attempts":1,'
+    '"resolved":{},"seconds":{},"bytes":0,"warnings":["w"],'
+    '"error":{"code":"worker_died","message":"it has ended"},"unwanted":false,"idempotency":"k",'
+    '"fingerprint":"f"}'
+)
+"""A record as versions before this one wrote it, byte for byte."""
+
+
+def test_a_database_of_before_is_read_and_written_alike(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path / "jobs") as store:
+            values = ("video_a", "alice", "failed", 4.0, 3.0, 0, "a fox", "k", OF_BEFORE.encode())
+            columns = "id, owner, status, rank, ended, bytes, prompt, idempotency, record"
+            insert = f"INSERT INTO videos ({columns}) VALUES ({', '.join('?' * len(values))})"
+            await store.change(lambda connection: connection.execute(insert, values))
+        async with opened(tmp_path / "jobs") as store:
+            (found,) = store.listed("alice", 9) or ()
+            assert found.error == Failure("worker_died", "it has ended")
+            assert found.media == [Upload("image", "image-0.png", "cat.png", "image", "00")]
+            assert msgspec.json.encode(found).decode() == OF_BEFORE
+
+    asyncio.run(run())
 
 
 def test_jobs_come_back(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,22 +13,23 @@ import pytest
 
 import wanrun
 from helpers.manifests import plain_manifest
-from wanrun.errors import ArtifactError, NoSpaceError
+from helpers.options import generation
+from helpers.videos import make
+from wanrun import Event, Outcome
+from wanrun.errors import ArtifactError, CancelledError, NoSpaceError, UsageError
 from wanserve.messages import (
     NO_ROOM,
     Cancel,
-    Cancelled,
-    Done,
-    Failed,
-    Now,
+    InternalError,
     OfWorker,
-    Run,
+    OutOfMemoryError,
+    code_of,
     line,
     of_worker,
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
-from wanserve.worker import Progress, Worker, failure
+from wanserve.worker import Worker, told
 
 FULL = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
@@ -53,9 +53,9 @@ class Device:
             self.closed.append(name)
             self.free += 10
 
-        return SimpleNamespace(artifact=artifact, manifest=None, close=close, run=self.run)
+        return SimpleNamespace(manifest=generation().manifest, close=close, run=self.run)
 
-    def run(self, generation: Any, on_step: Any, timings: Any, cancel: Any) -> Any:
+    def run(self, generation: Any, on_step: Any, timings: Any, cancel: Any, **given: Any) -> Any:
         with timings.phase("text"):
             pass
         with timings.phase("denoise"):
@@ -66,16 +66,11 @@ class Device:
             timings.steps("step", 3, 0.3)
         with timings.phase("decode"):
             frames = np.zeros((1, 2, 4, 4, 3), np.uint8)
-        saved = lambda path, overwrite: [path]  # noqa: E731
-        return SimpleNamespace(frames=frames, options={"seed": 1}, warnings=("cut",), save=saved)
+        return wanrun.Result(frames, np.zeros(1), {"seed": 1, "fps": 16}, timings, ("cut",))
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    def resolve(*given: Any, **options: Any) -> None:
-        return None
-
-    monkeypatch.setattr(wanrun, "resolve", resolve, raising=False)
+def device() -> Device:
     return Device(25)
 
 
@@ -115,71 +110,80 @@ def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Pat
         device.free = 25
 
 
-def run(device: Device, folder: Path, cancelled: bool = False) -> tuple[list[OfWorker], bool]:
-    told: list[OfWorker] = []
-    worker = Worker(told.append, pipelines(device, folder.parent))
-    video = Run("1", "a", {"prompt": "p"}, str(folder), "mp4")
-    worker.take(video)
-    if cancelled:
+def run(device: Device, folder: Path, cancel: bool = False) -> tuple[list[OfWorker], Outcome, bool]:
+    """What a worker tells of a job, how the job ended, and whether the worker can go on."""
+    said: list[OfWorker] = []
+    worker = Worker(said.append, pipelines(device, folder))
+    worker.take(make("1", "a", folder))
+    if cancel:
         worker.take(Cancel("1"))
     worker.take(Cancel("another"))
-    return told, worker.run(worker.jobs.get())
+    goes_on = worker.run(worker.jobs.get())
+    assert isinstance(said[-1], Outcome)
+    return said, said[-1], goes_on
 
 
 def test_a_job_is_told_step_by_step(device: Device, tmp_path: Path) -> None:
-    told, goes_on = run(device, tmp_path)
-    done = told[-1]
-    assert isinstance(done, Done) and goes_on
-    steps = [(one.phase, one.step, one.steps) for one in told if isinstance(one, Now)]
-    expected = [
-        ("text", 0, None),
-        ("steps", 0, None),
-        *(("steps", n, 3) for n in (1, 2, 3)),
-        ("decode", 3, 3),
-        ("encode", 3, 3),
-    ]
-    assert [step for step in steps if step[0] != "loading"] == expected
-    assert list(done.seconds) == ["text", "steps", "decode", "encode"]
-    assert (done.steps, done.warnings, done.resolved) == (3, ["cut"], {"seed": 1})
-    assert {file.name for file in tmp_path.iterdir()} == {"video.thumbnail.webp", "video.last.png"}
-    assert all(of_worker(line(one)[:-1]) == one for one in told)
-    assert to_worker(line(Cancel("1"))) == Cancel("1")
+    said, outcome, goes_on = run(device, tmp_path)
+    assert outcome.error is None and goes_on
+    phases = [one.phase for one in said if isinstance(one, Event)]
+    assert list(dict.fromkeys(phases)) == ["text", "steps", "decode", "encode"]
+    assert (outcome.steps, outcome.warnings, outcome.metadata) == (3, ["cut"], {"seed": 1, "fps": 16})
+    assert {Path(path).name for path in outcome.sizes} == {
+        "video.npy",
+        "video.thumbnail.webp",
+        "video.last.png",
+    }
+    assert all(of_worker(line(one)[:-1]) == one for one in said)
+    for message in (Cancel("1"), make("1", "a", tmp_path)):
+        assert to_worker(line(message)) == message
 
 
 def test_a_job_is_cancelled(device: Device, tmp_path: Path) -> None:
-    assert run(device, tmp_path, cancelled=True) == ([Cancelled("1")], True)
-    assert device.loads == []
+    said, outcome, goes_on = run(device, tmp_path, cancel=True)
+    assert isinstance(outcome.error, CancelledError) and goes_on
+    assert len(said) == 1 and device.loads == []
 
-    told: list[OfWorker] = []
-    worker = Worker(told.append, pipelines(device, tmp_path))
-    worker.take(Run("1", "a", {"prompt": "p"}, str(tmp_path), "mp4"))
+    said = []
+    worker = Worker(said.append, pipelines(device, tmp_path))
+    worker.take(make("1", "a", tmp_path))
     device.happens = lambda: worker.take(Cancel("1"))  # while it loads
     assert worker.run(worker.jobs.get())
-    assert told[-1] == Cancelled("1") and not [one for one in told if isinstance(one, Done)]
+    assert isinstance(said[-1], Outcome) and isinstance(said[-1].error, CancelledError)
 
 
 def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A video that takes the memory ends the worker, so that the next one has all of it; others do not."""
+    """A job that takes the memory ends the worker, so that the next one has all of it; others do not."""
     device.free = 0
-    told, goes_on = run(device, tmp_path)
-    assert not goes_on
-    assert told[-1] == Failed("1", "out_of_memory", told[-1].message, True)  # type: ignore[union-attr]
-    assert "too little memory" in told[-1].message  # type: ignore[union-attr]
+    _, outcome, goes_on = run(device, tmp_path)
+    assert not goes_on and isinstance(outcome.error, OutOfMemoryError)
     device.free = 25
 
     def fails() -> None:
         raise ValueError("a secret in /srv/x")
 
     device.happens = fails
-    told, goes_on = run(device, tmp_path)
-    assert goes_on and isinstance(told[-1], Failed)
-    assert told[-1].message == "internal error: ValueError; see the server's log"
+    _, outcome, goes_on = run(device, tmp_path)
+    assert goes_on and isinstance(outcome.error, InternalError)
+    assert str(outcome.error) == "internal error: ValueError; see the server's log"
     assert "a secret in /srv/x" in capsys.readouterr().err
-    assert failure("1", ArtifactError("damaged")).code == "artifact_error"
-    full = OSError(errno.ENOSPC, "No space left on device", "/srv/x.mp4")
-    for error in (full, NoSpaceError("there is no space left to write /srv/x.mp4; choose another --output")):
-        told = failure("1", error)
-        assert (told.code, told.message) == ("no_space", NO_ROOM)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ArtifactError("damaged"), "artifact_error"),
+        (UsageError("too long"), "generation_error"),
+        (OSError(errno.ENOSPC, "No space left on device", "/srv/x.mp4"), "no_space"),
+        (NoSpaceError("there is no space left to write /srv/x.mp4"), "no_space"),
+        (MemoryError(), "out_of_memory"),
+        (ArtifactError("RESOURCE_EXHAUSTED: Out of memory"), "out_of_memory"),
+        (ValueError("a bug"), "internal_error"),
+    ],
+)
+def test_the_codes_of_the_api(error: Exception, code: str) -> None:
+    found, message = code_of(told("1", error))
+    assert found == code and (message == NO_ROOM) == (code == "no_space")
 
 
 @pytest.mark.parametrize(
@@ -194,21 +198,3 @@ def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[
 )
 def test_want_of_memory(error: BaseException, lacks: bool) -> None:
     assert lacks_memory(error) == lacks
-
-
-def test_progress_is_told_from_any_thread() -> None:
-    """Parts are loaded by threads of their own."""
-    told: list[OfWorker] = []
-    progress = Progress("1", told.append)
-    with progress.timings.phase("restore", "transformer"):
-        threads = [
-            threading.Thread(target=lambda: progress.timings.add("transfer", 0.0, 1.0)) for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with progress.timings.phase("denoise"):
-            pass
-    phases = [one.phase for one in told if isinstance(one, Now)]
-    assert list(dict.fromkeys(phases)) == ["loading", "steps"] and phases[-1] == "loading"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import Struct, structs
 
 from wanrun import __version__
-from wanrun.artifact.manifest import Manifest
-from wanrun.denoising.schedule import ExpertRange
-from wanrun.denoising.solvers import SolverTable
 from wanrun.errors import ArtifactError, UsageError, field
-from wanrun.job.job import Job
 from wanrun.job.outputs import Output
 from wanrun.media.types import MEDIA_KINDS, Media
-from wanrun.request.generation import Generation
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wanrun.artifact.manifest import Manifest
+    from wanrun.denoising.solvers import SolverTable
+    from wanrun.job.job import Job
 
 
 class _Array(Struct, frozen=True):
@@ -33,6 +34,15 @@ class _Table(Struct, frozen=True):
     name: str
     start: float
     arrays: dict[str, _Array]
+
+
+class _Range(Struct, frozen=True):
+    """An ``ExpertRange``."""
+
+    transformer: str
+    first: int
+    last: int
+    guidance_scale: float
 
 
 class _File(Struct, frozen=True):
@@ -66,7 +76,7 @@ class PackedJob(Struct, frozen=True, kw_only=True):
     profile: str
     options: dict[str, Any]
     table: _Table
-    ranges: tuple[ExpertRange, ...]
+    ranges: tuple[_Range, ...]
     fps: float
     media: Media | None
     warnings: tuple[str, ...]
@@ -82,6 +92,10 @@ class PackedJob(Struct, frozen=True, kw_only=True):
             ArtifactError: if the job was packed for another artifact, which has other profiles perhaps, or by
                 another version.
         """
+        from wanrun.denoising.schedule import ExpertRange
+        from wanrun.job.job import Job
+        from wanrun.request.generation import Generation
+
         _check("version of wanrun", __version__, self.wanrun)
         _check("content digest", manifest.content_digest, self.content_digest)
         generation = Generation(
@@ -89,7 +103,7 @@ class PackedJob(Struct, frozen=True, kw_only=True):
             profile=manifest.profiles[self.profile],
             options=self.options,
             table=_unpacked_table(self.table),
-            ranges=self.ranges,
+            ranges=tuple(ExpertRange(*structs.astuple(one)) for one in self.ranges),
             fps=self.fps,
             media=self.media,
             warnings=self.warnings,
@@ -112,7 +126,7 @@ def pack(job: Job) -> PackedJob:
         profile=generation.profile.name,
         options=dict(generation.options),
         table=_packed_table(generation.table),
-        ranges=generation.ranges,
+        ranges=tuple(_Range(**vars(one)) for one in generation.ranges),
         fps=generation.fps,
         media=None if generation.media is None else _as_paths(generation.media),
         warnings=generation.warnings,
@@ -151,11 +165,13 @@ def _as_path(name: str, source: object) -> str:
 
 
 def _packed_table(table: SolverTable) -> _Table:
-    arrays = {name: value for name, value in vars(table).items() if isinstance(value, np.ndarray)}
-    return _Table(table.name, table.start, {name: _packed(array) for name, array in arrays.items()})
+    arrays = {name: _packed(value) for name, value in vars(table).items() if name not in ("name", "start")}
+    return _Table(table.name, table.start, arrays)
 
 
 def _unpacked_table(table: _Table) -> SolverTable:
+    from wanrun.denoising.solvers import SolverTable
+
     arrays: dict[str, Any] = {name: _unpacked(array) for name, array in table.arrays.items()}
     return SolverTable(name=table.name, start=table.start, **arrays)
 
@@ -165,4 +181,6 @@ def _packed(array: np.ndarray) -> _Array:
 
 
 def _unpacked(array: _Array) -> np.ndarray:
+    import numpy as np
+
     return np.frombuffer(array.data, np.dtype(array.dtype)).reshape(array.shape)

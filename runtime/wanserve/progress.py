@@ -1,0 +1,63 @@
+"""How far a video is that waits or is made, from what its worker tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from wanrun import Event
+from wanserve.video import Video
+
+QUEUED = "queued"
+CANCELLING = "cancelling"
+
+
+@dataclass
+class VideoProgress:
+    """How far a video is that waits or is made.
+
+    Attributes:
+        video: the video.
+        phase: what its worker does; ``queued``, and ``cancelling`` once that was asked for.
+        position: 1 for the video that is begun next; None for one that a worker has.
+        step: denoising steps that are done.
+        steps: denoising steps, of all windows; None as long as that is not told.
+        percent: of the time that it takes; it never falls.
+        remaining: seconds until its end; None if nothing was measured yet.
+        cancel: tells the worker to end it.
+        removed: whether it is forgotten once it ends.
+    """
+
+    video: Video
+    phase: str = "loading"
+    position: int | None = None
+    step: int = 0
+    steps: int | None = None
+    percent: int = 0
+    remaining: float | None = None
+    cancel: Callable[[], None] = lambda: None
+    removed: bool = False
+    _phase_began: float = field(default_factory=time.monotonic)
+    _steps_began: float | None = None
+
+    def take(self, event: Event) -> None:
+        """Takes what the worker does."""
+        if event.phase != self.phase:
+            self._phase_began = time.monotonic()
+            if event.phase == "steps" and self._steps_began is None:
+                self._steps_began = self._phase_began
+        if event.step != self.step:
+            self._phase_began = time.monotonic()
+        if self.phase != CANCELLING:
+            self.phase = event.phase
+        self.step, self.steps = event.step, event.steps or self.steps
+
+    @property
+    def clock(self) -> dict[str, float | None]:
+        """Seconds of the phase, or since the last step, and the mean of the steps so far."""
+        now, began = time.monotonic(), self._steps_began
+        step = None
+        if began is not None and self.step:
+            step = (self._phase_began - began) / self.step if self.phase == "steps" else None
+        return {"phase": now - self._phase_began, "step": step or None}
