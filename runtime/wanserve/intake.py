@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MAX_KEY = 255
 """Characters of an idempotency key."""
 
-DECODERS = 3
-"""Requests whose images and videos are decoded at a time, one of each client: a process of up to 1.5 GB."""
+PROBES = 3
+"""Requests whose images and videos are looked at at a time: the first frame of a video may take 1.5 GB."""
 
 _STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size"}
 _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
@@ -53,9 +53,8 @@ class Intake:
 
     def __init__(self, catalog: Catalog, queue: Queue, folders: Folders) -> None:
         self._catalog, self._queue, self._folders = catalog, queue, folders
-        self._decoders = asyncio.Semaphore(DECODERS)
+        self._probes = asyncio.Semaphore(PROBES)
         self._ending = CancelToken()
-        self._own_decoder = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._own_check = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._bodies = Bodies(folders)
 
@@ -163,12 +162,12 @@ class Intake:
             RefusedError: with the line of ``wanrun``.
         """
         try:
-            # In a thread, one of each client: ten thousand steps take a while.
+            # In a thread, one of each client: ten thousand steps take a while, and so do some images.
             async with self._own_check[client.name]:
                 generation = await asyncio.to_thread(body.model.resolve, {**options, **paths}, body.spell)
-            if paths:
-                async with self._own_decoder[client.name], self._decoders:
-                    await asyncio.to_thread(generation.read_media, cancel=self._ending, keep=False)
+                if paths:
+                    async with self._probes:
+                        await asyncio.to_thread(generation.probe_media, cancel=self._ending)
         except CancelledError:
             raise closing() from None
         except ArtifactError as error:
@@ -179,7 +178,7 @@ class Intake:
         return generation
 
     def close(self) -> None:
-        """Ends what decodes, from any thread; the requests are refused."""
+        """Ends what looks at images and videos, from any thread; the requests are refused."""
         self._ending.cancel()
 
     def _names(self, body: Body, folder: Path) -> dict[str, str]:

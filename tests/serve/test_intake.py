@@ -1,35 +1,55 @@
-"""Images and videos of one client keep nobody else waiting, and a server that ends waits for none."""
+"""From a request to a job: what of one client keeps no other one waiting, and what is resolved once."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
+import wanrun
+from helpers.asked import asked, catalog
+from helpers.manifests import with_profiles
 from wanrun import CancelToken
-from wanserve.intake import DECODERS, Intake
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.programs import Profile
+from wanserve.catalog import Model
+from wanserve.intake import PROBES, Intake
 from wanserve.keys import Client
 from wanserve.refusal import RefusedError
 
 
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def image(colour: str) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (96, 64), colour).save(file, "PNG")
+    return data_url(file.getvalue())
+
+
 class Slow:
-    """A generation whose media are decoded until that is cancelled."""
+    """A generation whose media are looked at until that is cancelled."""
 
     def __init__(self) -> None:
         self.reading = 0
 
-    def read_media(self, *, cancel: CancelToken, keep: bool) -> None:
-        assert not keep
+    def probe_media(self, *, cancel: CancelToken) -> None:
         self.reading += 1
         while not cancel.cancelled:
             time.sleep(0.01)
         cancel.check()
 
 
-def test_each_client_decodes_one_thing_at_a_time() -> None:
+def test_one_request_of_each_client_is_looked_at_at_a_time() -> None:
+    """A server that ends waits for none."""
     nobody: Any = None
     intake, slow = Intake(nobody, nobody, nobody), Slow()
     body: Any = SimpleNamespace(model=SimpleNamespace(resolve=lambda options, spell: slow), spell=str)
@@ -40,13 +60,71 @@ def test_each_client_decodes_one_thing_at_a_time() -> None:
         assert caught.value.status == 503
 
     async def main() -> None:
-        asked = [asyncio.create_task(ask(name)) for name in "aaab"]
+        requests = [asyncio.create_task(ask(name)) for name in "aaab"]
         async with asyncio.timeout(5):
             while slow.reading < 2:  # one of each
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert slow.reading == 2 < DECODERS
+        assert slow.reading == 2 < PROBES
         intake.close()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
 
     asyncio.run(main())
+
+
+def test_a_request_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the door; again only after a start, and to the same job. A change of it is resolved too."""
+    times = list[str]()
+
+    def resolve(artifact: Any, prompt: str, **options: Any) -> wanrun.Generation:
+        times.append(prompt)
+        return original(artifact, prompt, **options)
+
+    original = wanrun.resolve
+    monkeypatch.setattr(wanrun, "resolve", resolve, raising=False)
+    text = catalog().models["text"]
+    steps = {"timesteps": list(range(999, 100, -1)), "seed": 7}
+
+    async def test() -> None:
+        async with asked(tmp_path, {"text": Model("text", text.artifact)}) as server:
+            queue, intake = server.service.queue, server.service.intake
+            asks = {"model": "text", "prompt": "a fox", **steps}
+            id = (await server.call("POST", "/v1/videos", asks)).json["id"]
+            video = await queue.next()
+            made = intake.make(video)
+            assert (video.id, made.job.id, made.model, times) == (id, id, "text", ["a fox"])
+            assert made.job.options["seed"] == 7 and len(made.job.outputs) == 3
+            queue.resolved.drop(id)  # as after a start
+            assert intake.make(video) == made and len(times) == 2
+            await queue.put_back(video)
+            await server.call("PATCH", f"/v1/videos/{id}", {"seed": 8})
+            assert intake.make(await queue.next()).job.options["seed"] == 8 and len(times) == 3
+            await queue.ended(wanrun.Outcome(id=id))
+            assert queue.resolved.find(id) is None
+
+    asyncio.run(test())
+
+
+def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
+    """They came into another folder, where the request was checked; those of a change too."""
+    full = catalog().models["full"]
+    (profile,) = full.manifest.profiles.values()
+    plain = with_profiles(full.manifest, [Profile(96, 64, 9, 1, True, 0, profile.options)])
+    models = {"full": Model("full", Artifact(plain, full.artifact.folder))}
+
+    async def test() -> None:
+        async with asked(tmp_path, models) as server:
+            queue, intake = server.service.queue, server.service.intake
+            asks = {"prompt": "p", "mode": "animate", "image": image("red"), "video": image("black")}
+            answer = await server.call("POST", "/v1/videos", asks)
+            assert answer.status == 200, answer.body
+            path = f"/v1/videos/{answer.json['id']}"
+            assert (await server.call("PATCH", path, {"image": image("blue")})).status == 200
+            media = intake.make(await queue.next()).job.media
+            assert media is not None and not list((tmp_path / "incoming").iterdir())
+            assert [data_url(Path(str(one)).read_bytes()) for one in (media.image, media.video)] == [
+                image("blue"),
+                image("black"),
+            ]
+
+    asyncio.run(test())

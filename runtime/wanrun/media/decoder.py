@@ -216,10 +216,25 @@ def first_frame(images: Decoder, path: Path, name: str) -> Image.Image:
     Raises:
         UsageError: for what cannot be decoded.
     """
-    images.ask({"path": os.fspath(path), "name": name, "frames": False})
+    images.ask({"path": os.fspath(path), "name": name, "wanted": "first"})
     frame = _next(images, name)
     assert frame is not None
     return frame
+
+
+def image_size(images: Decoder, path: Path, name: str) -> tuple[int, int]:
+    """Returns width and height of an image, upright, without decoding it; as ``first_frame``.
+
+    Raises:
+        UsageError: for a header that cannot be read, or an image that could not be used.
+    """
+    images.ask({"path": os.fspath(path), "name": name, "wanted": "size"})
+    if line := images.line():
+        told = json.loads(line)
+        if "what" in told:
+            raise UsageError(**told)
+        return told["width"], told["height"]
+    raise _cannot_decode(images, name)
 
 
 def all_frames(images: Decoder, path: Path, name: str) -> Iterator[Image.Image]:
@@ -228,7 +243,7 @@ def all_frames(images: Decoder, path: Path, name: str) -> Iterator[Image.Image]:
     Raises:
         UnidentifiedImageError: Pillow's, for what is no image.
     """
-    images.ask({"path": os.fspath(path), "name": name, "frames": True})
+    images.ask({"path": os.fspath(path), "name": name, "wanted": "all"})
     while (frame := _next(images, name)) is not None:
         yield frame
 
@@ -244,5 +259,10 @@ def _next(images: Decoder, name: str) -> Image.Image | None:
     elif line:
         problem = json.loads(line)
         raise UsageError(**problem) if problem else UnidentifiedImageError(name)
+    raise _cannot_decode(images, name)
+
+
+def _cannot_decode(images: Decoder, name: str) -> UsageError:
+    """Returns the error of a decoder that has ended without an answer."""
     code, lines = images.ended(name)
-    raise UsageError(f"{name} cannot be decoded", found=lines[-1] if lines else how_it_ended(code))
+    return UsageError(f"{name} cannot be decoded", found=lines[-1] if lines else how_it_ended(code))

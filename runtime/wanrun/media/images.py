@@ -121,7 +121,9 @@ def file_digest(source: Path | str, option: str) -> str:
     return digest.hexdigest()
 
 
-def _image_path(source: Path | str, option: str) -> Path:
+def _image_path(source: object, option: str) -> Path:
+    if not isinstance(source, Path | str):
+        raise wrong_type(option, "a path or a Pillow image", source)
     path = existing_path(source, option)
     if path.is_dir():
         raise UsageError(f"{described(source, option)} cannot be read", expected="an image", found="a folder")
@@ -160,8 +162,6 @@ def read_image(
     name = described(source, option)
     if isinstance(source, Image.Image):
         return _in_memory(source, name, seen)
-    if not isinstance(source, Path | str):
-        raise wrong_type(option, "a path or a Pillow image", source)
     path = _image_path(source, option)
     before = identity(path, name)
     with nullcontext(images) if images is not None else decoder.images(name, cancel) as started:
@@ -169,6 +169,24 @@ def read_image(
     if seen is not None:
         tell_file(path, name, before, seen)
     return found
+
+
+def probe_image(source: ImageSource, option: str, cancel: CancelToken | None = None) -> tuple[int, int]:
+    """Returns width and height of an image by its header, after all checks that need no pixel.
+
+    Args:
+        source, option, cancel: as of ``read_image``.
+
+    Raises:
+        CancelledError: once the token is cancelled.
+        UsageError: as ``read_image``, but not for pixels that are damaged or cut short.
+    """
+    name = described(source, option)
+    if isinstance(source, Image.Image):
+        return _in_memory(source, name, None).size
+    path = _image_path(source, option)
+    with decoder.images(name, cancel) as started:
+        return decoder.image_size(started, path, name)
 
 
 def _in_memory(source: Image.Image, name: str, seen: Seen | None) -> Image.Image:

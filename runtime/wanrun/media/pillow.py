@@ -29,6 +29,8 @@ MAX_SIDE = 2**17
 STRIP_BYTES = 2**22
 """What is passed on of a frame at a time: no process has a large one twice."""
 
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
+
 _DEEP = ("I", "F")  # and I;16 with its byte orders
 
 NO_MEMORY = ("out of memory", "allocate memory", "get_buffer() failed", "Resource temporarily unavailable")
@@ -95,6 +97,13 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
         UsageError: as ``check_size``, and for a greyscale image with 16 or 32 bits, which Pillow
             would clip at 255, that is mostly to white.
     """
+    _check_header(image, name)
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _check_header(image: Image.Image, name: str) -> None:
+    """Raises UsageError for what is seen before the pixels are: the depth, and the size."""
     if image.mode in _DEEP or image.mode.startswith("I;"):
         raise UsageError(
             f"{name} has more than 8 bits a pixel",
@@ -103,16 +112,16 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
             remedy="save it with 8 bits",
         )
     check_size(image.size, name)
-    image.load()
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def main() -> None:
     """Answers requests, a line of JSON each, with frames: as PPM, its comment the transparent colour.
 
     The only argument is the most pixels of an image; 0 for no limit. A request has ``path``, the ``name`` for
-    messages, and whether all ``frames`` are wanted: then an empty line follows the last one. In place of a
-    frame there may be a line of JSON: an error's four parts, or an object without any for what is no image.
+    messages, and what is ``wanted``: the ``first`` frame, ``all`` frames, after which an empty line follows,
+    or the ``size`` alone, which is answered as a line of JSON: an object with ``width`` and ``height``. In
+    place of each there may be another line of JSON: an error's four parts, or an object without any for what
+    is no image.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
@@ -126,19 +135,32 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any], answers: IO[bytes]) -> None:
-    path, name, problem = request["path"], request["name"], dict[str, Any]()
+    path, name, told = request["path"], request["name"], dict[str, Any]()
     try:
-        if not request["frames"]:
+        if request["wanted"] == "first":
             write_ppm(_first(path, name), answers)
             return
-        if (image := _opened(path, name)) is not None:
+        if request["wanted"] == "size":
+            told = _size(path, name)
+        elif (image := _opened(path, name)) is not None:
             for frame in _all(image, name):
                 write_ppm(frame, answers)
             answers.write(b"\n")
             return
     except UsageError as error:
-        problem = error.parts
-    answers.write(json.dumps(problem, default=str).encode() + b"\n")
+        told = error.parts
+    answers.write(json.dumps(told, default=str).encode() + b"\n")
+
+
+def _size(path: str, name: str) -> dict[str, Any]:
+    """Returns width and height of an image, upright, as its header has them; no pixel is decoded."""
+    with decoding(name):
+        image = Image.open(path, formats=FORMATS)
+        _check_header(image, name)
+        # A PNG would be decoded for an orientation after its pixels.
+        orientation = image.getexif().get(_ORIENTATION) if image.format != "PNG" else None
+        width, height = image.size if orientation not in _SIDEWAYS else image.size[::-1]
+        return {"width": width, "height": height}
 
 
 def _first(path: str, name: str) -> Image.Image:

@@ -12,7 +12,15 @@ from PIL import Image
 
 from wanrun.artifact.task import Preparation
 from wanrun.errors import UsageError
-from wanrun.media.processors import filled, greyscale, reference_canvas, resized, scaled_size
+from wanrun.media.processors import (
+    filled,
+    filled_size,
+    greyscale,
+    reference_canvas,
+    reference_size,
+    resized,
+    scaled_size,
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,12 @@ class Prepared:
     Attributes:
         process: makes an array (height, width, ...) of the canvas's size from an image in mode RGB; raises
             UsageError for an image that cannot be brought to this size.
+        check: raises that error by the width and height of an image alone.
         channels: the axes after height and width.
     """
 
     process: Callable[[Image.Image, Canvas], np.ndarray]
+    check: Callable[[tuple[int, int], Canvas], object] = lambda size, canvas: None
     channels: tuple[int, ...] = (3,)
     dtype: type[np.generic] = np.uint8
 
@@ -58,29 +68,38 @@ class Prepared:
 
 
 def _resize_same_aspect(image: Image.Image, canvas: Canvas) -> np.ndarray:
-    """Scales an image; raises UsageError unless frames of this size condition all of the video."""
+    """Scales an image whose size fits."""
+    _check_aspect(image.size, canvas)
+    return resized(image, canvas.width, canvas.height)
+
+
+def _check_aspect(size: tuple[int, int], canvas: Canvas) -> None:
+    """Raises UsageError unless frames of this size condition all of the video."""
     wanted = f"{canvas.width}x{canvas.height}"
-    size = scaled_size(*image.size, canvas.width, canvas.height, canvas.multiple, canvas.spatial)
-    if size != (canvas.width, canvas.height):
+    scaled = scaled_size(*size, canvas.width, canvas.height, canvas.multiple, canvas.spatial)
+    if scaled != (canvas.width, canvas.height):
         # The reference continues with this size, but programs take the profile's size only.
-        width, height = size
+        width, height = scaled
         other = f", or use a profile of {width}x{height}" if width and height else ""
         raise UsageError(
             f"the frames of {canvas.title} do not fit the profile",
             expected=f"{wanted}, or larger ones of its aspect ratio",
-            found=f"{image.width}x{image.height}, which becomes {width}x{height}",
+            found=f"{size[0]}x{size[1]}, which becomes {width}x{height}",
             remedy=f"scale or crop the video to {wanted}{other}",
         )
-    return resized(image, canvas.width, canvas.height)
 
 
 PREPARATIONS: Mapping[Preparation, Prepared] = MappingProxyType(
     {
         "resize": Prepared(lambda image, to: resized(image, to.width, to.height)),
-        "resize_same_aspect": Prepared(_resize_same_aspect),
-        "fit_on_black": Prepared(lambda image, to: filled(image, to.width, to.height, to.title)),
+        "resize_same_aspect": Prepared(_resize_same_aspect, _check_aspect),
+        "fit_on_black": Prepared(
+            lambda image, to: filled(image, to.width, to.height, to.title),
+            lambda size, to: filled_size(size, to.width, to.height, to.title),
+        ),
         "fit_on_white": Prepared(
             lambda image, to: reference_canvas(image, to.width, to.height, to.spatial, to.title),
+            lambda size, to: reference_size(size, to.width, to.height, to.spatial, to.title),
             dtype=np.float32,
         ),
         "greyscale": Prepared(lambda image, to: greyscale(image, to.width, to.height), channels=()),

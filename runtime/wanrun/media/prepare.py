@@ -21,9 +21,9 @@ from wanrun.artifact.media import ImageSource, MediaOption, VideoSource
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
-from wanrun.media.images import described, file_digest, read_image
+from wanrun.media.images import described, file_digest, probe_image, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
-from wanrun.media.processors import clip_pixels
+from wanrun.media.processors import clip_pixels, clip_size
 from wanrun.media.read_video import read_video, video_digest
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media, chosen_mode, chosen_overlap, is_given
 from wanrun.media.windows import check_segments, padded_frames, reflected
@@ -42,7 +42,6 @@ def load_media(
     media: Media,
     *,
     cancel: CancelToken | None = None,
-    keep: bool = True,
 ) -> Inputs:
     """Reads, checks and prepares the given media.
 
@@ -50,7 +49,6 @@ def load_media(
         profile: the static shape: size, frames (of one window, if there are windows) and number of reference
             images.
         cancel: ends the call.
-        keep: False checks alone: the arrays of videos have no frames.
 
     Raises:
         CancelledError: once the token is cancelled.
@@ -58,7 +56,33 @@ def load_media(
             profile.
     """
     check_media(manifest, media)
-    return _Loader(manifest, profile, media, cancel, keep).load()
+    return _Loader(manifest, profile, media, cancel).load()
+
+
+def probe_media(
+    manifest: Manifest, profile: Profile, media: Media, *, cancel: CancelToken | None = None
+) -> None:
+    """Checks the given media by the headers of images and the first frame of each video.
+
+    What it does not see, ``load_media`` refuses: damage after these, and a number of frames that does not
+    fit.
+
+    Args:
+        profile, cancel: as of ``load_media``.
+
+    Raises:
+        CancelledError, UsageError: as ``load_media``.
+    """
+    check_media(manifest, media)
+    for name, source in _given(manifest, media):
+        item, title = manifest.model.task.inputs[name], described(source, field(name))
+        if item.kind == "images":
+            _check_count(profile, name, len(getattr(media, name)))
+        size = _probed_size(item, source, field(name), cancel)
+        PREPARATIONS[item.prepare].check(size, _canvas(manifest, profile, item, title))
+        if item.encoded:
+            assert manifest.model.image_processor is not None  # the manifest's check says so
+            clip_size(size, manifest.model.image_processor, title)
 
 
 def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:
@@ -86,14 +110,21 @@ def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[s
     return _facts(manifest, media, digests)
 
 
+def _probed_size(item: Input, source: Any, option: str, cancel: CancelToken | None) -> tuple[int, int]:
+    """Returns width and height of an image, or of a video's first frame."""
+    if item.kind != "video":
+        return probe_image(source, option, cancel)
+    (frame,) = read_video(source, option, 1, cancel=cancel)
+    return frame.size
+
+
 class _Loader:
     """Loads the media of one generation."""
 
     def __init__(
-        self, manifest: Manifest, profile: Profile, media: Media, cancel: CancelToken | None, keep: bool
+        self, manifest: Manifest, profile: Profile, media: Media, cancel: CancelToken | None
     ) -> None:
-        self._manifest, self._profile, self._media = manifest, profile, media
-        self._cancel, self._keep = cancel, keep
+        self._manifest, self._profile, self._media, self._cancel = manifest, profile, media, cancel
         self._model, self._task = manifest.model, manifest.model.task
         self._overlap = chosen_overlap(manifest, media)
         self._digests = dict[str, list[str]]()
@@ -108,7 +139,7 @@ class _Loader:
             item, source = self._task.inputs[name], getattr(self._media, name)
             given = is_given(self._media, name)
             if item.kind == "images":
-                self._check_count(name, len(source))
+                _check_count(self._profile, name, len(source))
             if given:
                 arrays[item.array] = self._prepared(name, item, source)
             elif item.default is not None:
@@ -143,9 +174,7 @@ class _Loader:
         return self._padded_video(name, item, source)
 
     def _canvas(self, item: Input, title: str = "") -> Canvas:
-        """Returns the size that an input is brought to, and its name in messages."""
-        width, height = item.size or self._profile.width, item.size or self._profile.height
-        return Canvas(width, height, self._model.vae_spatial, self._model.size_multiple, title)
+        return _canvas(self._manifest, self._profile, item, title)
 
     def _constant(self, item: Input, value: int) -> np.ndarray:
         """Returns a read-only array of one repeated value, which takes the memory of one value."""
@@ -169,27 +198,16 @@ class _Loader:
         yield from read_video(source, field(name), max_frames, digest.update, self._cancel)
         self._digests[name] = [digest.hexdigest()]
 
-    def _check_count(self, name: str, found: int) -> None:
-        if found != self._profile.num_references:
-            raise UsageError(
-                f"{field(name)} does not fit the profile",
-                expected=f"{self._profile.num_references} image(s)",
-                found=found,
-                remedy="give as many, or use a profile with this number of reference images",
-            )
-
     def _first_frames(
         self, name: str, item: Input, source: VideoSource, canvas: Canvas, most: int
     ) -> tuple[np.ndarray, int]:
         """Returns (total, H, W, ...) that begins with a video's frames, and their number, up to ``most``."""
         prepared = PREPARATIONS[item.prepare]
-        frames, count = prepared.empty(self._total if self._keep else 0, canvas), 0
+        frames, count = prepared.empty(self._total, canvas), 0
         for count, frame in enumerate(self._frames(name, source, most), 1):
             if count > self._total:
                 break
-            made = prepared.process(frame, canvas)
-            if self._keep:
-                frames[count - 1] = made
+            frames[count - 1] = prepared.process(frame, canvas)
         return frames, count
 
     def _whole_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
@@ -220,16 +238,13 @@ class _Loader:
                     expected=f"at most {limit} frames at this size",
                     remedy="cut it, and make the parts one by one",
                 )
-            made = prepared.process(frame, canvas)
-            if not self._keep:
-                continue
             if count > len(frames):
                 frames.resize((len(frames) + step, *shape), refcheck=False)
-            frames[count - 1] = made
+            frames[count - 1] = prepared.process(frame, canvas)
         segments = count, self._profile.num_frames, self._overlap
         check_segments(*segments, canvas.title)
         self._num_frames, self._total = count, padded_frames(*segments)
-        frames.resize((self._total if self._keep else 0, *shape), refcheck=False)
+        frames.resize((self._total, *shape), refcheck=False)
         _reflect(frames, count)
         return frames
 
@@ -253,6 +268,23 @@ class _Loader:
         return frames
 
 
+def _canvas(manifest: Manifest, profile: Profile, item: Input, title: str) -> Canvas:
+    """Returns the size that an input is brought to, and its name in messages."""
+    model, width, height = manifest.model, item.size or profile.width, item.size or profile.height
+    return Canvas(width, height, model.vae_spatial, model.size_multiple, title)
+
+
+def _check_count(profile: Profile, name: str, found: int) -> None:
+    """Raises UsageError for another number of reference images than the profile has."""
+    if found != profile.num_references:
+        raise UsageError(
+            f"{field(name)} does not fit the profile",
+            expected=f"{profile.num_references} image(s)",
+            found=found,
+            remedy="give as many, or use a profile with this number of reference images",
+        )
+
+
 def _bytes(item: Input, canvas: Canvas) -> int:
     """Returns the bytes of a prepared frame."""
     prepared = PREPARATIONS[item.prepare]
@@ -260,7 +292,7 @@ def _bytes(item: Input, canvas: Canvas) -> int:
 
 
 def _reflect(frames: np.ndarray, count: int) -> None:
-    """Fills the frames after the first ``count``, as far as they are kept, with reflections of those."""
+    """Fills the frames after the first ``count`` with reflections of those."""
     for index, source in enumerate(reflected(count, len(frames))):
         if index >= count:
             frames[index] = frames[source]

@@ -47,15 +47,24 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
     Raises:
         UsageError: if the image is so narrow that nothing is left of it.
     """
-    wide = width / height < image.width / image.height
-    new_width = width if wide else image.width * height // image.height
-    new_height = image.height * width // image.width if wide else height
-    if 0 in (new_width, new_height):
-        raise _too_narrow(image, name)
+    new_width, new_height = filled_size(image.size, width, height, name)
     canvas = np.zeros((height, width, 3), np.uint8)
     top, left = height // 2 - new_height // 2, width // 2 - new_width // 2
     canvas[top : top + new_height, left : left + new_width] = resized(image, new_width, new_height)
     return canvas
+
+
+def filled_size(size: tuple[int, int], width: int, height: int, name: str) -> tuple[int, int]:
+    """Returns the width and height that ``filled`` scales an image of a size to.
+
+    Raises:
+        UsageError: as ``filled``.
+    """
+    wide = width / height < size[0] / size[1]
+    scaled = width if wide else size[0] * height // size[1], size[1] * width // size[0] if wide else height
+    if 0 in scaled:
+        raise _too_narrow(size, name)
+    return scaled
 
 
 def clip_pixels(
@@ -86,15 +95,24 @@ def clip_pixels(
 
 def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarray:
     """uint8 (crop, crop, 3): the centre of an image whose short edge is scaled."""
-    edge = settings.shortest_edge
-    long_edge = int(edge * max(image.size) / min(image.size))
-    if edge * long_edge > _MAX_STRETCHED_PIXELS:
-        raise _too_narrow(image, name)
-    size = (edge, long_edge) if image.width <= image.height else (long_edge, edge)
+    size = clip_size(image.size, settings, name)
     pixels = np.asarray(on_white(image, name).resize(size, Image.Resampling(settings.resample)))
     for axis in (0, 1):
         pixels = _crop_or_pad(pixels, settings.crop, axis)
     return pixels
+
+
+def clip_size(size: tuple[int, int], settings: ImageProcessor, name: str) -> tuple[int, int]:
+    """Returns the width and height that ``clip_pixels`` scales an image of a size to.
+
+    Raises:
+        UsageError: as ``clip_pixels``.
+    """
+    edge = settings.shortest_edge
+    long_edge = int(edge * max(size) / min(size))
+    if edge * long_edge > _MAX_STRETCHED_PIXELS:
+        raise _too_narrow(size, name)
+    return (edge, long_edge) if size[0] <= size[1] else (long_edge, edge)
 
 
 def _crop_or_pad(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
@@ -122,16 +140,7 @@ def reference_canvas(
         UsageError: if a side has fewer than ``spatial`` pixels, or is so narrow that nothing is left of it.
     """
     old_width, old_height = (side - side % spatial for side in image.size)
-    if 0 in (old_width, old_height):
-        raise UsageError(
-            f"{name} is too small",
-            expected=f"{spatial} pixels a side or more",
-            found=f"{image.width}x{image.height}",
-        )
-    scale = min(height / old_height, width / old_width)
-    new_width, new_height = int(old_width * scale), int(old_height * scale)
-    if 0 in (new_width, new_height):
-        raise _too_narrow(image, name)
+    new_width, new_height = reference_size(image.size, width, height, spatial, name)
     pixels = resized(image, old_width, old_height).astype(np.float32) / np.float32(255)
     pixels = np.float32(2) * pixels - np.float32(1)
     for axis, size in enumerate((new_height, new_width)):
@@ -140,6 +149,28 @@ def reference_canvas(
     top, left = (height - new_height) // 2, (width - new_width) // 2
     canvas[top : top + new_height, left : left + new_width] = pixels
     return canvas
+
+
+def reference_size(
+    size: tuple[int, int], width: int, height: int, spatial: int, name: str
+) -> tuple[int, int]:
+    """Returns the width and height that ``reference_canvas`` scales an image of a size to.
+
+    Raises:
+        UsageError: as ``reference_canvas``.
+    """
+    old_width, old_height = (side - side % spatial for side in size)
+    if 0 in (old_width, old_height):
+        raise UsageError(
+            f"{name} is too small",
+            expected=f"{spatial} pixels a side or more",
+            found=f"{size[0]}x{size[1]}",
+        )
+    scale = min(height / old_height, width / old_width)
+    scaled = int(old_width * scale), int(old_height * scale)
+    if 0 in scaled:
+        raise _too_narrow(size, name)
+    return scaled
 
 
 def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
@@ -160,11 +191,11 @@ def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
     return np.take(pixels, lower, axis) * (1 - weight) + np.take(pixels, upper, axis) * weight
 
 
-def _too_narrow(image: Image.Image, name: str) -> UsageError:
+def _too_narrow(size: tuple[int, int], name: str) -> UsageError:
     return UsageError(
         f"{name} is too narrow",
         expected="sides that differ less",
-        found=f"{image.width}x{image.height}",
+        found=f"{size[0]}x{size[1]}",
         remedy="crop it",
     )
 

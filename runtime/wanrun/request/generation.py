@@ -81,12 +81,26 @@ class Generation:
         """The prompt, and with guidance the negative prompt after it."""
         return self.options["prompt"], *([self.options["negative_prompt"]] if self.profile.guidance else [])
 
-    def read_media(self, *, cancel: CancelToken | None = None, keep: bool = True) -> Inputs | None:
+    def probe_media(self, *, cancel: CancelToken | None = None) -> None:
+        """Checks the images and videos by their headers and first frames; ``read_media`` sees the rest.
+
+        Args:
+            cancel: ends the call, and the processes that decode.
+
+        Raises:
+            CancelledError: once the token is cancelled.
+            UsageError: for an image or video that cannot be read or does not fit the profile.
+        """
+        if self.media is not None:
+            from wanrun.media.prepare import probe_media  # imports Pillow
+
+            probe_media(self.manifest, self.profile, self.media, cancel=cancel)
+
+    def read_media(self, *, cancel: CancelToken | None = None) -> Inputs | None:
         """Returns the images and videos as arrays; None if there are none to read.
 
         Args:
             cancel: ends the call, and the processes that decode.
-            keep: False checks alone, in little memory: the arrays of videos have no frames.
 
         Raises:
             CancelledError: once the token is cancelled.
@@ -96,7 +110,7 @@ class Generation:
             return None
         from wanrun.media.prepare import load_media  # imports Pillow
 
-        return load_media(self.manifest, self.profile, self.media, cancel=cancel, keep=keep)
+        return load_media(self.manifest, self.profile, self.media, cancel=cancel)
 
     def num_windows(self, inputs: Inputs | None) -> int:
         """Returns the number of windows, in each of which all steps run; the inputs may decide it."""

@@ -22,7 +22,8 @@ from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanrun.media import decoder, preparations
 from wanrun.media import prepare as wanrun_inputs
-from wanrun.media.prepare import load_media, media_facts
+from wanrun.media.images import probe_image, read_image
+from wanrun.media.prepare import load_media, media_facts, probe_media
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
 from wanrun.media.types import Inputs, Media
 
@@ -39,6 +40,84 @@ def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
         load_media(manifest_of(variant), profile or profile_of(), media)
     assert "\n" not in str(caught.value)
     return caught.value.spelled(flag)
+
+
+# -- what is seen without decoding
+
+
+def _cut(file: Path, share: float = 0.5) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+
+
+def _write(kind: str, file: Path) -> None:
+    """Writes a file that cannot be used."""
+    noise = picture(1300, 900, 3)
+    match kind:
+        case "text":
+            file.write_text("no picture")
+        case "cut PNG" | "cut JPEG":
+            noise.save(file, kind.split()[1])
+            _cut(file)
+        case "header alone":
+            file.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0")
+        case "bomb":
+            Image.new("1", (9000, 9000)).save(file, "PNG")
+        case "deep":
+            Image.new("I;16", (64, 48)).save(file, "PNG")
+        case "narrow":
+            Image.new("RGB", (1, 100_000)).save(file, "PNG")
+        case "cut mp4":  # its index is at its end
+            write_video(MOVING, file)
+            _cut(file, 0.9)
+        case "long mp4":
+            write_video([*MOVING, *MOVING], file)
+        case "other aspect":
+            write_video(pictures(FRAMES, 2 * WIDTH, HEIGHT), file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "early"),
+    [
+        *((kind, "image", True) for kind in ("text", "header alone", "bomb", "deep", "narrow")),
+        *((kind, "image", False) for kind in ("cut PNG", "cut JPEG")),
+        *((kind, "video", True) for kind in ("text", "cut mp4", "other aspect", "cut PNG")),
+        ("long mp4", "video", False),
+    ],
+)
+def test_what_a_probe_sees(
+    kind: str, name: str, early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it refuses, reading refuses with the same line; damage after headers it does not see."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000_000)
+    variant, suffix = ("wan2.1-i2v", "png") if name == "image" else ("wan2.1-vace", "mp4")
+    file = tmp_path / f"{name}.{suffix}"
+    _write(kind, file)
+    media = Media(**{name: file})
+    said = refused(variant, media)
+    if not early:
+        probe_media(manifest_of(variant), profile_of(), media)
+        return
+    with pytest.raises(UsageError) as caught:
+        probe_media(manifest_of(variant), profile_of(), media)
+    assert caught.value.spelled(flag) == said
+
+
+def test_a_probe_takes_what_can_be_used(tmp_path: Path) -> None:
+    """Also one pixel, an image that lies on its side, and images in memory; as many as are built for."""
+    tiny, turned, moving = tmp_path / "tiny.png", tmp_path / "turned.jpg", tmp_path / "moving.mp4"
+    Image.new("RGB", (1, 1)).save(tiny)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(HEIGHT, WIDTH, 3).save(turned, exif=exif)
+    write_video(MOVING, moving)
+    probe_media(manifest_of("wan2.1-i2v"), profile_of(), Media(image=tiny))
+    assert probe_image(turned, "--image") == read_image(turned, "--image").size == (WIDTH, HEIGHT)
+    vace = manifest_of("wan2.1-vace")
+    probe_media(vace, profile_of(), Media(video=moving, mask=MOVING))
+    probe_media(vace, profile_of(2), Media(reference_image=(A, turned)))
+    with pytest.raises(UsageError):
+        probe_media(vace, profile_of(2), Media(reference_image=(A,)))
 
 
 # -- image to video
