@@ -49,7 +49,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "__main__",
             ),
         ),
-        "runtime/wanfleet": Package("wanrun wanhub", ("outbox shard", "ray")),
+        "runtime/wanfleet": Package("wanrun wanhub", ("shard uploads", "ray")),
         "runtime/wanhub": Package(
             "wanrun",
             (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import wanhub
 import wanrun
-from wanfleet.outbox import Outbox
+from wanfleet.uploads import Uploads
 from wanrun.errors import ArtifactError, UsageError, WanError, quoted
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class VideoMaker:
         loading: keywords of ``wanrun.load``.
 
     Raises:
-        ArtifactError, UsageError: as ``wanhub.load`` and ``Outbox``; for an unknown suffix.
+        ArtifactError, UsageError: as ``wanhub.load`` and ``Uploads``; for an unknown suffix.
     """
 
     def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
         _check_suffix(suffix)
-        self._outbox, self._suffix = Outbox(output), suffix
+        self._uploads, self._suffix = Uploads(output), suffix
         self._pipeline = wanhub.load(artifact, **loading)
         names = {row.name: {row.name, *row.also} for row in wanrun.options()}
         self._known, self._seeds = set[str]().union(*names.values()), names["seed"]
@@ -104,14 +104,18 @@ class VideoMaker:
         if not isinstance(name, str) or "/" in name or name.startswith("."):
             raise UsageError(f"{quoted(name)} is no name of a video", expected="a name without a folder")
         begun = self._begun(name, request)
-        if begun is not None and all(map(self._outbox.has, begun.videos)):
+        if begun is not None and all(map(self._uploads.has, begun.videos)):
             return self._told(begun)
         if drawn:  # the same for each worker that gets the row
             generation = self._resolved(asked | dict.fromkeys(drawn, int(_digest([request, name])[:8], 16)))
         with tempfile.TemporaryDirectory(prefix="wan-video-") as folder:
-            result = self._pipeline.run(generation, inputs=inputs)
-            files = result.save(Path(folder) / f"{name}{self._suffix}")
-            facts = {"request": request, "videos": [file.name for file in files], **result.options}
+            path = Path(folder) / f"{name}{self._suffix}"
+            outputs = wanrun.outputs_of(path, generation.profile.num_videos)
+            outcome = wanrun.run_job(self._pipeline, wanrun.Job(name, generation, outputs), inputs=inputs)
+            if outcome.error is not None:
+                raise outcome.error
+            files = [output.path for output in outputs]
+            facts = {"request": request, "videos": [file.name for file in files], **outcome.metadata}
             return self._delivered(name, files, facts)
 
     def _resolved(self, asked: Row) -> wanrun.Generation:
@@ -126,7 +130,7 @@ class VideoMaker:
         told = _Record(json.dumps(facts, sort_keys=True, default=str), facts["videos"])
         record = files[0].with_name("record")
         record.write_text(told.text)
-        foreign = self._outbox.begin(
+        foreign = self._uploads.begin(
             record,
             f"{name}.json",
             told.videos,
@@ -134,9 +138,9 @@ class VideoMaker:
         )
         if foreign is not None:
             raise UsageError(
-                f"{self._outbox.where(foreign)} is there, and has no record", remedy="choose another output"
+                f"{self._uploads.where(foreign)} is there, and has no record", remedy="choose another output"
             )
-        made = [self._outbox.put_video(file) for file in files]
+        made = [self._uploads.put_video(file) for file in files]
         return self._told(told) | {"made": any(made)}
 
     def _begun(self, name: str, request: str) -> _Record | None:
@@ -145,7 +149,7 @@ class VideoMaker:
         Raises:
             UsageError: if it is of another request.
         """
-        record = self._outbox.read(f"{name}.json")
+        record = self._uploads.read(f"{name}.json")
         if record is None:
             return None
         try:
@@ -156,12 +160,12 @@ class VideoMaker:
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
         raise UsageError(
-            f"{self._outbox.where(name)} is there, and was made otherwise", remedy="choose another output"
+            f"{self._uploads.where(name)} is there, and was made otherwise", remedy="choose another output"
         )
 
     def _told(self, record: _Record) -> Row:
         """Returns what is added to a row."""
-        return {"videos": [self._outbox.where(one) for one in record.videos], "metadata": record.text}
+        return {"videos": [self._uploads.where(one) for one in record.videos], "metadata": record.text}
 
 
 def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:

@@ -17,7 +17,7 @@ import yaml
 
 from helpers.deploy import DEPLOY, dockerfile, unknown
 from wancli.serve import KEYS
-from wanfleet.outbox import StoreError
+from wanfleet.uploads import StoreError
 from wanhub.address import UnreachableError
 from wanrun.errors import ArtifactError, ClusterError, NoSpaceError, UsageError, WanError
 from wanserve.service import ROUTES

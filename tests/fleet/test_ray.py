@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import wanrun
-from wanfleet.outbox import Outbox
 from wanfleet.ray import VideoMaker, _request
+from wanfleet.uploads import Uploads
 from wanrun.errors import UsageError
 from wanrun.media.types import Inputs
 
@@ -62,7 +62,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
 
         def late(self: VideoMaker, name: str, files: list[Path], facts: dict[str, Any]) -> dict[str, Any]:
             patch.undo()
-            patch.setattr(Outbox, "read", lambda *_: patch.undo())
+            patch.setattr(Uploads, "read", lambda *_: patch.undo())
             record.write_text(json.dumps({**facts, "request": "another"}))
             return ours(self, name, files, facts)  # type: ignore[no-any-return]
 
@@ -84,7 +84,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     assert "is no name" in maker({"prompt": "a", "output": "../x"})["error"]
     url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".frames")
     assert url(row)["videos"] == [f"memory://bucket/videos/{video.stem}.frames"] and not url(row)["made"]
-    assert url._outbox.read(f"{video.stem}.frames/0001.png") is not None
+    assert url._uploads.read(f"{video.stem}.frames/0001.png") is not None
     with pytest.raises(UsageError, match=r"no kind of video; expected one of \.mp4"):
         VideoMaker(str(toy_artifact), "memory://bucket/videos", "mp4")
 

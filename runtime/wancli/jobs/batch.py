@@ -22,7 +22,7 @@ from wanrun.terminal.status import Status
 from wanrun.undo import say
 
 if TYPE_CHECKING:
-    from wanfleet.outbox import VideoStore
+    from wanfleet.uploads import VideoStore
     from wanrun import Pipeline, Timings
 
 

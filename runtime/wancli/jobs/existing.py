@@ -13,7 +13,7 @@ from wanrun.media.video_paths import FOLDER
 from wanrun.media.write_video import MAX_METADATA_BYTES, check_free, metadata_sidecar, read_metadata
 
 if TYPE_CHECKING:
-    from wanfleet.outbox import VideoStore
+    from wanfleet.uploads import VideoStore
 
 
 def made_before(video: Path, store: VideoStore | None) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from wanrun.request.prompts_file import Entry
 from wanrun.request.resolve import resolve_request
 
 if TYPE_CHECKING:
-    from wanfleet.outbox import VideoStore
+    from wanfleet.uploads import VideoStore
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from wanrun.request.reading import is_drawn, read_request
 from wanrun.terminal.lines import print_error
 
 if TYPE_CHECKING:
-    from wanfleet.outbox import VideoStore
+    from wanfleet.uploads import VideoStore
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def make_worklist(
     media, claims = MediaSets(timings), _claims(artifact, run, entries)
     output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
     if "://" in output:
-        from wanfleet.outbox import VideoStore
+        from wanfleet.uploads import VideoStore
 
         store = VideoStore(output, kept=run.report is not None)
         output = store.pattern

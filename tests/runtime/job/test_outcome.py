@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import DecodeError
 
-from wanfleet.outbox import StoreError
+from wanfleet.uploads import StoreError
 from wanrun import errors
 from wanrun.errors import UsageError, WanError, field
 from wanrun.job.outcome import Outcome, from_wire, plain, to_wire

@@ -18,8 +18,8 @@ from helpers.run_options import run_options
 from wancli.jobs.existing import check_same
 from wancli.jobs.worklist import make_worklist
 from wancli.run import wanrun
-from wanfleet import outbox
-from wanfleet.outbox import Outbox, StoreError, VideoStore
+from wanfleet import uploads
+from wanfleet.uploads import StoreError, Uploads, VideoStore
 from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import UsageError
 from wanrun.timing.timings import Timings
@@ -104,17 +104,17 @@ def test_errors_name_the_url(artifact: Path, tmp_path: Path, here: Path) -> None
 
 def test_a_record_is_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder and in a store."""
-    monkeypatch.setattr(outbox, "MAX_BYTES", 99)
+    monkeypatch.setattr(uploads, "MAX_BYTES", 99)
     for place in (str(tmp_path), "memory://small"):
         for size in (99, 100):
             (tmp_path / "there").write_bytes(bytes(size))
-            Outbox(place).put(tmp_path / "there", f"{size}.json")
-        assert Outbox(place).read("99.json") == bytes(99)
+            Uploads(place).put(tmp_path / "there", f"{size}.json")
+        assert Uploads(place).read("99.json") == bytes(99)
         with pytest.raises(UsageError, match=r"100\.json cannot be read; found it is larger than 99 bytes"):
-            Outbox(place).read("100.json")
+            Uploads(place).read("100.json")
     os.mkfifo(tmp_path / "fifo.json")
     with pytest.raises(UsageError, match=r"fifo\.json cannot be read; found it is not a file"):
-        Outbox(tmp_path).read("fifo.json")
+        Uploads(tmp_path).read("fifo.json")
 
 
 def test_what_cannot_be_delivered_stays(tmp_path: Path, here: Path) -> None:
@@ -253,10 +253,10 @@ def test_a_store_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     """A folder where a record should be, as for any error of a store's package."""
     (tmp_path / "a.json").mkdir()
     with pytest.raises(UsageError, match=r"a\.json cannot be read"):
-        Outbox(tmp_path.as_uri()).read("a.json")
-    away, outbox = OSError("503 Slow Down"), Outbox(f"memory:/{tmp_path}")
-    for method, asked in (("cat_file", outbox.read), ("exists", outbox.has), ("find", outbox.remove)):
+        Uploads(tmp_path.as_uri()).read("a.json")
+    away, uploads = OSError("503 Slow Down"), Uploads(f"memory:/{tmp_path}")
+    for method, asked in (("cat_file", uploads.read), ("exists", uploads.has), ("find", uploads.remove)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outbox._files, method, raises(away))
+            patch.setattr(uploads._files, method, raises(away))
             with pytest.raises(StoreError, match="found 503 Slow Down"):
                 asked("a.json")  # it may answer later

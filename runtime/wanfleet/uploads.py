@@ -33,7 +33,7 @@ class StoreError(UsageError):
     exit_code = 1
 
 
-class Outbox:
+class Uploads:
     """A place for results.
 
     Args:
@@ -198,7 +198,7 @@ class Outbox:
         return True
 
 
-class VideoStore(Outbox):
+class VideoStore(Uploads):
     """The videos of a run of ``wanrun``, which are made in a folder here and then put into an object store.
 
     The folder is there while the store is entered; a video that could not be delivered stays in it.
@@ -213,7 +213,7 @@ class VideoStore(Outbox):
         kept: whether videos also stay here until the store is left.
 
     Raises:
-        UsageError: as ``Outbox``, or if a folder has fields.
+        UsageError: as ``Uploads``, or if a folder has fields.
     """
 
     def __init__(self, url: str, kept: bool = False) -> None:
