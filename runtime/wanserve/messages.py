@@ -44,12 +44,12 @@ class Begin(Struct, tag=True):
     """To a worker, once: what it has, and how it is loaded.
 
     Attributes:
-        artifacts: the folder of each artifact by model, and the address that it comes from, or "". The first
-            is loaded now.
+        artifacts: of each artifact by model its folder, the address that it comes from or "", and its content
+            digest. The first is loaded now.
         loading: keywords of ``wanrun.load``.
     """
 
-    artifacts: dict[str, tuple[str, str]]
+    artifacts: dict[str, tuple[str, str, str]]
     loading: dict[str, Any]
 
 
@@ -93,8 +93,10 @@ def line(message: ToWorker | OfWorker) -> bytes:
 
 
 def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) -> bytes:
-    """Returns the first line for a worker: the folder of each model, and keywords of ``wanrun.load``."""
-    places = {name: (str(one.folder), one.origin) for name, one in artifacts.items()}
+    """Returns the first line for a worker: the artifact of each model, and keywords of ``wanrun.load``."""
+    places = {
+        name: (str(one.folder), one.origin, one.manifest.content_digest) for name, one in artifacts.items()
+    }
     return line(Begin(places, dict(loading)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import wanrun
-from wanrun.errors import CancelledError, WanError
+from wanrun.errors import ArtifactError, CancelledError, WanError
 
 if TYPE_CHECKING:
     from wanrun import CancelToken, Pipeline, Timings
@@ -31,7 +31,7 @@ class Pipelines:
     """Opened artifacts by model, the least used one first.
 
     Args:
-        artifacts: the folder of each model, and the address that it comes from.
+        artifacts: of each model the folder, the address that it comes from, and the content digest.
         loading: keywords of ``wanrun.load``.
         load: opens an artifact.
         free: returns the bytes that are free where weights go; None if that is not known.
@@ -39,7 +39,7 @@ class Pipelines:
 
     def __init__(
         self,
-        artifacts: Mapping[str, tuple[str, str]],
+        artifacts: Mapping[str, tuple[str, str, str]],
         loading: Mapping[str, Any],
         load: Callable[..., Pipeline] = wanrun.load,
         free: Callable[[], int | None] | None = None,
@@ -57,6 +57,7 @@ class Pipelines:
         """Returns a model's pipeline, loaded until its first step could run.
 
         Raises:
+            ArtifactError: if the artifact was changed since the server has started.
             WanError: as ``wanrun.load``.
             Exception: if there is too little memory, also with no other model loaded.
         """
@@ -90,8 +91,11 @@ class Pipelines:
             self._release()
 
     def _opened(self, model: str) -> wanrun.Artifact:
-        folder, origin = self._artifacts[model]
-        return wanrun.open_artifact(Path(folder), origin)
+        folder, origin, digest = self._artifacts[model]
+        artifact = wanrun.open_artifact(Path(folder), origin)
+        if artifact.manifest.content_digest != digest:  # jobs were resolved for the other one
+            raise ArtifactError(f"{folder} was changed while it is served", remedy="start the server again")
+        return artifact
 
     def _release(self) -> None:
         """Closes the least used model."""

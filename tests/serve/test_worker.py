@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import wanrun
-from helpers.manifests import plain_manifest
+from helpers.manifests import plain_manifest, with_model
 from helpers.options import generation
 from helpers.videos import make
 from wanrun import Event, Outcome
@@ -78,7 +78,7 @@ def pipelines(device: Device, folder: Path) -> Pipelines:
     for name in "abc":
         (folder / name).mkdir(exist_ok=True)
         plain_manifest().write(folder / name)
-    artifacts = {name: (str(folder / name), "") for name in "abc"}
+    artifacts = {name: (str(folder / name), "", plain_manifest().content_digest) for name in "abc"}
     return Pipelines(artifacts, {}, device.load, lambda: None)
 
 
@@ -99,15 +99,25 @@ def test_the_least_used_is_released_for_want_of_memory(device: Device, tmp_path:
 
 def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Path) -> None:
     """By the bytes of the weights in the manifest."""
-    folders = {name: (str(toy_artifact), "") for name in "ab"}
-    size = sum(one.nbytes for one in wanrun.open_artifact(toy_artifact).manifest.components.values())
+    manifest = wanrun.open_artifact(toy_artifact).manifest
+    artifacts = {name: (str(toy_artifact), "", manifest.content_digest) for name in "ab"}
+    size = sum(one.nbytes for one in manifest.components.values())
     for free, closed in ((2 * size, 0), (size, 1)):
         device.closed.clear()
-        held = Pipelines(folders, {}, device.load, lambda free=free: free)
+        held = Pipelines(artifacts, {}, device.load, lambda free=free: free)
         held.get("a")
         held.get("b")
         assert len(device.closed) == closed
         device.free = 25
+
+
+def test_an_artifact_that_is_changed_while_it_is_served(device: Device, tmp_path: Path) -> None:
+    """It is not loaded: the jobs that wait were resolved for the other one."""
+    held = pipelines(device, tmp_path)
+    with_model(plain_manifest(), variant="another").write(tmp_path / "a")
+    with pytest.raises(ArtifactError):
+        held.get("a")
+    assert device.loads == [] and held.get("b") is held.get("b")
 
 
 def run(device: Device, folder: Path, cancel: bool = False) -> tuple[list[OfWorker], Outcome, bool]:
