@@ -36,7 +36,7 @@ MAX_KEY = 255
 """Characters of an idempotency key."""
 
 PROBES = 3
-"""Requests whose images and videos are looked at at a time: the first frame of a video may take 1.5 GB."""
+"""Requests whose images and videos are probed at a time, one of each client: a process of up to 1.5 GB."""
 
 _STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size"}
 _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
@@ -56,6 +56,7 @@ class Intake:
         self._probes = asyncio.Semaphore(PROBES)
         self._ending = CancelToken()
         self._own_check = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._own_probe = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._bodies = Bodies(folders)
 
     async def accept(self, request: Request, client: Client) -> tuple[Video, bool]:
@@ -162,12 +163,12 @@ class Intake:
             RefusedError: with the line of ``wanrun``.
         """
         try:
-            # In a thread, one of each client: ten thousand steps take a while, and so do some images.
+            # In a thread, one of each client: ten thousand steps take a while.
             async with self._own_check[client.name]:
                 generation = await asyncio.to_thread(body.model.resolve, {**options, **paths}, body.spell)
-                if paths:
-                    async with self._probes:
-                        await asyncio.to_thread(generation.probe_media, cancel=self._ending)
+            if paths:
+                async with self._own_probe[client.name], self._probes:
+                    await asyncio.to_thread(generation.probe_media, cancel=self._ending)
         except CancelledError:
             raise closing() from None
         except ArtifactError as error:
