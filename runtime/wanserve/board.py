@@ -26,7 +26,7 @@ class Board:
     Args:
         settings: the limits.
         folders: the files.
-        hub: who is told of changes.
+        hub: publishes changes.
         waiting: the waiting videos, the next one first; the queue changes it.
         running: the videos that workers have, by id; the queue changes it.
         times: what phases took before, by name.
@@ -87,13 +87,13 @@ class Board:
         return [shown(video, self._progress(video, places), kept(video.status)) for video in videos]
 
     def publish(self, video: Video) -> None:
-        """Tells those who listen of a video."""
+        """Publishes how a video is now."""
         running = self._running.get(video.id)
         if self.hub.wanted and not (running is not None and running.removed):
             self.hub.publish(video.owner, video.id, "video", *self.shown(video))
 
     def moved(self) -> None:
-        """Takes that places in the line have changed; those who listen are told soon, of all in one event."""
+        """Publishes the places in the queue soon, all in one event."""
         if self.hub.wanted and not self._telling:
             self._telling = True
             asyncio.get_running_loop().call_later(MOVED_SECONDS, self._tell_moves)

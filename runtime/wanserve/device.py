@@ -127,7 +127,7 @@ class Device:
         return broken.message
 
     async def _after(self, code: int) -> None:
-        """Lets the video of a worker that has ended run again, or fail."""
+        """Queues the video of a worker that has ended again, or fails it."""
         video, self._video = self._video, None
         if video is not None:
             with self._stored():
@@ -151,7 +151,7 @@ class Device:
         return results[0] if isinstance(results[0], Broken) else None
 
     async def _listen(self, reader: asyncio.StreamReader) -> Broken | None:
-        """Takes what the worker says, until it ends."""
+        """Reads what the worker says, until it ends."""
         while data := await self._line(reader):
             message = of_worker(data)
             match message:
@@ -177,7 +177,7 @@ class Device:
         return data if data.endswith(b"\n") else b""
 
     async def _ended(self, outcome: Outcome) -> None:
-        """Takes the end of a job."""
+        """Records the end of a job."""
         self._leaving = isinstance(outcome.error, OutOfMemoryError)
         with self._stored():
             await self._queue.ended(outcome)
@@ -231,7 +231,7 @@ class Device:
             process.kill()
 
     async def settle(self) -> None:
-        """Lets the video of a worker that ``stop`` has ended wait for the next start; after ``keep``."""
+        """Queues the video of a worker that ``stop`` has ended for the next start; after ``keep``."""
         video, self._video = self._video, None
         if video is not None and not video.over:
             video.attempts -= 1  # it was not the video's fault

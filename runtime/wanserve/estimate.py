@@ -34,7 +34,7 @@ class Estimates:
         return f"{video.model} {video.shape['profile']} {phase}"
 
     def learn(self, video: Video, seconds: Mapping[str, float], steps: int) -> dict[str, float]:
-        """Takes what a video's phases took, and returns the new means by name.
+        """Adds what a video's phases took to the means, and returns the new ones by name.
 
         Args:
             video: the video.

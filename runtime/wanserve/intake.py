@@ -60,7 +60,7 @@ class Intake:
         self._bodies = Bodies(folders)
 
     async def accept(self, request: Request, client: Client) -> tuple[Video, bool]:
-        """Takes a request; returns its video, and whether it is an earlier one of the same idempotency key.
+        """Makes a video of a request; returns it, and whether its idempotency key had it already.
 
         Raises:
             RefusedError: for a request that cannot be served.
@@ -183,7 +183,7 @@ class Intake:
         self._ending.cancel()
 
     def _names(self, body: Body, folder: Path) -> dict[str, str]:
-        """Returns what a client is told for the server's paths."""
+        """Returns the names that stand for the server's paths in messages."""
         return {str(body.model.artifact): body.model.name, **self._folders.names(folder, body.media)}
 
     def make(self, video: Video) -> Make:

@@ -42,7 +42,7 @@ class VideoProgress:
     _steps_began: float | None = None
 
     def take(self, event: Event) -> None:
-        """Takes what the worker does."""
+        """Records what the worker does."""
         if event.phase != self.phase:
             self._phase_began = time.monotonic()
             if event.phase == "steps" and self._steps_began is None:

@@ -41,13 +41,13 @@ ROOM_SECONDS = 2.0
 
 
 class Queue:
-    """The videos.
+    """The videos that wait, and those that workers have.
 
     Args:
         settings: the limits.
         folders: the files.
         store: the stored videos.
-        hub: who is told of changes.
+        hub: publishes changes.
         metrics: what is counted.
 
     Attributes:
@@ -71,7 +71,7 @@ class Queue:
         self.closing = self.loads = False
 
     async def restore(self) -> None:
-        """Takes what is stored: what was running waits again, and files of no video are removed."""
+        """Reads what is stored: what a worker had waits again, and files of no video are removed."""
 
         def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
             for video in stored.videos_with(connection, "in_progress"):
@@ -280,13 +280,13 @@ class Queue:
         self.board.moved()
 
     def take(self, event: Event) -> None:
-        """Takes what a worker does for a video."""
+        """Records and publishes what a worker does for a video."""
         if (running := self._running.get(event.id)) is not None:
             running.take(event)
             self.board.publish(running.video)
 
     async def ended(self, outcome: Outcome) -> None:
-        """Takes how a worker's job has ended; its device is free."""
+        """Records how a job ended, whose device is free now."""
         video = self._running[outcome.id].video
         if isinstance(outcome.error, CancelledError):
             await self._end(video, "cancelled")
@@ -300,12 +300,12 @@ class Queue:
             await self._end(video, "completed", lambda connection: stored.put_times(connection, times))
 
     async def failed(self, video: Video, code: str, message: str) -> None:
-        """Takes that a video cannot be made, and why."""
+        """Records why a video cannot be made."""
         video.error = Failure(code, self.board.told(message, video))
         await self._end(video, "failed")
 
     async def lost(self, video: Video, code: int, reason: str, told: bool = True) -> None:
-        """Takes that the worker of a video has ended.
+        """Handles the end of a worker that had a video.
 
         Args:
             video: the video.
@@ -324,7 +324,7 @@ class Queue:
             await self.failed(video, "worker_died", what)
 
     async def put_back(self, video: Video) -> None:
-        """Lets a running video wait again, at its place; one that is to be cancelled is."""
+        """Puts a video that a worker had back to its place, or ends one that is to be cancelled."""
         if video.unwanted:
             await self._end(video, "cancelled")
             return
@@ -337,7 +337,7 @@ class Queue:
         await self._put(video)
 
     def nothing_loads(self) -> bool:
-        """Takes that a worker could not load the artifact; returns whether none ever could."""
+        """Counts a worker that could not load the artifact; returns whether none ever could."""
         self._broken += 1
         return not self.loads and self._broken >= self.board.workers
 

@@ -18,7 +18,7 @@ class Resolved:
         self._generations: dict[str, Generation] = {}
 
     def keep(self, id: str, generation: Generation) -> None:
-        """Takes the generation of a video in the place of any other."""
+        """Keeps the generation of a video, instead of any other of it."""
         self.drop(id)
         if len(generation.table.timesteps) <= MAX_STEPS:
             self._generations[id] = generation

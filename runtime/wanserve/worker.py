@@ -59,7 +59,7 @@ class Worker:
         self.jobs: queue.SimpleQueue[Make] = queue.SimpleQueue()
 
     def take(self, message: Make | Cancel) -> None:
-        """Takes a message of the server, from any thread."""
+        """Queues a job, or cancels one; from any thread."""
         if isinstance(message, Cancel):
             if (token := self._tokens.get(message.id)) is not None:
                 token.cancel()
@@ -82,7 +82,7 @@ class Worker:
         return not isinstance(outcome.error, OutOfMemoryError)
 
     def _run(self, message: Make) -> Outcome:
-        """Runs a job once its artifact is loaded, which is told and timed too."""
+        """Loads the artifact of a job, which its events and times show too, and runs it."""
         token, progress = self._tokens[message.job.id], Progress(message.job.id, self._send)
         token.check()
         pipeline = self._pipelines.get(message.model, progress.timings, token)
@@ -97,9 +97,9 @@ class Worker:
 
 
 def told(id: str, error: Exception) -> WanError:
-    """Returns what the server is told of an error that ended a job; all of it is printed, for the log.
+    """Returns the error that the server gets for one that ended a job, which is printed for the log.
 
-    Of an error that is not ``wanrun``'s it is told only the kind.
+    Of an error that is not ``wanrun``'s the server gets only the kind.
     """
     if isinstance(error, CancelledError):
         return error

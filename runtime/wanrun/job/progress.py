@@ -65,7 +65,7 @@ class Progress:
         self.timings.changed = self._look
 
     def step(self, done: int, total: int) -> None:
-        """Takes a step; it is an ``on_step`` of ``Pipeline.run``."""
+        """Records a step; it is an ``on_step`` of ``Pipeline.run``."""
         self._step, self._steps = done, total
         self._look()
 
@@ -80,7 +80,7 @@ class Progress:
             self._listener(now)
 
     def stop(self) -> None:
-        """Ends what is told."""
+        """Calls the listener no more."""
         self.timings.changed = None
 
     @property
