@@ -16,7 +16,7 @@ import wanrun
 from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
 from wancli.console import leave, run
 from wanrun.errors import UsageError
-from wanserve.process import WorkerProcess
+from wanserve.process import WorkerProcess, begin_line
 from wanserve.settings import Settings
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -212,7 +212,6 @@ def _started(settings: Settings) -> WorkerProcess | None:
     Of several devices, the manifests decide which one it has: then it is not started yet.
     """
     from wanserve.devices import environments
-    from wanserve.messages import begin_line
 
     places = environments((), settings.workers)
     if len(places) > 1:

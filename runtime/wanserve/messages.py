@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["begin_line"]
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 import wanrun
 from wanrun import Event, Outcome, PackedJob
 from wanrun.errors import ArtifactError, NoSpaceError, WanError
-
-if TYPE_CHECKING:
-    from wanrun import Artifact
-
+from wanserve.process import Begin
 
 NO_ROOM: Final = "the disk of the server has no room for the video; ask for it again later"
 
@@ -38,19 +32,6 @@ def code_of(error: WanError) -> tuple[str, str]:
         ArtifactError: "artifact_error",
     }
     return next((codes[kind] for kind in codes if isinstance(error, kind)), "generation_error"), str(error)
-
-
-class Begin(Struct, tag=True):
-    """To a worker, once: what it has, and how it is loaded.
-
-    Attributes:
-        artifacts: of each artifact by model its folder, the address that it comes from or "", and its content
-            digest. The first is loaded now.
-        loading: keywords of ``wanrun.load``.
-    """
-
-    artifacts: dict[str, tuple[str, str, str]]
-    loading: dict[str, Any]
 
 
 class Make(Struct, tag=True):
@@ -90,14 +71,6 @@ OfWorker = Ready | Broken | Event | Outcome
 def line(message: ToWorker | OfWorker) -> bytes:
     """Returns a message as a line."""
     return wanrun.to_wire(message) + b"\n"
-
-
-def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) -> bytes:
-    """Returns the first line for a worker: the artifact of each model, and keywords of ``wanrun.load``."""
-    places = {
-        name: (str(one.folder), one.origin, one.manifest.content_digest) for name, one in artifacts.items()
-    }
-    return line(Begin(places, dict(loading)))
 
 
 def of_worker(data: bytes) -> OfWorker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["WorkerProcess"]
+__all__ = ["WorkerProcess", "begin_line"]
 
 import os
 import signal
@@ -10,9 +10,36 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from wanrun import Artifact
 
 _FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+
+
+class Begin(Struct, tag=True):
+    """To a worker, once: what it has, and how it is loaded.
+
+    Attributes:
+        artifacts: of each artifact by model its folder, the address that it comes from or "", and its content
+            digest. The first is loaded now.
+        loading: keywords of ``wanrun.load``.
+    """
+
+    artifacts: dict[str, tuple[str, str, str]]
+    loading: dict[str, Any]
+
+
+def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) -> bytes:
+    """Returns the first line for a worker: the artifact of each model, and keywords of ``wanrun.load``."""
+    places = {
+        name: (str(one.folder), one.origin, one.manifest.content_digest) for name, one in artifacts.items()
+    }
+    return msgspec.json.encode(Begin(places, dict(loading))) + b"\n"
 
 
 class WorkerProcess:

@@ -39,10 +39,9 @@ from wanserve.guard import Guard, answer, too_slow
 from wanserve.hub import Hub
 from wanserve.intake import Intake
 from wanserve.keys import Keys
-from wanserve.messages import begin_line
 from wanserve.metrics import Metrics
 from wanserve.openapi import openapi
-from wanserve.process import WorkerProcess
+from wanserve.process import WorkerProcess, begin_line
 from wanserve.protocol import BoundedProtocol
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag=True):
     error: WanError | None = None
 
 
-def plain(options: Any) -> dict[str, Any]:
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options as JSON can hold them; what it cannot becomes its ``str``."""
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(options), enc_hook=str))
     return decoded
@@ -64,19 +65,20 @@ def from_wire(data: bytes, type: Any) -> Any:
 
 
 def _written(value: object) -> dict[str, Any]:
-    """Returns an error as the name of its class and its parts."""
+    """Returns an error as the names of its classes, the nearest first, and its parts."""
     if not isinstance(value, WanError):
         raise NotImplementedError(f"{type(value).__name__} is not sent to another process")
     parts = {name: None if part is None else str(part) for name, part in value.parts.items()}
-    return {"error": type(value).__name__, **parts}
+    classes = [kind.__name__ for kind in type(value).__mro__ if issubclass(kind, WanError)]
+    return {"classes": classes, **parts}
 
 
 def _read(wanted: type, value: Any) -> Any:
-    """Returns an error of its parts; one of a class that is not known here is of the family's first."""
+    """Returns an error of its parts, of the nearest class that this process has imported."""
     if wanted is not WanError:
         raise NotImplementedError(wanted.__name__)
     known = {kind.__name__: kind for kind in _family(WanError)}
-    return known.get(value.pop("error"), WanError)(**value)
+    return next(known[name] for name in value.pop("classes") if name in known)(**value)
 
 
 def _family(kind: type[WanError]) -> list[type[WanError]]:

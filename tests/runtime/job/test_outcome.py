@@ -38,15 +38,17 @@ def test_an_error_keeps_its_class_and_its_parts(kind: type[WanError]) -> None:
 
 
 def test_errors_of_other_classes() -> None:
-    """One of another package is itself where that is known; one of an own constructor is a plain error."""
+    """One of another package is itself where it is imported; else, or made otherwise, of the class above."""
 
     class OddError(UsageError):
         def __init__(self) -> None:
             super().__init__("odd")
 
-    for error, kind in ((StoreError("full"), StoreError), (OddError(), WanError)):
+    for error, kind in ((StoreError("full"), StoreError), (OddError(), UsageError)):
         found = again(Outcome(id="1", error=error))
         assert isinstance(found, Outcome) and type(found.error) is kind and str(found.error) == str(error)
+    line = to_wire(Outcome(id="1", error=StoreError("full"))).replace(b"StoreError", b"UnknownError")
+    assert type(from_wire(line, Outcome).error) is UsageError
     with pytest.raises(NotImplementedError):
         to_wire(object())
 
