@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,14 @@ from transformers import CLIPImageProcessor
 from helpers.image_processors import PROCESSOR_FORMS, write_processor
 from wanbuild.published.settings import SCHEDULER_CONFIGS
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
-from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
+from wanbuild.source.scheduler import (
+    DPMSolverConfig,
+    FlowMatchEulerConfig,
+    SchedulerDefaults,
+    UniPCConfig,
+    read_scheduler,
+)
+from wanrun.denoising.solvers import solver_table
 
 
 @pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])
@@ -25,9 +33,27 @@ def test_schedulers_as_diffusers_saves_them(tmp_path: Path, solver: str) -> None
     saved = json.loads((tmp_path / "scheduler_config.json").read_text())
     assert {k: v for k, v in saved.items() if k != "_diffusers_version"} == dict(config)
     assert read_scheduler(saved) == SchedulerDefaults(solver, 3.0)  # type: ignore[arg-type]
-    field = "shift" if solver == "euler" else "flow_shift"
-    assert read_scheduler({**saved, field: 7.5}).flow_shift == 7.5
-    assert read_scheduler({**saved, field: 12}, default_shift=5.0).flow_shift == 12.0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+@pytest.mark.parametrize("config_class", [UniPCConfig, DPMSolverConfig, FlowMatchEulerConfig])
+def test_fields_that_are_left_out_are_the_classes_defaults(config_class: Any) -> None:
+    (name,) = config_class.CLASS_NAMES
+    scheduler = getattr(diffusers, name)
+    reference = inspect.signature(scheduler.__init__).parameters
+    fixed = {field: reference[field].default for field in config_class.FIXED}
+    assert fixed == {**config_class.FIXED}
+    solver, flow = config_class.SOLVER, {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    least = {"_class_name": name, **(flow if solver != "euler" else {})}
+    found = read_scheduler(least)
+    assert found == SchedulerDefaults(solver, 1.0, assumed=True)
+    null = {"shift" if solver == "euler" else "flow_shift": None}  # with it, diffusers makes no step
+    assert read_scheduler({**least, **null}) == found
+    judge = scheduler.from_config(least)
+    judge.set_timesteps(7)
+    table = solver_table(solver, 7, found.flow_shift)
+    assert table.timesteps.tolist() == judge.timesteps.tolist()
+    assert table.sigmas.tolist() == judge.sigmas.tolist()
 
 
 def test_a_processor_as_transformers_saves_it(tmp_path: Path) -> None:

@@ -273,8 +273,7 @@ class _Comparison:
     @property
     def _scheduler(self) -> SchedulerDefaults:
         """The defaults of the checkpoint's scheduler_config.json."""
-        manifest = self._ours.manifest
-        return read_scheduler(manifest.configs["scheduler"], default_shift=_variant(manifest).flow_shift)
+        return read_scheduler(self._ours.manifest.configs["scheduler"])
 
     def _run(self, sample: Sample, steps: int, options: Mapping[str, Any]) -> Made:
         """Runs a sample with the reference; options as for ``Pipeline.generate``."""

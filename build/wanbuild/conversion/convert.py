@@ -184,7 +184,7 @@ def _model_record(
 
 def _default_options(source: Source, variant: Variant, request: ConvertRequest) -> dict[str, Any]:
     """Returns the default of each option that has one in the manifest; UsageError as ``_model_record``."""
-    scheduler = read_scheduler(source.scheduler_config, default_shift=variant.flow_shift)
+    scheduler = read_scheduler(source.scheduler_config)
     negative = variant.negative_prompt if request.negative_prompt is None else request.negative_prompt
     boundary = {} if source.boundary_ratio is None else {"boundary": source.boundary_ratio}
     own = {

@@ -9,6 +9,9 @@ from typing import Any
 from wanbuild.components import kind_of
 from wanbuild.config import read_bytes
 from wanbuild.source.checkpoint import Source
+from wanbuild.source.configs import FILES, SCHEDULER
+from wanbuild.source.scheduler import read_scheduler
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, sha256_of
 
@@ -87,7 +90,20 @@ def source_record(
 
 
 def recognised_lines(manifest: Manifest) -> Iterator[str]:
-    """Yields what conversion has recognised and assumed of files that do not say it; nothing for a folder."""
+    """Yields what conversion has recognised and assumed of files that do not say it."""
+    yield from _recognised(manifest)
+    defaults = manifest.model.defaults
+    scheduler = read_scheduler(manifest.configs[SCHEDULER])
+    if scheduler.assumed and defaults.flow_shift == scheduler.flow_shift:
+        published = variants()[manifest.model.variant].flow_shift
+        yield (
+            f"{FILES[SCHEDULER]} has no shift: {scheduler.flow_shift:g} is taken, as diffusers does; "
+            f"{manifest.model.variant} is published with others: --default flow_shift={published:g}"
+        )
+
+
+def _recognised(manifest: Manifest) -> Iterator[str]:
+    """Yields what was recognised and assumed of files of weights; nothing for a folder."""
     assumed, configs = manifest.source.get("assumed"), manifest.source.get("configs")
     if not assumed and not configs:
         return

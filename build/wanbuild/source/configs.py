@@ -116,7 +116,7 @@ def given_scheduler(file: Path) -> dict[str, Any]:
         SourceError: if it is missing, not JSON, or no supported scheduler's.
     """
     config = _read(SCHEDULER, file, _CLASSES[SCHEDULER])
-    read_scheduler(config, str(file), default_shift=1.0)
+    read_scheduler(config, str(file))
     return config
 
 

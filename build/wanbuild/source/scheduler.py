@@ -18,6 +18,9 @@ from wanrun.errors import SourceError
 
 Solver = Literal["unipc", "dpm++", "euler"]
 
+CLASS_SHIFT = 1.0
+"""The shift of each class where the file has none: the noise levels are as they are."""
+
 MAX_SHIFT = 1000
 """Published shifts are 3 to 16; at 1000, all but the last of 1000 timesteps have sigmas above one half."""
 
@@ -121,10 +124,12 @@ class SchedulerDefaults:
     Args:
         solver: wanrun's name of the solver.
         flow_shift: s in σ = s·u / (1 + (s − 1)·u).
+        assumed: whether the file has no shift, and this one is the class's.
     """
 
     solver: Solver
     flow_shift: float
+    assumed: bool = False
 
 
 def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | None]:
@@ -153,23 +158,23 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
     return multistep.SOLVER, multistep.flow_shift
 
 
-def read_scheduler(
-    config: Mapping[str, Any], where: str = "scheduler_config.json", default_shift: float | None = None
-) -> SchedulerDefaults:
+def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.json") -> SchedulerDefaults:
     """Returns the solver and shift of a scheduler_config.json.
+
+    A shift that is left out is the class's, as in diffusers. So is null, with which diffusers makes no step.
 
     Args:
         config: the parsed file.
         where: the file's name, for messages.
-        default_shift: the variant's shift, used if the file has none.
 
     Raises:
         SourceError: if the class is not one of the three, a field is unknown or has an unsupported value,
-            or there is no positive shift.
+            or the shift is out of range.
     """
     solver, shift = _read_shift(config, where)
-    shift = default_shift if shift is None else shift
-    if shift is None or not 0 < shift <= MAX_SHIFT:
+    if shift is None:
+        return SchedulerDefaults(solver, CLASS_SHIFT, assumed=True)
+    if not 0 < shift <= MAX_SHIFT:
         raise SourceError(
             f"{where} gives no usable shift",
             expected=f"a positive flow_shift (shift for FlowMatchEuler) of at most {MAX_SHIFT}",

@@ -152,8 +152,6 @@ def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterat
         yield "the VAE's means and deviations of latents"
     if not source.scheduler_config:
         yield f"UniPC with flow_shift {variant.flow_shift:g}"
-    elif source.scheduler_config.keys().isdisjoint({"flow_shift", "shift"}):
-        yield f"flow_shift {variant.flow_shift:g}"
     if boundary is not None:
         yield f"boundary {boundary:g} of the experts"
     if source.image_processor is not None:

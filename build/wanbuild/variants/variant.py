@@ -114,7 +114,7 @@ class Variant:
         guidance_scale: default classifier-free guidance scale; of two experts, the high-noise one's.
         options: the defaults of the options that not every model has, except for the boundary, which is the
             checkpoint's.
-        flow_shift: shift of the sigmas if scheduler_config.json has none.
+        flow_shift: published shift of the sigmas, of files without a scheduler_config.json.
         fps: frames per second of the video.
         sizes: published (width, height) in pixels, the default first.
         num_frames: default frames, 4n + 1; of a window if a video consists of several.

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from helpers.manifests import with_model
 from wanbuild import cli as commands
 from wanbuild.conversion import convert as convert_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.defaults import check_defaults, parse_defaults, with_defaults
+from wanbuild.conversion.provenance import recognised_lines
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
@@ -210,6 +212,16 @@ def test_the_manifest_and_what_shows_it(tmp_path: Path) -> None:
     plain = convert(ConvertRequest(tmp_path / "toy", tmp_path / "plain"))
     assert plain.content_digest != manifest.content_digest
     assert plain.model.defaults.timesteps is None
+
+
+def test_a_shift_that_the_scheduler_s_file_lacks_is_told(toy_artifact: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    assert not [*recognised_lines(manifest)]
+    config = {**manifest.configs["scheduler"], "flow_shift": None}
+    lacking = manifest.changed(configs={**manifest.configs, "scheduler": config})
+    (told,) = recognised_lines(with_model(lacking, {"flow_shift": 1.0}))
+    assert told.endswith("--default flow_shift=5")
+    assert not [*recognised_lines(with_model(lacking, {"flow_shift": 5.0}))]  # --default gave it
 
 
 def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

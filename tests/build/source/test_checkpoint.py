@@ -431,7 +431,7 @@ def test_published_schedulers(solver: str) -> None:
     assert read_scheduler(config) == SchedulerDefaults(solver, 3.0)  # type: ignore[arg-type]
     field = "shift" if solver == "euler" else "flow_shift"
     assert read_scheduler({**config, field: 7.5}).flow_shift == 7.5
-    assert read_scheduler({**config, field: 12}, default_shift=5.0).flow_shift == 12.0
+    assert read_scheduler({**config, field: 12}).flow_shift == 12.0
 
 
 @pytest.mark.parametrize(
@@ -471,13 +471,6 @@ def test_the_class_defaults_are_not_flow(field: str) -> None:
     """Left out, these mean epsilon prediction and no flow sigmas."""
     config = {name: value for name, value in SCHEDULER_CONFIGS["unipc"].items() if name != field}
     with pytest.raises(SourceError, match=f"{field} is missing"):
-        read_scheduler(config)
-
-
-def test_the_variant_s_shift_fills_in() -> None:
-    config = {name: value for name, value in SCHEDULER_CONFIGS["unipc"].items() if name != "flow_shift"}
-    assert read_scheduler(config, default_shift=5.0).flow_shift == 5.0
-    with pytest.raises(SourceError, match="no usable shift"):
         read_scheduler(config)
 
 
