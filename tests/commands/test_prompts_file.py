@@ -197,10 +197,7 @@ def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tm
         ({"prompt": "a", "seed": 2**64}, "the seed is out of range"),
         ({"prompt": "a", "steps": 0}, "steps is out of range; expected 1 to 10000; found 0"),
         ({"prompt": "a", "steps": 10**12}, "steps is out of range; expected 1 to 10000"),
-        (
-            {"prompt": "a", "solver": "ddim"},
-            "solver cannot be used; expected unipc or dpm++ or euler or lcm or rcm-ode or rcm-sde; found",
-        ),
+        ({"prompt": "a", "solver": "ddim"}, "solver cannot be used; expected unipc or dpm++ or "),
         ({"prompt": "a", "guidance_scale": 1e39}, "guidance_scale is out of range"),
         ({"prompt": "a", "guidance_scale": float("nan")}, "guidance_scale is out of range"),
         (

@@ -68,16 +68,18 @@ def solver_table(
     Args:
         name: ``unipc`` (UniPCMultistepScheduler: order 2, bh2), ``dpm++`` (DPMSolverMultistepScheduler:
             dpmsolver++, order 2, midpoint), ``euler`` (FlowMatchEulerDiscreteScheduler) or ``lcm``
-            (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). ``rcm-ode`` and
-            ``rcm-sde`` are euler and lcm that begin with noise of the first sigma's size (NVlabs/rcm). Grids
-            are those of the classes. ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
+            (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). ``dmd`` is lcm
+            at the noise levels of training (CausVid, FastVideo). ``rcm-ode`` and ``rcm-sde`` are euler and
+            lcm that begin with noise of the first sigma's size (NVlabs/rcm). Grids are those of the classes.
+            ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
         num_steps: denoising steps, at least 1.
         flow_shift: positive; a larger shift moves the grid towards high noise.
         num_train_timesteps: the timestep of pure noise, at least 2.
         timesteps: explicit timesteps instead of the class's grid: strictly decreasing, above 0, at most
             ``num_train_timesteps``. Their number is the number of steps, sigma is timestep /
-            ``num_train_timesteps``, and ``num_steps`` and ``flow_shift`` are not used. ``unipc`` lowers a
-            first sigma of 1 by 1e-6, as on its own grid.
+            ``num_train_timesteps``, and ``num_steps`` and ``flow_shift`` are not used. For ``dmd`` sigma is
+            the nearest of ``num_train_timesteps`` levels with that shift, as in its training. ``unipc``
+            lowers a first sigma of 1 by 1e-6, as on its own grid.
         coefficients: (N, 4), beside timesteps: those of x, m0, m1 and m2 of steps fitted to a model,
             instead of the solver's.
 
@@ -92,7 +94,7 @@ def solver_table(
     if timesteps is None:
         sigmas, given = _own_grid(name, num_steps, flow_shift, num_train_timesteps)
     else:
-        sigmas, given = _explicit_grid(timesteps, num_train_timesteps, solver.below_one)
+        sigmas, given = _explicit_grid(timesteps, num_train_timesteps, solver, flow_shift)
     # float32 sigmas below 1 leave alpha exact and nonzero. Lambda is infinite at sigma 0 and at sigma 1.
     with np.errstate(divide="ignore"):
         rows = solver.rows(sigmas) if coefficients is None else fitted_rows(coefficients)
@@ -108,8 +110,7 @@ def _own_grid(
     """Returns sigmas (N + 1,) and timesteps (N,) of a solver's class; arguments as in ``solver_table``."""
     if num_steps < 1:
         raise UsageError("the number of steps is too small", expected="at least 1", found=num_steps)
-    if not (math.isfinite(flow_shift) and flow_shift > 0):
-        raise UsageError("the flow shift is out of range", expected="a positive number", found=flow_shift)
+    _check_shift(flow_shift)
     with np.errstate(all="ignore"):  # a shift beyond float64 gives sigmas that are refused below
         sigmas, timesteps = SOLVERS[name].grid(num_steps, float(flow_shift), num_train_timesteps)
     if not (np.diff(sigmas) < 0).all():
@@ -120,8 +121,13 @@ def _own_grid(
     return sigmas, timesteps
 
 
+def _check_shift(flow_shift: float) -> None:
+    if not (math.isfinite(flow_shift) and flow_shift > 0):
+        raise UsageError("the flow shift is out of range", expected="a positive number", found=flow_shift)
+
+
 def _explicit_grid(
-    timesteps: Sequence[float], num_train_timesteps: int, below_one: bool
+    timesteps: Sequence[float], num_train_timesteps: int, solver: Solver, flow_shift: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns sigmas (N + 1,) and timesteps (N,); timesteps are float32, the transformer's input dtype.
 
@@ -137,7 +143,10 @@ def _explicit_grid(
             found=_shown(timesteps),
         )
     sigmas = given.astype(np.float64) / num_train_timesteps
-    if below_one:
+    if solver.trained_levels:
+        _check_shift(flow_shift)
+        sigmas = _nearest_levels(sigmas, flow_shift, num_train_timesteps)
+    if solver.below_one:
         _lower_one(sigmas)
     sigmas = _end_at_zero(sigmas)
     if not (np.diff(sigmas) < 0).all():
@@ -162,6 +171,14 @@ def _lower_one(sigmas: np.ndarray) -> None:
 
 def _shift(u: np.ndarray, shift: float) -> np.ndarray:
     return shift * u / (1 + (shift - 1) * u)
+
+
+def _nearest_levels(sigmas: np.ndarray, shift: float, train: int) -> np.ndarray:
+    """Returns for each sigma the nearest of the levels that a model with this shift was trained at."""
+    with np.errstate(all="ignore"):  # a shift beyond float64 gives sigmas that are refused as equal
+        place = train * sigmas / (shift - (shift - 1) * sigmas)
+        above, below = (_shift(np.clip(one, 1, train) / train, shift) for one in (np.ceil(place), place // 1))
+    return np.where(sigmas - below < above - sigmas, below, above)
 
 
 def _end_at_zero(sigmas: np.ndarray) -> np.ndarray:
@@ -268,6 +285,7 @@ class Solver:
         rows: returns coefficients (N, 8), all columns but sigma, for sigmas (N + 1,).
         below_one: whether a first sigma of 1 is lowered.
         adds_noise: whether noise of the next sigma's size is added after each step.
+        trained_levels: whether explicit timesteps have the noise levels of training that are nearest.
         scales_start: whether the initial noise has the first sigma's size, instead of 1.
     """
 
@@ -275,6 +293,7 @@ class Solver:
     rows: Callable[[np.ndarray], np.ndarray]
     below_one: bool = False
     adds_noise: bool = False
+    trained_levels: bool = False
     scales_start: bool = False
 
 
@@ -284,6 +303,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "dpm++": Solver(_dpm_grid, partial(_second_order_rows, corrected=False)),
         "euler": Solver(_euler_grid, _euler_rows),
         "lcm": Solver(_euler_grid, _lcm_rows, adds_noise=True),  # both classes have the same grid
+        "dmd": Solver(_euler_grid, _lcm_rows, adds_noise=True, trained_levels=True),
         "rcm-ode": Solver(_euler_grid, _euler_rows, scales_start=True),
         "rcm-sde": Solver(_euler_grid, _lcm_rows, adds_noise=True, scales_start=True),
     }

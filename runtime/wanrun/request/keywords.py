@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
     guidance_scale_2: float | None
     boundary: float | None
     flow_shift: float | None
-    solver: Literal["unipc", "dpm++", "euler", "lcm", "rcm-ode", "rcm-sde"] | None
+    solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
     timesteps: Sequence[float] | None
     schedule: str | None
     loop: Literal["step", "scan", "stream"] | None

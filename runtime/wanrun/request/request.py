@@ -134,7 +134,8 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     solver: Annotated[
         SolverName | None,
         option(
-            "Solver, on its diffusers class's own grid; lcm, for distilled models, adds noise between steps.",
+            "Solver, on its diffusers class's own grid; lcm and dmd, for distilled models, add noise between "
+            "steps.",
             default=ARTIFACT,
             also="sample_solver sampler scheduler",
         ),
