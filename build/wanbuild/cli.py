@@ -77,7 +77,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import ConvertRequest
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.provenance import recognised_lines
-    from wanbuild.conversion.sampling import with_sampling
+    from wanbuild.conversion.sampling import sampling_doubts, with_sampling
     from wanbuild.lora.merge import LoraRequest, exchanged, parse_lora
     from wanbuild.options import DTYPE_OF, PlainConvert
     from wanbuild.source.parts import OPTIONS
@@ -105,6 +105,10 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         **{name: options[name] for name in PlainConvert.__struct_fields__ if name in options},
     )
     manifest = run_convert(request, report)
+    merged = bool(loras) or "transformer" in parts
+    task, repository = manifest.model.task.name, manifest.source.get("repository")
+    for warning in sampling_doubts(options.get("sampling"), task, repository, merged):
+        warn(warning)
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = in_bytes(sum(component.nbytes for component in manifest.components.values()))

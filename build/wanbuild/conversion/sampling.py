@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -57,6 +57,38 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """By name, defaults by key: see ``wanbuild.options.default_rows``."""
+
+_TASKS: Mapping[str, str] = MappingProxyType(
+    {"rcm-4": "t2v", "rcm-4-ode": "t2v", "rcm-4-i2v": "i2v", "rcm-4-i2v-ode": "i2v"}
+)
+"""The task of the models of a way to sample, where it is one."""
+
+_OF_LORAS = ("lightning-4",)
+"""Ways to sample of models that are mostly published as LoRAs."""
+
+
+def sampling_doubts(sampling: str | None, task: str, repository: str | None, merged: bool) -> Iterator[str]:
+    """Yields what speaks against a way to sample for a model, one line each.
+
+    Args:
+        sampling: as of ``with_sampling``.
+        task: the model's, such as ``t2v``.
+        repository: the checkpoint's, on the hub; None for a folder or files.
+        merged: whether a LoRA, or a transformer from a file of its own, was given.
+    """
+    if sampling is None or sampling not in SAMPLINGS:
+        return
+    place = repository or ""
+    base = place.startswith("Wan-AI/") and "distill" not in place.lower()
+    if (made_for := _TASKS.get(sampling, task)) != task:
+        yield f"the sampling {sampling} is for models of {made_for}, and this is one of {task}"
+    if base and not merged:
+        yield f"the sampling {sampling} is for distilled models, and {repository} is none"
+    elif not merged and sampling in _OF_LORAS:
+        yield (
+            f"the sampling {sampling} is for models with a distilled LoRA, and none was given; if the "
+            "checkpoint is not distilled itself, add it: --lora FILE, or --lora-high and --lora-low"
+        )
 
 
 def with_sampling(sampling: str | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,16 +82,17 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
 def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[float] | None:
     """Returns a generation's explicit timesteps; None if it uses the solver's own grid.
 
-    They are the given timesteps, or else the manifest's defaults, which a distilled model has. But a given
-    number of steps, solver or shift selects the solver's own grid and drops the default timesteps. An option
-    that is absent or None is not given.
+    They are the given timesteps, or else the manifest's defaults, which a distilled model has. But another
+    number of steps, solver or shift than the manifest's selects the solver's own grid and drops the default
+    timesteps. An option that is absent or None is not given.
 
     Raises:
         UsageError: if the given number of steps differs from the number of timesteps.
     """
     timesteps, steps = given.get("timesteps"), given.get("num_steps")
     if timesteps is None:
-        if any(given.get(name) is not None for name in ("num_steps", "solver", "flow_shift")):
+        deciding = ("num_steps", "solver", "flow_shift")
+        if any(given.get(name) not in (None, defaults.get(name)) for name in deciding):
             return None
         timesteps = defaults.get("timesteps")
     elif steps not in (None, len(timesteps)):

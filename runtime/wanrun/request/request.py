@@ -144,7 +144,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Timesteps | None,
         option(
             "Explicit timesteps instead of the solver's own, falling from at most 1000.",
-            default="the artifact's, unless --steps, --solver or --flow-shift is given",
+            default="the artifact's, unless --steps, --solver or --flow-shift has another value",
             value="X,X,...",
             parse=parse_numbers,
         ),

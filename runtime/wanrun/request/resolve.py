@@ -15,6 +15,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.schedule import schedule
+from wanrun.denoising.solvers import SOLVERS
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.request.arguments import artifact_of, check_media_options, check_objects
 from wanrun.request.generation import Generation
@@ -122,16 +123,30 @@ def resolve_request(
         ranges=ranges,
         fps=float(manifest.model.defaults.fps if request.fps is None else request.fps),
         media=reads,
-        warnings=() if request.guidance_scale is not None else tuple(_warnings(manifest, profile)),
+        warnings=tuple(_warnings(manifest, profile, request, options)),
     )
 
 
-def _warnings(manifest: Manifest, profile: Profile) -> Iterator[str]:
-    """Yields a warning if the model's own guidance is off only because no profile of this shape has it."""
+def _warnings(
+    manifest: Manifest, profile: Profile, request: Request, options: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yields what a request may not expect: guidance that is off, and what has no effect."""
     shape = {**shape_of(profile), "guidance": True}
     built = any(shape_of(other) == shape for other in manifest.profiles.values())
-    if has_guidance(manifest) and not profile.guidance and not built:
+    if request.guidance_scale is None and has_guidance(manifest) and not profile.guidance and not built:
         yield "no profile is built with guidance, so guidance is off; a guidance scale of 1 asks for that"
+    if request.negative_prompt and not profile.guidance:
+        yield "the negative prompt has no effect: guidance is off"
+    own, shift = manifest.model.defaults, options["flow_shift"]
+    if own.timesteps is not None and "timesteps" not in options:
+        timesteps = ", ".join(f"{one:g}" for one in own.timesteps)
+        yield (
+            f"the model's own timesteps {timesteps} are not used: they are for {own.num_steps} {own.solver} "
+            f"steps at shift {own.flow_shift:g}; the steps are those of {options['solver']}'s own grid"
+        )
+    given = request.timesteps is not None and shift != own.flow_shift
+    if given and not SOLVERS[options["solver"]].trained_levels:
+        yield f"the shift {shift:g} has no effect: the timesteps are given"
 
 
 def _shape(manifest: Manifest, request: Request, num_references: int | None) -> dict[str, object]:

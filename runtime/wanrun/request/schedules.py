@@ -18,7 +18,6 @@ from wanrun.request.request import Request
 MAX_BYTES = 2**20
 """The largest file of a schedule."""
 
-_DECIDED = ("num_steps", "flow_shift", "solver", "timesteps")
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
 
@@ -31,8 +30,14 @@ def scheduled(request: Request, manifest: Manifest) -> tuple[Request, dict[str, 
     if request.schedule is None:
         return request, {}
     chosen, name = _find(request.schedule, manifest), field("schedule")
-    for option in _DECIDED:
-        if getattr(request, option) is not None:
+    decided = {
+        "num_steps": len(chosen.timesteps),
+        "solver": chosen.solver,
+        "timesteps": chosen.timesteps,
+        "flow_shift": manifest.model.defaults.flow_shift,
+    }
+    for option, value in decided.items():
+        if getattr(request, option) not in (None, value):
             raise UsageError(
                 f"{name} and {field(option)} contradict each other", remedy=f"leave {field(option)} out"
             )

@@ -11,7 +11,7 @@ import pytest
 
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.defaults import with_defaults
-from wanbuild.conversion.sampling import SAMPLINGS, with_sampling
+from wanbuild.conversion.sampling import SAMPLINGS, sampling_doubts, with_sampling
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
@@ -120,7 +120,19 @@ def test_a_file_that_is_none(tmp_path: Path, content: str | None, said: str) -> 
         with_sampling("lightning", {})
 
 
-def test_the_commands_take_one(tmp_path: Path) -> None:
+def test_a_model_that_it_is_not_for_is_a_warning() -> None:
+    base, distilled = (f"Wan-AI/Wan2.1-T2V-14B{end}" for end in ("-Diffusers", "-Distilled-Diffusers"))
+
+    def doubts(sampling: str | None, repository: str | None = None, merged: bool = False) -> int:
+        return len([*sampling_doubts(sampling, "t2v", repository, merged)])
+
+    assert doubts(None) == doubts("mine.toml") == doubts("rcm-4") == doubts("causvid-3") == 0
+    assert doubts("lightning-4") == doubts("rcm-4-i2v") == doubts("rcm-4-i2v-ode", merged=True) == 1
+    assert doubts("lightning-4", base) == doubts("causvid-3", base) == 1
+    assert doubts("lightning-4", base, merged=True) == doubts("causvid-3", distilled) == 0
+
+
+def test_the_commands_take_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_toy(tmp_path / "toy")
     arguments = [
         "convert",
@@ -131,6 +143,10 @@ def test_the_commands_take_one(tmp_path: Path) -> None:
         "causvid-3",
     ]
     assert run(wanbuild, arguments) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert run(wanbuild, [*arguments[:-1], "rcm-4-i2v", "--force"]) == 0
+    assert capsys.readouterr().err.count("warning: ") == 1
+    assert run(wanbuild, [*arguments, "--force"]) == 0
     expected = {**SAMPLINGS["causvid-3"], "num_steps": 3}
     assert read_manifest(tmp_path / "a").model.default_options().items() >= expected.items()
     recipe, file = tmp_path / "recipe.toml", tmp_path / "mine.toml"

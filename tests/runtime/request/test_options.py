@@ -74,11 +74,14 @@ DISTILLED = with_model(ONE, {"num_steps": 4, "timesteps": tuple(LIGHTNING)})
 
 
 def test_default_timesteps() -> None:
-    """A distilled model's are used until something else is asked for."""
+    """A distilled model's are used until something else is asked for than the model has anyway."""
     found = resolve(DISTILLED, profile())
     assert (found["timesteps"], found["num_steps"]) == (LIGHTNING, 4)
-    for name, value in (("num_steps", 4), ("num_steps", 8), ("solver", "unipc"), ("flow_shift", 12.0)):
-        found = resolve(DISTILLED, profile(), **{name: value})
+    own = DISTILLED.model.defaults
+    same = {"num_steps": 4, "solver": own.solver, "flow_shift": own.flow_shift}
+    assert resolve(DISTILLED, profile(), **same) == found
+    for name, value in (("num_steps", 8), ("solver", "lcm"), ("flow_shift", 11.0)):
+        found = resolve(DISTILLED, profile(), **{**same, name: value})
         assert "timesteps" not in found and found[name] == value
         assert found["num_steps"] == (value if name == "num_steps" else 4)
     assert "timesteps" not in resolve(ONE, profile(), timesteps=None)

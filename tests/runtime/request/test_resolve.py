@@ -165,6 +165,22 @@ def test_guidance_that_no_profile_has_is_a_warning(manifest: Manifest) -> None:
         warnings(UNGUIDED, guidance_scale=3)
 
 
+def test_what_has_no_effect_is_a_warning(manifest: Manifest) -> None:
+    distilled = with_model(manifest, {"num_steps": 2, "timesteps": (1000.0, 500.0)})
+    own = distilled.model.defaults
+
+    def warnings(**options: Any) -> int:
+        return len(of(distilled, **options).warnings)
+
+    assert warnings() == warnings(num_steps=2, solver=own.solver, flow_shift=own.flow_shift) == 0
+    assert warnings(num_steps=3) == warnings(flow_shift=own.flow_shift + 1) == 1
+    assert warnings(timesteps=(900, 500)) == warnings(timesteps=(900, 500), num_steps=2) == 0
+    assert warnings(timesteps=(900, 500), flow_shift=own.flow_shift + 1) == 1
+    assert warnings(timesteps=(900, 500), flow_shift=own.flow_shift + 1, solver="dmd") == 0
+    assert warnings(negative_prompt="fog") == warnings(negative_prompt="", guidance_scale=1) == 0
+    assert warnings(negative_prompt="fog", guidance_scale=1) == 1
+
+
 def test_what_is_resolved(manifest: Manifest) -> None:
     found = of(manifest, seed=3, num_steps=4, conditioning_scale=0.5, fps=24, loop="scan")
     assert found.options.items() >= {"seed": 3, "num_steps": 4, "width": 96, "negative_prompt": ""}.items()

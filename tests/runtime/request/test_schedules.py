@@ -51,6 +51,8 @@ def test_it_fills_in_what_it_was_made_for(manifest: Manifest) -> None:
     assert found.options.items() >= {"solver": "euler", "guidance_scale": 4.0, "num_steps": 5}.items()
     assert tuple(found.options["timesteps"]) == STEPS and len(found.table.timesteps) == 5
     assert "schedule" not in found.options  # a video says its steps, whoever chose them
+    same = {"num_steps": 5, "solver": "euler", "timesteps": STEPS}
+    assert of(manifest, schedule="five", **same).options == found.options
     by_hand = of(manifest, solver="euler", timesteps=STEPS, guidance_scale=4)
     assert by_hand.options == found.options
     assert of(manifest, schedule="few").profile.guidance is False
@@ -92,10 +94,10 @@ def test_the_steps_of_each_expert(artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"num_steps": 5}, "schedule and num_steps contradict each other; leave num_steps out"),
-        ({"solver": "euler"}, "schedule and solver contradict each other"),
-        ({"flow_shift": 3}, "schedule and flow_shift contradict each other"),
-        ({"timesteps": STEPS}, "schedule and timesteps contradict each other"),
+        ({"num_steps": 6}, "schedule and num_steps contradict each other; leave num_steps out"),
+        ({"solver": "unipc"}, "schedule and solver contradict each other"),
+        ({"flow_shift": 30}, "schedule and flow_shift contradict each other"),
+        ({"timesteps": STEPS[1:]}, "schedule and timesteps contradict each other"),
         (
             {"guidance_scale": 1},
             "'five' is for another request: it was made for guidance_scale 4, not 1; expected one of few",
