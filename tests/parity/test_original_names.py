@@ -23,7 +23,6 @@ from wanbuild.mapping.original import (
     fused_names,
 )
 from wanbuild.mapping.original_parts import vae_names
-from wanbuild.mapping.prefixes import TRANSFORMER
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.original_config import derive_config
@@ -37,19 +36,18 @@ def transformer_config(repository: str) -> dict[str, Any]:
     return dict(PUBLISHED_MODELS[repository]["transformer"])
 
 
-@pytest.mark.parametrize("prefix", [*TRANSFORMER, ""])
 @pytest.mark.parametrize("repository", REPOSITORIES)
-def test_every_published_key_gets_its_diffusers_name(repository: str, prefix: str) -> None:
+def test_every_published_key_gets_its_diffusers_name(repository: str) -> None:
     config = transformer_config(repository)
     keys = original_keys(config)
-    names = diffusers_names([prefix + key for key in keys])
-    assert list(names) == [prefix + key for key in keys]
+    names = diffusers_names(keys)
+    assert list(names) == keys
     assert sorted(names.values()) == sorted(reference_shapes("transformer", config))
-    if prefix in ("", "model.diffusion_model."):
-        for key in keys:  # the reference renames the dict it is given; it does not know FLF2V's embedding
-            if key != "img_emb.emb_pos":
+    for key in keys:  # the reference renames the dict it is given; it does not know FLF2V's embedding
+        if key != "img_emb.emb_pos":
+            for prefix in ("", "model.diffusion_model."):
                 reference = convert_wan_transformer_to_diffusers({prefix + key: torch.empty(0)})
-                assert list(reference) == [names[prefix + key]]
+                assert list(reference) == [names[key]]
 
 
 def test_every_key_of_a_vae_gets_its_diffusers_name() -> None:
@@ -65,7 +63,6 @@ def test_diffusers_names_stay() -> None:
     for repository in PUBLISHED_MODELS:
         shapes = reference_shapes("transformer", transformer_config(repository))
         assert diffusers_names(shapes) == {key: key for key in shapes}
-        assert diffusers_names([f"model.{key}" for key in shapes]) == {f"model.{key}": key for key in shapes}
     unknown = ["blocks.0.attn1.to_q.weight", "blocks.0.attn1.to_z.weight", "patch_embedding.weight"]
     assert diffusers_names(unknown) == {key: key for key in unknown}  # the mapping table names the odd one
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from wanbuild.mapping.original import MODULES, PARAMETERS
-from wanbuild.mapping.prefixes import TRANSFORMER
+from wanbuild.mapping.prefixes import LEADING, unwrapped
 
-_PREFIXES = re.compile(f"({'|'.join(map(re.escape, TRANSFORMER))})*")
-_UNDERSCORED = re.compile(r"lora_unet_|lycoris_")
+_UNDERSCORED = re.compile(r"(lora_unet|lora_transformer|lycoris)__?")  # VideoX-Fun writes lora_unet__
 
 
 class Role(Enum):
@@ -73,9 +72,9 @@ def parse_key(key: str) -> Part | None:
     """Parses a key; returns None if it has none of the supported layouts."""
     for pattern, role in _ROLES:
         if suffix := pattern.search(key):
-            name = key[: suffix.start()]
+            name = unwrapped(key[: suffix.start()])
             underscored = _UNDERSCORED.match(name)
-            prefix = underscored or _PREFIXES.match(name)
+            prefix = underscored or LEADING.match(name)
             module = name[prefix.end() :] if prefix else name
             if suffix.group().endswith("_m"):  # blocks.0.diff_m is the delta of blocks.0.modulation
                 module += "_modulation" if underscored else ".modulation"

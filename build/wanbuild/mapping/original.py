@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from functools import cache
 from types import MappingProxyType
 
-from wanbuild.mapping.prefixes import common_prefix
 from wanrun.errors import SourceError
 
 LISTED = 5
@@ -184,32 +183,28 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     """Detects the naming of a transformer's keys, and returns the diffusers name of each key.
 
     Args:
-        keys: every key of the checkpoint, in the original naming or in diffusers', all with the same
-            prefix, or with none.
+        keys: every key of the checkpoint without prefixes, in the original naming or in diffusers'.
         where: the file or component, for messages.
 
     Returns:
-        Stored key -> diffusers name, in the order of keys. If no key is original, all keys are returned
-        without the prefix, unknown ones included, because the mapping table checks them. Original keys in
-        ``CONSTANTS`` are left out, and so are those of tensors that hold several of diffusers', one after the
-        other (``fused_names``).
+        Key -> diffusers name, in the order of keys. If no key is original, all keys are returned, unknown
+        ones included, because the mapping table checks them. Original keys in ``CONSTANTS`` are left out, and
+        so are those of tensors that hold several of diffusers', one after the other (``fused_names``).
 
     Raises:
         SourceError: if only some keys are original.
     """
     keys = tuple(keys)
-    prefix = common_prefix(keys)
     constants = Templates((name, name) for name in CONSTANTS)
-    bare = {key: key[len(prefix) :] for key in keys}
-    renamed = {key: _originals().find(name) for key, name in bare.items()}
+    renamed = {key: _originals().find(key) for key in keys}
     # Names that are the same in both do not identify the naming.
-    if not any(new is not None and new != bare[key] for key, new in renamed.items()):
-        return bare
+    if not any(new is not None and new != key for key, new in renamed.items()):
+        return {key: key for key in keys}
     other = [key for key, new in renamed.items() if new is None]
     problems = []
-    if theirs := [key for key in other if _diffusers().find(bare[key])]:
+    if theirs := [key for key in other if _diffusers().find(key)]:
         problems.append(f"has diffusers names among the original ones: {listed(theirs)}")
-    explained = {*theirs, *fused_names(keys), *(key for key in other if constants.find(bare[key]))}
+    explained = {*theirs, *fused_names(keys), *(key for key in other if constants.find(key))}
     if unknown := [key for key in other if key not in explained]:
         problems.append(f"has keys that are not a part of this model: {listed(unknown)}")
     if problems:
@@ -224,12 +219,10 @@ def fused_names(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Returns the diffusers names of the tensors that one original tensor holds, by its key.
 
     Args:
-        keys: every key of the checkpoint, all with the same prefix, or with none.
+        keys: every key of the checkpoint without prefixes.
 
     Returns:
-        Stored key -> the names of equally many of its rows each, in their order.
+        Key -> the names of equally many of its rows each, in their order.
     """
-    keys = tuple(keys)
-    prefix = common_prefix(keys)
-    found = {key: _fused().find(key[len(prefix) :]) for key in keys}
+    found = {key: _fused().find(key) for key in keys}
     return {key: tuple(names.split()) for key, names in found.items() if names is not None}

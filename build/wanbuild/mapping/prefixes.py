@@ -1,14 +1,18 @@
-"""The prefixes that programs put before the names of a part's tensors.
+"""The prefixes that programs put before the names of a part's tensors: one list, for every kind of file.
 
 Sources: ComfyUI's supported_models.py (``unet_config`` of WAN21_T2V: ``model.diffusion_model.``,
 ``vae_key_prefix``, ``text_encoder_key_prefix``) and the prefixes of its older models; files of PEFT, and
-diffusers' LoRAs.
+diffusers' LoRAs; DiffSynth-Studio and UniAnimate-DiT (``pipe.dit.``), rCM and TurboDiffusion (``net.``),
+Self-Forcing and LongLive (``generator.model.``); torch's wrappers of a module.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+
+from wanrun.errors import SourceError
 
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -16,6 +20,12 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
         "model.diffusion_model.": "transformer",
         "diffusion_model.": "transformer",
         "transformer.": "transformer",
+        "pipe.dit.": "transformer",
+        "dit.": "transformer",
+        "generator.": "transformer",
+        "generator_ema.": "transformer",
+        "net.": "transformer",
+        "unet.": "transformer",
         "model.": "transformer",
         "vae.": "vae",
         "first_stage_model.": "vae",
@@ -29,10 +39,52 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
 """The part of each; empty for what no part needs. A prefix comes before a shorter one that it begins with."""
 
 TRANSFORMER = tuple(prefix for prefix, part in PREFIXES.items() if part == "transformer")
-"""Those of the transformer, which is also a file of its own under one of them."""
+"""Those of the transformer. A file of one part, of any, may have several of them one after the other."""
+
+_WRAPPER = re.compile(
+    r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", re.ASCII
+)
+"""What torch puts before the names of a module that it wraps: the whole model, or each of its blocks."""
+
+LEADING = re.compile(f"({'|'.join(map(re.escape, TRANSFORMER))})*")
+"""The prefixes of one key, however many."""
+
+
+def unwrapped(key: str) -> str:
+    """Returns a key without torch's wrappers."""
+    return _WRAPPER.sub("", key)
 
 
 def common_prefix(keys: Iterable[str]) -> str:
-    """Returns the one of ``TRANSFORMER`` that every key starts with; empty if there is none."""
-    keys = tuple(keys)
-    return next((prefix for prefix in TRANSFORMER if all(key.startswith(prefix) for key in keys)), "")
+    """Returns the prefixes of ``TRANSFORMER`` with which every key starts; empty if there are none."""
+    keys, prefix = tuple(keys), ""
+    while keys:
+        found = next((one for one in TRANSFORMER if all(key.startswith(prefix + one) for key in keys)), None)
+        if found is None:
+            break
+        prefix += found
+    return prefix
+
+
+def plain_names(keys: Iterable[str], where: str) -> dict[str, str]:
+    """Returns each key without wrappers, and without the prefix that all of them have.
+
+    Args:
+        keys: the names of all weights of one part.
+        where: the file, for messages.
+
+    Raises:
+        SourceError: if two keys have the same name then.
+    """
+    names = {key: unwrapped(key) for key in keys}
+    prefix = common_prefix(names.values())
+    plain = {key: name.removeprefix(prefix) for key, name in names.items()}
+    if len(stored := {name: key for key, name in plain.items()}) < len(plain):
+        twice = next(key for key, name in plain.items() if stored[name] != key)
+        raise SourceError(
+            f"{where} holds {plain[twice]} twice",
+            expected="one copy of each weight",
+            found=f"{twice} and {stored[plain[twice]]}",
+            remedy="save the model without its wrappers, or use the file as published",
+        )
+    return plain

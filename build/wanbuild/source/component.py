@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.mapping.original_parts import NAMES
+from wanbuild.mapping.prefixes import plain_names
 from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
@@ -235,11 +236,12 @@ def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[
     if name in TRANSFORMERS:
         _refuse_quantized(weights)
     names_of, fused_of = NAMES[name]
+    stored_as = {plain: stored for stored, plain in plain_names(sorted(weights), str(where)).items()}
     found = dict[str, SourceTensor]()
-    for stored, new in names_of(sorted(weights), str(where)).items():
-        found[new] = _stored_tensor(stored, holders, scales)
-    for stored, parts in fused_of(sorted(weights)).items():
-        whole = _stored_tensor(stored, holders, scales)
+    for plain, new in names_of(stored_as, str(where)).items():
+        found[new] = _stored_tensor(stored_as[plain], holders, scales)
+    for plain, parts in fused_of(stored_as).items():
+        whole = _stored_tensor(stored_as[plain], holders, scales)
         for number, new in enumerate(parts):
             found[new] = _rows(whole, number, len(parts))
     return dict(sorted(found.items()))

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.mapping.lora import of_adapter
-from wanbuild.mapping.prefixes import common_prefix
+from wanbuild.mapping.prefixes import common_prefix, unwrapped
 from wanbuild.source.all_in_one import all_in_one
+from wanbuild.source.eight_bit import UNUSED
 from wanbuild.source.gguf_file import GgufFile
 from wanbuild.source.parts import NEEDED, OPTIONS
 from wanbuild.source.safetensors import (
@@ -123,7 +124,7 @@ def recognised(keys: Iterable[str]) -> tuple[str, str]:
     Args:
         keys: names of tensors, with or without a prefix of single files.
     """
-    names = list(keys)
+    names = [unwrapped(key) for key in keys if not key.endswith(UNUSED)]
     if names and all(map(of_adapter, names)):
         return "a LoRA", ""
     prefix = common_prefix(names)

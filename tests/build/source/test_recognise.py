@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from wanbuild.mapping.prefixes import TRANSFORMER
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.recognise import no_checkpoint, recognised
 from wanrun.errors import SourceError
@@ -48,11 +47,6 @@ def test_what_a_file_of_weights_is(kind: str, tmp_path: Path) -> None:
         assert f"wanbuild convert CHECKPOINT --artifact DIR --{option} {tmp_path}/x.safetensors" in line
         assert all(f"--{name} ..." in line for name in {"transformer", "vae", "tokenizer"} - {option})
     assert "wanbuild convert" in line or "-Diffusers" in line
-
-
-@pytest.mark.parametrize("prefix", TRANSFORMER)
-def test_prefixes_of_single_files_are_seen_through(prefix: str) -> None:
-    assert recognised([f"{prefix}blocks.0.self_attn.q.weight"])[0] == "a transformer in the original naming"
 
 
 @pytest.mark.parametrize(
