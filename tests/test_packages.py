@@ -70,6 +70,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "catalog folders forms hub keys messages metrics pipelines progress protocol",
                 "resolved store uploads",
                 "bodies estimate fields worker",
+                "shown",
                 "board openapi",
                 "queue",
                 "device intake",

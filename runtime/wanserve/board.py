@@ -14,6 +14,7 @@ from wanserve.hub import Hub
 from wanserve.progress import QUEUED, VideoProgress
 from wanserve.refusal import without_paths
 from wanserve.settings import Settings
+from wanserve.shown import ShownVideo, shown
 from wanserve.video import Video
 
 MOVED_SECONDS: Final = 0.2
@@ -80,7 +81,7 @@ class Board:
                 break
         return found
 
-    def shown(self, *videos: Video) -> list[dict[str, Any]]:
+    def shown(self, *videos: Video) -> list[ShownVideo]:
         """Returns videos as the API answers them."""
         places = self.places() if len(videos) > 1 else None
         kept = self._settings.kept_seconds
@@ -106,7 +107,7 @@ class Board:
             own = [video.id for video in self._waiting if owner in (None, video.owner)]
             return msgspec.Raw(msgspec.json.encode(_line(own, places)))
 
-        def one(id: str) -> Mapping[str, Any] | None:
+        def one(id: str) -> ShownVideo | None:
             video = waiting.get(id)
             return (
                 None if video is None else shown(video, places[id], self._settings.kept_seconds(video.status))
@@ -136,62 +137,3 @@ def _line(ids: Sequence[str], places: Mapping[str, VideoProgress]) -> dict[str, 
         seconds = None if left is None else round(left, 2)
         waiting.append({"id": id, "position": places[id].position, "remaining_seconds": seconds})
     return {"object": "queue", "waiting": waiting}
-
-
-def shown(video: Video, progress: VideoProgress | None, expires: float | None = None) -> dict[str, Any]:
-    """Returns a video as the API answers it: OpenAI's fields, and our own beside them.
-
-    Args:
-        video: the video.
-        progress: how far one is that has not ended; None for others.
-        expires: seconds that ended videos are kept, or None.
-    """
-    given, shape = video.resolved or video.options, video.shape
-    far = progress or VideoProgress(video, phase="", percent=100 if video.status == "completed" else 0)
-    return {
-        "id": video.id,
-        "object": "video",
-        "model": video.model,
-        "status": video.status,
-        "phase": far.phase or None,
-        "position": far.position,
-        "progress": far.percent,
-        "step": far.step if video.status == "in_progress" else None,
-        "steps": far.steps or shape["num_steps"],
-        "remaining_seconds": None if far.remaining is None else round(far.remaining, 2),
-        "created_at": int(video.created),
-        "started_at": _whole(video.started),
-        "completed_at": _whole(video.ended) if video.status == "completed" else None,
-        "ended_at": _whole(video.ended),
-        "expires_at": None if video.ended is None or expires is None else int(video.ended + expires),
-        "prompt": video.options["prompt"],
-        "size": shape["size"],
-        "seconds": f"{given.get('num_frames', shape['num_frames']) / shape['fps']:.4g}",
-        "num_frames": given.get("num_frames", shape["num_frames"]),
-        "fps": shape["fps"],
-        "seed": video.options["seed"],
-        "num_videos": shape["num_videos"],
-        "format": video.format,
-        "options": video.options,
-        "resolved": video.resolved or None,
-        "media": _media(video),
-        "error": None if video.error is None else {"code": video.error.code, "message": video.error.message},
-        "warnings": video.warnings,
-        "stage_durations": {name: round(seconds, 4) for name, seconds in video.seconds.items()},
-        "inference_time_s": round(sum(video.seconds.values()), 4) if video.status == "completed" else None,
-        "attempts": video.attempts,
-        "remixed_from_video_id": None,
-    }
-
-
-def _whole(time: float | None) -> int | None:
-    return None if time is None else int(time)
-
-
-def _media(video: Video) -> list[Mapping[str, Any]]:
-    """The files of a video, each with its number among those of its option."""
-    counts, listed = dict[str, int](), list[Mapping[str, Any]]()
-    for one in video.media:
-        index = counts[one.option] = counts.get(one.option, -1) + 1
-        listed.append({"option": one.option, "index": index, "name": one.name, "kind": one.kind})
-    return listed

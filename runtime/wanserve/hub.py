@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+
+from wanserve.video import ENDED
 
 HEARTBEAT_SECONDS: Final = 15.0
 """After so long without an event a comment is sent: proxies close connections that are silent."""
@@ -27,13 +29,11 @@ class Listener:
 
     owner: str | None
     id: str | None
-    _waiting: asyncio.Queue[tuple[str, Mapping[str, Any]]] = field(
-        default_factory=lambda: asyncio.Queue(MAX_BEHIND)
-    )
+    _waiting: asyncio.Queue[tuple[str, Any]] = field(default_factory=lambda: asyncio.Queue(MAX_BEHIND))
     _lost: bool = False
     _moved: tuple[str, Any] | None = None
 
-    def put(self, name: str, data: Mapping[str, Any]) -> None:
+    def put(self, name: str, data: Any) -> None:
         """Adds an event; one too many ends the listening, since a change would be missing."""
         if self._lost:
             return
@@ -50,7 +50,7 @@ class Listener:
         if not waits:
             self.put("", {})  # its place among the others
 
-    async def next(self, seconds: float | None = None) -> tuple[str, Mapping[str, Any]] | None:
+    async def next(self, seconds: float | None = None) -> tuple[str, Any] | None:
         """Returns the next event; None after so many seconds without one."""
         try:
             async with asyncio.timeout(seconds):
@@ -86,15 +86,13 @@ class Hub:
         """Takes a listener away."""
         self._listeners.discard(listener)
 
-    def publish(self, owner: str, id: str, name: str, data: Mapping[str, Any]) -> None:
+    def publish(self, owner: str, id: str, name: str, data: Any) -> None:
         """Tells all who listen to a video."""
         for listener in self._listeners:
             if listener.owner in (None, owner) and listener.id in (None, id):
                 listener.put(name, data)
 
-    def moved(
-        self, line: Callable[[str | None], Any], one: Callable[[str], Mapping[str, Any] | None]
-    ) -> None:
+    def moved(self, line: Callable[[str | None], Any], one: Callable[[str], Any]) -> None:
         """Tells all who listen that places in the line have changed.
 
         Args:
@@ -118,7 +116,7 @@ class Hub:
 
 
 async def stream(
-    hub: Hub, owner: str | None, id: str | None = None, now: Callable[[], Mapping[str, Any]] = dict
+    hub: Hub, owner: str | None, id: str | None = None, now: Callable[[], Any] = dict
 ) -> AsyncIterator[bytes]:
     """Yields events as text/event-stream.
 
@@ -131,7 +129,7 @@ async def stream(
     listener, number = hub.listen(owner, id), 0
     try:
         yield b"retry: 1000\n\n"
-        event: tuple[str, Mapping[str, Any]] | None = None if id is None else ("video", now())
+        event: tuple[str, Any] | None = None if id is None else ("video", now())
         while True:
             if event is None:
                 event = await listener.next(HEARTBEAT_SECONDS)
@@ -144,17 +142,13 @@ async def stream(
             number += 1
             named = _name(data) if id is not None and name == "video" else name
             yield b"id: %d\nevent: %s\ndata: %s\n\n" % (number, named.encode(), msgspec.json.encode(data))
-            if id is not None and (name == "deleted" or _over(data)):
+            if id is not None and (name == "deleted" or data.status in ENDED):
                 return
             event = None
     finally:
         hub.leave(listener)
 
 
-def _name(data: Mapping[str, Any]) -> str:
+def _name(video: Any) -> str:
     """The name of an event of one video: its phase while it waits or runs, else its state."""
-    return str(data["status"] if _over(data) else data["phase"])
-
-
-def _over(data: Mapping[str, Any]) -> bool:
-    return data.get("status") in ("completed", "failed", "cancelled")
+    return str(video.status if video.status in ENDED else video.phase)

@@ -12,7 +12,8 @@ import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
 from wanserve.names import MEDIA, MERGED, NO_EFFECT, files, options_by_name, page_text
-from wanserve.route import ERROR, TEXT, Content, Parameter, Route
+from wanserve.route import ERROR, TEXT, Content, Parameter, Route, schema_of
+from wanserve.shown import ShownVideo
 
 
 def openapi(catalog: Catalog, routes: Iterable[Route]) -> bytes:
@@ -30,7 +31,7 @@ def openapi(catalog: Catalog, routes: Iterable[Route]) -> bytes:
             "schemas": {
                 "CreateVideo": (create := create_schema(catalog)),
                 "ChangeVideo": change_schema(create),
-                "Video": _video(),
+                **_video(),
                 "Error": _error(),
             },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -97,51 +98,10 @@ def _own(catalog: Catalog) -> Mapping[str, Any]:
 
 
 def _video() -> dict[str, Any]:
-    text, number, whole = {"type": "string"}, {"type": "number"}, {"type": "integer"}
-    null = {"type": "null"}
-
-    def maybe(kind: Mapping[str, Any]) -> dict[str, Any]:
-        return {"anyOf": [kind, null]}
-
-    return {
-        "type": "object",
-        "properties": {
-            "id": text,
-            "object": {"const": "video"},
-            "model": text,
-            "status": {"enum": ["queued", "in_progress", "completed", "failed", "cancelled"]},
-            "phase": maybe(
-                {"enum": ["queued", "loading", "media", "text", "steps", "decode", "encode", "cancelling"]}
-            ),
-            "position": maybe(whole),
-            "progress": {"type": "integer", "minimum": 0, "maximum": 100},
-            "step": maybe(whole),
-            "steps": whole,
-            "remaining_seconds": maybe(number),
-            "created_at": whole,
-            "started_at": maybe(whole),
-            "completed_at": maybe(whole),
-            "expires_at": maybe(whole),
-            "prompt": text,
-            "size": text,
-            "seconds": text,
-            "num_frames": whole,
-            "fps": number,
-            "seed": whole,
-            "num_videos": whole,
-            "format": {"enum": list(FORMATS)},
-            "attempts": {"type": "integer", "description": "How often it was begun."},
-            "ended_at": maybe(whole),
-            "inference_time_s": maybe(number),
-            "remixed_from_video_id": null,
-            "options": {"type": "object", "description": "What was given, to send again."},
-            "resolved": maybe({"type": "object", "description": "Every option, as the video's metadata."}),
-            "media": {"type": "array"},
-            "error": maybe({"type": "object", "properties": {"code": text, "message": text}}),
-            "warnings": {"type": "array", "items": text},
-            "stage_durations": {"type": "object", "additionalProperties": number},
-        },
-    }
+    """The schema of a video, and of what it holds, by name."""
+    template = schema_of("{name}")["$ref"]
+    _, schemas = msgspec.json.schema_components([ShownVideo], ref_template=template)
+    return {"Video": {**schemas.pop(ShownVideo.__name__), "title": "Video"}, **schemas}
 
 
 def _error() -> dict[str, Any]:

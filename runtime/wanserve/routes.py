@@ -307,14 +307,14 @@ class Routes:
         return self._queue.find(request.path_params["id"], _owner(request))
 
     def _shown(self, video: Video, headers: Mapping[str, str] | None = None) -> Response:
-        (data,) = self._queue.board.shown(video)
+        (shown,) = self._queue.board.shown(video)
         given = dict(headers or {})
         if not video.over:
-            left = data["remaining_seconds"]
+            left = shown.remaining_seconds
             least, most = POLL_MS
             pause = 500 if left is None else min(max(int(left * 500), least), most)
             given["openai-poll-after-ms"] = str(pause)
-        return json_answer(data, headers=given)
+        return json_answer(shown, headers=given)
 
 
 def _client(request: Request) -> Client:

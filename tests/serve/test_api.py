@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 import wanrun
 from serve_client import Server, events
+from wanserve.shown import ShownVideo
 
 pytestmark = pytest.mark.slow  # what the server takes is not seen in its tests
 
@@ -273,6 +275,9 @@ def test_the_description_is_true(server: Server) -> None:
     for name in fields:
         error = server.call("POST", "/v1/videos", {"model": "toy", name: {"no": "such"}}).json["error"]
         assert "unknown field" not in error["message"] or "'no'" in error["message"], name
+    waiting = server.call("GET", f"/v1/videos/{make(server)['id']}").json
+    for answered in (waiting, server.ended(waiting["id"])):
+        msgspec.convert(answered, ShownVideo)
 
 
 def test_metrics_and_health(server: Server) -> None:

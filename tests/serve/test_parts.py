@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from helpers.manifests import full_manifest, plain_manifest
 from helpers.special_files import KINDS, within
@@ -208,6 +209,14 @@ def test_progress_follows_what_was_measured() -> None:
     assert estimates.total(one) == 36.0
 
 
+class Shown(Struct):
+    """What a stream looks at of a video."""
+
+    id: str
+    status: str
+    phase: str | None
+
+
 def test_listeners() -> None:
     """Each hears of its own videos alone; one that is too slow is ended; a stream ends with its video."""
 
@@ -215,11 +224,11 @@ def test_listeners() -> None:
         hub = Hub()
         assert not hub.wanted
         all_of_a, slow = hub.listen("a"), hub.listen(None)
-        one = stream(hub, "a", "1", lambda: {"id": "1", "status": "queued", "phase": "queued"})
+        one = stream(hub, "a", "1", lambda: Shown("1", "queued", "queued"))
         told = [await anext(one)]
-        hub.publish("a", "1", "video", {"id": "1", "status": "in_progress", "phase": "steps"})
-        hub.publish("b", "2", "video", {"id": "2", "status": "queued", "phase": "queued"})
-        assert (await all_of_a.next(1)) == ("video", {"id": "1", "status": "in_progress", "phase": "steps"})
+        hub.publish("a", "1", "video", Shown("1", "in_progress", "steps"))
+        hub.publish("b", "2", "video", Shown("2", "queued", "queued"))
+        assert (await all_of_a.next(1)) == ("video", Shown("1", "in_progress", "steps"))
         assert await all_of_a.next(0.01) is None
         for number in range(1000):
             hub.publish("c", "3", "video", {"id": number})
@@ -228,7 +237,7 @@ def test_listeners() -> None:
         for place in (3, 2):  # what waits is replaced
             hub.moved(lambda owner, place=place: {"of": owner, "place": place}, lambda id: None)
         assert (await all_of_a.next(1)) == ("queue", {"of": "a", "place": 2})
-        hub.publish("a", "1", "video", {"id": "1", "status": "completed", "phase": None})
+        hub.publish("a", "1", "video", Shown("1", "completed", None))
         told += [event async for event in one]
         for listener in (all_of_a, slow):
             hub.leave(listener)
