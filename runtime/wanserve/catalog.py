@@ -104,11 +104,8 @@ class Model:
             )
         if "prompt" not in options:
             raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
-        return wanrun.resolve(self.artifact, **self.loaded(options))
-
-    def loaded(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns options with the form of the loop that is loaded, if they name none."""
-        return dict(options) if self.loop is None else {"loop": self.loop, **options}
+        loop = {} if self.loop is None else {"loop": self.loop}
+        return wanrun.resolve(self.artifact, **loop | dict(options))
 
     def shown(self, created: float) -> dict[str, Any]:
         """Returns the model as the API answers it."""

@@ -27,6 +27,7 @@ from wanserve.messages import (
 from wanserve.metrics import Metrics
 from wanserve.process import WorkerProcess, how
 from wanserve.queue import Queue
+from wanserve.refusal import RefusedError
 from wanserve.video import Video
 
 LOG = logging.getLogger("wanserve")
@@ -204,7 +205,7 @@ class Device:
                 await self._queue.begin(video, cancel)
             try:
                 writer.write(line(await asyncio.to_thread(self._make, video)))
-            except (KeyError, OSError, WanError) as error:
+            except (KeyError, OSError, WanError, RefusedError) as error:
                 LOG.error("%s cannot be begun: %r", video.id, error)
                 with self._stored():
                     await self._queue.failed(video, *_not_begun(error))
@@ -241,7 +242,9 @@ class Device:
 
 def _not_begun(error: Exception) -> tuple[str, str]:
     """Returns the code and the message of a video that no worker was given."""
-    if isinstance(error, WanError):  # its artifact has changed since it was accepted
+    if isinstance(error, RefusedError):  # its artifact has changed since it was accepted
+        return "generation_error", str(error)
+    if isinstance(error, WanError):
         return code_of(error)
     if lacks_space(error):
         return "no_space", NO_ROOM

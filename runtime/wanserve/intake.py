@@ -191,14 +191,14 @@ class Intake:
 
         Raises:
             KeyError: if its model is no longer served.
-            WanError: if it was accepted before the last start, and cannot be made with the artifact as it is.
+            WanError, RefusedError: if it was accepted before the last start, and the artifact is another now.
             OSError: if there is no room for the folder.
         """
         model = self._catalog.models[video.model]
         generation = self._queue.resolved.find(video.id)
         if generation is None:
             paths = _paths(model, video.media, self._folders.of(video.id))
-            generation = wanrun.resolve(model.artifact, **model.loaded(video.options) | paths)
+            generation = model.resolve({**video.options, **paths}, str)
         self._folders.out(video.id)
         return Make(video.model, wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video))))
 
