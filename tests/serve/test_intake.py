@@ -19,6 +19,7 @@ from helpers.manifests import with_profiles
 from wanrun import CancelToken
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
+from wanrun.errors import UsageError
 from wanserve.catalog import Model
 from wanserve.intake import PROBES, Intake
 from wanserve.keys import Client
@@ -106,7 +107,7 @@ def test_a_request_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
-    """They came into another folder, where the request was checked; those of a change too."""
+    """They came into another folder, where it was checked; those of a change too. No path is told."""
     full = catalog().models["full"]
     (profile,) = full.manifest.profiles.values()
     plain = with_profiles(full.manifest, [Profile(96, 64, 9, 1, True, 0, profile.options)])
@@ -120,11 +121,16 @@ def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
             assert answer.status == 200, answer.body
             path = f"/v1/videos/{answer.json['id']}"
             assert (await server.call("PATCH", path, {"image": image("blue")})).status == 200
-            media = intake.make(await queue.next()).job.media
+            video = await queue.next()
+            media = intake.make(video).job.media
             assert media is not None and not list((tmp_path / "incoming").iterdir())
             assert [data_url(Path(str(one)).read_bytes()) for one in (media.image, media.video)] == [
                 image("blue"),
                 image("black"),
             ]
+            damaged = UsageError(f"image {media.image} is damaged")  # which no probe has seen
+            await queue.ended(wanrun.Outcome(id=video.id, error=damaged))
+            assert video.error is not None and video.error.code == "generation_error"
+            assert video.error.message == damaged.what.replace(str(media.image), "data")
 
     asyncio.run(test())
