@@ -20,7 +20,7 @@ from msgspec import structs
 
 import wanrun
 from wanrun import Outcome, Progress
-from wanrun.errors import CancelledError, NoSpaceError, WanError, lacks_space
+from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, lacks_space
 from wanserve.messages import (
     Begin,
     Broken,
@@ -103,14 +103,14 @@ def told(id: str, error: Exception) -> WanError:
     """
     if isinstance(error, CancelledError):
         return error
-    full = lacks_memory(error)
-    if not full and (isinstance(error, NoSpaceError) or lacks_space(error)):
-        print(f"{id} has failed: {error}", file=sys.stderr)
-        return NoSpaceError(str(error))
-    traceback.print_exception(error)
-    if full:
+    if lacks_memory(error):
+        traceback.print_exception(error)
         what = "the device has too little memory for this video"
         return OutOfMemoryError(what, remedy="ask for a smaller one")
+    if isinstance(error, UsageError) or lacks_space(error):  # what a client has sent, or a full disk
+        print(f"{id} has failed: {error}", file=sys.stderr)
+        return error if isinstance(error, UsageError) else NoSpaceError(str(error))
+    traceback.print_exception(error)
     if isinstance(error, WanError):
         return error
     return InternalError(f"internal error: {type(error).__name__}", remedy="see the server's log")
