@@ -29,7 +29,7 @@ Text = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]  # without NUL
 MOST = 2**31 - 1
 """The largest integer."""
 
-Number = Annotated[int, Meta(ge=-MOST, le=MOST)] | Annotated[float, Meta(ge=-1e300, le=1e300)]
+Number = Annotated[int, Meta(ge=-MOST - 1, le=MOST)] | Annotated[float, Meta(ge=-1e300, le=1e300)]
 """A finite number, an integer too. What uses it has limits of its own."""
 
 _NUMBERS: Mapping[type[Any], Any] = MappingProxyType({bool: bool, float: Number})

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -40,7 +41,7 @@ def compile_again(artifact: Path, **changes: Any) -> tuple[Manifest, list[str]]:
     request = CompileRequest(
         artifact, ["cpu"], [(96, 64)], [9], [True], options=BuildOptions(dtype="float32")
     )
-    return compile_artifact(dataclasses.replace(request, **changes), lines.append), lines
+    return compile_artifact(msgspec.structs.replace(request, **changes), lines.append), lines
 
 
 def listed_files(artifact: Path, manifest: Manifest) -> set[Path]:
