@@ -51,10 +51,16 @@ def option(
     names with spaces between them: those of diffusers' pipelines, of Wan's own ``generate.py``, and what is
     often written.
     """
-    texts: dict[str, Any] = {"default": default, "models": models, "value": value, "section": section}
-    texts |= {"also": tuple(also.split()), "sets": sets, "writes": writes, "parse": parse}
-    texts |= {
+    texts = {
+        "default": default,
+        "models": models,
+        "value": value,
+        "also": tuple(also.split()),
+        "section": section,
+        "sets": sets,
+        "writes": writes,
         "choices": tuple(choices),
+        "parse": parse,
         "flag": flag,
         "short": short,
         "page": page,
@@ -200,8 +206,7 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
     texts = described.extra
     bare, choices = _bare(described), texts["choices"] or _choices(info.type)
-    many = isinstance(bare, msgspec.inspect.ListType)
-    if isinstance(bare, msgspec.inspect.ListType):
+    if many := isinstance(bare, msgspec.inspect.ListType):
         bare = _bare(bare.item_type)
     numbers = isinstance(bare, msgspec.inspect.VarTupleType)
     least, most = getattr(bare, "ge", None), getattr(bare, "le", None)

@@ -40,9 +40,10 @@ import sys
 sys.argv = ["wanrun", *sys.argv[1:]]
 import wanrun
 {}
-heavy = {{"jax", "numpy", "orbax", "tensorstore", "ml_dtypes", "PIL"}} & sys.modules.keys()
+heavy = {{"jax", "flax", "numpy", "orbax", "tensorstore", "ml_dtypes", "PIL"}} & sys.modules.keys()
 assert not heavy, heavy
 """
+RUN = "from {0} import {1}\nfrom wancli.console import run\nassert run({1}) == 0"
 
 
 def _seconds(command: list[str], runs: int = 7) -> float:
@@ -57,21 +58,17 @@ def _seconds(command: list[str], runs: int = 7) -> float:
 
 
 @pytest.mark.parametrize(
-    ("what", "code"),
+    ("code", "arguments", "most"),
     [
-        ("import", ""),
-        (
-            "help",
-            "from wancli.run import wanrun\nfrom wancli.console import run\nassert run(wanrun) == 0",
-        ),
-        (
-            "list",
-            "from wancli.run import wanrun\nfrom wancli.console import run\nassert run(wanrun) == 0",
-        ),
+        ("", "", 1),
+        (RUN.format("wancli.run", "wanrun"), "--help", 4),
+        (RUN.format("wancli.run", "wanrun"), "--artifact {} --list", 4),
+        (RUN.format("wanbuild.cli", "wanbuild"), "--help", 4),
+        (RUN.format("wanbuild.cli", "wanbuild"), "compile --help", 4),
     ],
+    ids=["import", "help", "list", "help of wanbuild", "help of compile"],
 )
-def test_light_commands_load_nothing_heavy(what: str, code: str, toy_artifact: Path) -> None:
-    arguments = {"import": [], "help": ["--help"], "list": ["--artifact", str(toy_artifact), "--list"]}[what]
-    command = [sys.executable, "-c", LOADED.format(code), *arguments]
+def test_light_commands_load_nothing_heavy(code: str, arguments: str, most: int, toy_artifact: Path) -> None:
+    command = [sys.executable, "-c", LOADED.format(code), *arguments.format(toy_artifact).split()]
     needed = _seconds([sys.executable, "-c", "import click, msgspec"])  # in the same minute: machines differ
-    assert _seconds(command) < {"import": 1, "help": 4, "list": 4}[what] * needed
+    assert _seconds(command) < most * needed
