@@ -4,7 +4,7 @@ The methods are the solver's own grid (``--steps N``), Euler on it, the schedule
 has written into the artifact, the step caches of ``benchmarks/rivals.py``, and a distilled student where
 there is one. PSNR is that of frames beside the converged run of 100 steps; the score is the share of a
 caption's facts that a judge finds (``tinywan.judge``). The captions are the yardstick's, by which nothing was
-chosen or trained; the intervals hold 90 % of the means of captions drawn again.
+chosen or trained; the intervals are those of 90 % by Student's t, of captions.
 
     PYTHONPATH=training python benchmarks/steps.py ARTIFACT... [--student ARTIFACT...] [--captions 16]
         [--psnr docs/steps.png] [--score docs/steps-score.png] [--json FILE]

@@ -1,18 +1,21 @@
-"""Calibrates an artifact: chooses few steps by its own converged runs, and records them as schedules."""
+"""Calibrates an artifact: chooses few steps by converged runs, or judges another's, and records schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from wanbuild.calibrate.curve import AXIS, FILE, draw, of_schedules
+from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.memo import Memo
-from wanbuild.calibrate.prompts import Prompts, read_prompts
+from wanbuild.calibrate.prompts import Prompts, prompt_of, read_prompts
 from wanbuild.calibrate.request import CalibrateRequest
 from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
-from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, search
+from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, judged, search
+from wanbuild.calibrate.taken import taken_steps
 from wanbuild.check.embed import runnable_profiles
 from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
@@ -39,11 +42,16 @@ SHARES = (1 / 2, 1 / 3, 1 / 5, 2 / 15)
 """Of the published steps: the numbers of steps that are chosen for where none are given."""
 
 
-def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
-    """Chooses schedules and writes them into the manifest.
+def calibrate(request: CalibrateRequest, report: Report, warn: Report) -> Manifest:
+    """Chooses schedules, or takes another artifact's, and writes them with their figures into the manifest.
 
     What an interrupted calibration has measured is kept in the user's cache, and taken by the next one with
     the same request. The same request gives the same schedules, unless ``minutes`` has ended it.
+
+    Args:
+        request: what to do.
+        report: gets lines about the work and what was found.
+        warn: gets a line if few prompts judge.
 
     Returns:
         The artifact's new manifest.
@@ -54,9 +62,12 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         ArtifactError: if no profile with the step form of the loop can run here.
     """
     prompts = read_prompts(request.prompts)
+    for doubt in prompts.doubts():
+        warn(doubt)
     # An artifact that cannot be written is told before hours of work.
     with changing(request.artifact.resolve()) as artifact:
         profile = _profile(artifact, request.profile)
+    taken = None if request.source is None else taken_steps(artifact.manifest, request.source)
     selected = select_target(artifact, profile)
     memo = Memo(_facts(request, artifact.manifest, profile, selected.name, prompts))
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
@@ -65,15 +76,18 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         own = runs.resolved(prompts.chosen_by[0])
         check_calibratable(own)
         published = len(own.table.timesteps)
-        most = min(published, request.reference_steps) - 1
-        each = 2 if own.options["guidance_scale"] > 1 else 1
-        counts = _counts(request.evaluations or (), published, most, each)
-        found = _searched(request, runs, prompts, counts, published, report)
-    schedules = dict[str, Schedule]()
-    for one in found:
-        measured = _measured(one, request, profile, prompts, published)
-        schedules[f"{one.count}-steps"] = made_for(own, one.steps, measured)
-    changed = written(artifact, schedules)
+        if taken is None:
+            most = min(published, request.reference_steps) - 1
+            each = 2 if own.options["guidance_scale"] > 1 else 1
+            counts = _counts(request.evaluations or (), published, most, each)
+            found = _searched(request, runs, prompts, counts, published, report)
+        else:
+            found = _judged(request, runs, prompts, taken, published, report)
+    schedules = {
+        name: made_for(own, one.steps, _measured(one, request, profile, prompts, published))
+        for name, one in found.items()
+    }
+    changed = _written(artifact, schedules)
     memo.forget()
     if found:
         _drawn(changed, report)
@@ -92,7 +106,7 @@ def _drawn(artifact: Artifact, report: Report) -> None:
     report(f"{artifact.folder / FILE} shows quality over evaluations")
 
 
-def written(before: Artifact, schedules: Mapping[str, Schedule]) -> Artifact:
+def _written(before: Artifact, schedules: Mapping[str, Schedule]) -> Artifact:
     """Adds schedules to the manifest; raises UsageError if the artifact is another one by now."""
     with changing(before.folder) as artifact:
         if artifact.manifest.content_digest != before.manifest.content_digest:
@@ -114,26 +128,76 @@ def _searched(
     counts: Sequence[int],
     published: int,
     report: Report,
-) -> list[Found]:
-    """Searches each number of steps, says how long that will take, and what was found."""
+) -> dict[str, Found]:
+    """Searches each number of steps, says how long that will take, and what was found; returns it by name."""
     began = now()
-    few, many = len(prompts.chosen_by), len(prompts.held_out)
-    report(f"{few} runs to choose by, {many} held out, beside {request.reference_steps} steps")
+    few, judging = len(prompts.chosen_by), len(prompts.decided_by) + len(prompts.reported_by)
+    report(f"{few} runs to choose by, {judging} to judge by, beside {request.reference_steps} steps")
     runs.recorded(prompts.chosen_by[:1])
     seconds = (now() - began) / request.reference_steps
     fits = len(POWERS) + 1
-    each = fits * min(FIT, few) + (fits + 1) * min(FIRST, few) + BEST * few + 2 * many
-    steps = (few + many - 1) * request.reference_steps + many * published + each * sum(counts)
+    each = fits * min(FIT, few) + (fits + 1) * min(FIRST, few) + BEST * few
+    steps = (few - 1) * request.reference_steps + each * sum(counts)
+    steps += _judging_steps(request, prompts, counts, published)
     report(f"about {in_minutes(seconds * steps)} for {', '.join(map(str, counts))} steps")
     recording = runs.recorded(prompts.chosen_by)
-    found = list[Found]()
-    for count in counts:
+    names = {f"{count}-steps": count for count in counts}
+
+    def find(name: str) -> Found:
+        return search(runs, recording, prompts, names[name], published)
+
+    return _found(request, began, names, find, report)
+
+
+def _judged(
+    request: CalibrateRequest,
+    runs: Runs,
+    prompts: Prompts,
+    taken: Mapping[str, Steps],
+    published: int,
+    report: Report,
+) -> dict[str, Found]:
+    """Judges steps that were chosen elsewhere, as ``_searched`` does those that it finds."""
+    began, first = now(), prompts.decided_by[0]
+    names = {name: len(one.timesteps) for name, one in taken.items()}
+    judging = len(prompts.decided_by) + len(prompts.reported_by)
+    report(f"{judging} runs to judge by, beside {request.reference_steps} steps")
+    runs.reference(first)
+    seconds = (now() - began) / request.reference_steps
+    steps = _judging_steps(request, prompts, names.values(), published) - request.reference_steps
+    report(f"about {in_minutes(seconds * steps)} for {', '.join(map(str, names.values()))} steps")
+
+    def find(name: str) -> Found:
+        plain = runs.plain(first, names[name])
+        return judged(runs, prompts, plain, taken[name], "taken from another artifact", published)
+
+    return _found(request, began, names, find, report)
+
+
+def _judging_steps(
+    request: CalibrateRequest, prompts: Prompts, counts: Collection[int], published: int
+) -> int:
+    """Returns the steps of judging: converged runs, published ones, and two of each number of steps."""
+    decided, reported = len(prompts.decided_by), len(prompts.reported_by)
+    each = request.reference_steps + 2 * sum(counts)
+    return (decided + reported) * each + reported * published
+
+
+def _found(
+    request: CalibrateRequest,
+    began: float,
+    names: Mapping[str, int],
+    find: Callable[[str], Found],
+    report: Report,
+) -> dict[str, Found]:
+    """Finds the steps of each name while there is time, and says what was found, by the reporting prompts."""
+    found = dict[str, Found]()
+    for name, count in names.items():
         if request.minutes is not None and now() - began > 60 * request.minutes:
             report(f"{count} steps: left out, {request.minutes:g} minutes are over")
             continue
-        one = search(runs, recording, prompts, count, published)
-        found.append(one)
-        kept = f"{one.how}, {one.gain} dB nearer" if one.better else "no steps were surely better"
+        found[name] = one = find(name)
+        kept = f"{one.how}, {one.gain} dB nearer" if one.better else "no steps were surely nearer"
         report(f"{count} steps: {one.chosen} dB from converged, the solver's own {one.plain}; {kept}")
     return found
 
@@ -170,8 +234,9 @@ def _counts(evaluations: Sequence[int], published: int, most: int, each: int) ->
 def _measured(
     one: Found, request: CalibrateRequest, profile: Profile, prompts: Prompts, published: int
 ) -> dict[str, float | int | str]:
-    """Returns the figures that the manifest keeps, dB of PSNR with intervals of 90 %."""
+    """Returns the figures that the manifest keeps: dB of PSNR, with intervals of 90 % of several prompts."""
     values = {
+        "decided": one.decided,
         "psnr": one.chosen,
         "plain_psnr": one.plain,
         "gain": one.gain,
@@ -181,15 +246,13 @@ def _measured(
     }
     measured: dict[str, float | int | str] = {}
     for name, mean in values.items():
-        measured |= {
-            name: round(mean.value, 2),
-            f"{name}_low": round(mean.low, 2),
-            f"{name}_high": round(mean.high, 2),
-        }
+        ends = {name: mean.value, f"{name}_low": mean.low, f"{name}_high": mean.high}
+        measured |= {key: round(value, 2) for key, value in ends.items() if math.isfinite(value)}
     return {
         **measured,
         "how": one.how,
-        "held_out": len(prompts.held_out),
+        "decided_by": len(set(map(prompt_of, prompts.decided_by))),
+        "reported_by": len(set(map(prompt_of, prompts.reported_by))),
         "converged_steps": request.reference_steps,
         "published_steps": published,
         "profile": profile.name,
@@ -201,7 +264,7 @@ def _facts(
     request: CalibrateRequest, manifest: Manifest, profile: Profile, target: str, prompts: Prompts
 ) -> dict[str, Any]:
     """Returns what decides the figures of a calibration's runs."""
-    lines = [*prompts.chosen_by, *prompts.held_out]
+    lines = prompts.lines()
     return {
         "content": manifest.content_digest,
         "profile": profile.name,

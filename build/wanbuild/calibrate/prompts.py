@@ -1,8 +1,8 @@
-"""The prompts of a calibration: some to choose steps by, and some that only judge them."""
+"""The prompts of a calibration: some to choose steps by, some that decide, and some that only report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +33,29 @@ PROMPTS = (
     "A city street in the rain, time lapse from day to night",
     "A robot waters flowers on a balcony, cartoon style",
     "Northern lights move over a frozen lake, stars behind them",
+    "A dog shakes off water on a pier, drops fly in the sunlight, slow motion",
+    "A crane lifts a steel beam at a building site, workers look up",
+    "Pencil sketch of an owl that turns its head and blinks",
+    "Bread dough rises in a glass bowl, time lapse",
+    "A cyclist rides down a narrow street of an old town, seen from behind",
+    "A jellyfish glows and pulses in dark water",
+    "A girl blows out the candles of a birthday cake, her family claps",
+    "Lava flows slowly into the sea, steam rises",
+    "A sailing boat leans in strong wind, spray over the bow",
+    "A blacksmith hammers glowing iron, sparks fly",
+    "Autumn leaves fall on a bench in a park, soft light",
+    "A toy train circles a Christmas tree, close to the ground, stop motion",
+    "A barista pours milk into a cup of coffee, seen from above",
+    "A herd of elephants walks through dust at sunset",
+    "A neon sign flickers in a foggy alley, a cat runs past",
 )
 """The prompts where no file is given: long and short, slow and fast, of several styles."""
 
-HELD_OUT_EVERY = 3
-"""Every third prompt is held out: it judges, and no step is chosen by it."""
+SETS = 3
+"""Prompts go into the three sets in turn: the first into the first one."""
 
-HELD_OUT_SEEDS = 2
-"""Each held-out prompt is made with so many seeds."""
+LEAST = 12
+"""Prompts of a set that judges; of fewer an interval may be far off, where videos turn out in two ways."""
 
 _DECIDED = (
     "num_steps",
@@ -58,21 +73,43 @@ _SHAPE = ("profile", "size", "num_frames", "num_videos", "boundary", "loop", "ou
 class Prompts:
     """Requests, each with a seed of its own: a run of one noise would choose steps that suit that noise.
 
+    Lines that differ in their seeds alone are one prompt, so that no prompt is in two sets.
+
     Args:
         chosen_by: those that steps are chosen by.
-        held_out: those that judge.
+        decided_by: those that decide between the chosen steps and the solver's own.
+        reported_by: those that decide nothing. Figures are theirs: what decides flatters what it took.
     """
 
     chosen_by: Sequence[Line]
-    held_out: Sequence[Line]
+    decided_by: Sequence[Line]
+    reported_by: Sequence[Line]
+
+    def lines(self) -> list[Line]:
+        """Returns all of them."""
+        return [*self.chosen_by, *self.decided_by, *self.reported_by]
+
+    def doubts(self) -> Iterator[str]:
+        """Yields a warning if few prompts judge."""
+        few = min(len(set(map(prompt_of, lines))) for lines in (self.decided_by, self.reported_by))
+        if few < LEAST:
+            yield (
+                f"only {few} of the prompts judge, so little is sure of others: give {SETS * LEAST} or more, "
+                "of which a third chooses, a third decides and a third reports"
+            )
+
+
+def prompt_of(line: Line) -> Line:
+    """Returns what a line has in common with those of other seeds."""
+    return structs.replace(line, seed=0)
 
 
 def read_prompts(file: Path | None) -> Prompts:
     """Reads prompts as ``wanrun --prompts`` does, or takes ``PROMPTS``.
 
     Raises:
-        UsageError: if the file cannot be read, has fewer than three prompts, or a line that is no request, or
-            that has an option which the calibration decides.
+        UsageError: if the file cannot be read, has fewer than three different prompts, or a line that is no
+            request or has an option which the calibration decides.
     """
     if file is None:
         lines = [Line(prompt=prompt) for prompt in PROMPTS]
@@ -88,19 +125,14 @@ def read_prompts(file: Path | None) -> Prompts:
                         f"{entry.where}: {key_of(name)} has no effect on a calibration", remedy="leave it out"
                     )
         lines = [entry.line for entry in entries]
-    if len(lines) < HELD_OUT_EVERY:
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(prompt_of, lines)))}
+    if len(places) < SETS:
         raise UsageError(
             "there are too few prompts to calibrate by",
-            expected=f"{HELD_OUT_EVERY} or more",
-            found=len(lines),
+            expected=f"{SETS} or more different ones",
+            found=len(places),
         )
-    seeded = [structs.replace(line, seed=1000 + index) for index, line in enumerate(lines)]
-    held_out = seeded[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    return Prompts(
-        [line for line in seeded if line not in held_out],
-        [
-            structs.replace(line, seed=2000 + HELD_OUT_SEEDS * index + number)
-            for index, line in enumerate(held_out)
-            for number in range(HELD_OUT_SEEDS)
-        ],
-    )
+    sets: tuple[list[Line], ...] = tuple([] for _ in range(SETS))
+    for index, line in enumerate(lines):
+        sets[places[prompt_of(line)] % SETS].append(structs.replace(line, seed=1000 + index))
+    return Prompts(*sets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from wanrun.errors import UsageError, shortened
@@ -25,7 +26,9 @@ class CalibrateRequest(Struct, frozen=True):
     """The artifact's folder."""
     prompts: Annotated[
         Path | None,
-        option("A file as of wanrun --prompts; every third prompt only judges.", default="21 of many kinds"),
+        option(
+            "A file as of wanrun --prompts: a third decides, a third reports.", default="36 of many kinds"
+        ),
     ] = None
     evaluations: Annotated[
         tuple[int, ...] | None,
@@ -44,3 +47,9 @@ class CalibrateRequest(Struct, frozen=True):
     minutes: Annotated[
         Annotated[float, Meta(ge=0)] | None, option("After which no number of steps is begun.")
     ] = None
+    source: Annotated[
+        Path | None,
+        option(
+            "Another artifact, whose schedules are measured here; those that are surely nearer are taken."
+        ),
+    ] = msgspec.field(default=None, name="from")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.graph import Recording
 from wanbuild.calibrate.judge import Mean, mean_of
-from wanbuild.calibrate.prompts import Prompts
+from wanbuild.calibrate.prompts import Prompts, prompt_of
 from wanbuild.calibrate.runs import Runs
 from wanrun.request.prompts_file import Line
 
@@ -29,23 +28,29 @@ BEST = 3
 """Candidates that are run with all prompts."""
 
 
+OWN = "the solver's own steps"
+"""Where steps come from that are no choice."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """The result for one number of steps.
+    """The result for one number of steps; all figures but the first are of prompts that decided nothing.
 
     Args:
         steps: the chosen ones.
         how: where they come from, in words.
-        chosen: PSNR in dB beside the converged runs, held out.
+        decided: how much nearer the best candidate came with the prompts that decide, in dB.
+        chosen: PSNR in dB beside the converged runs.
         plain: the same of the solver's own grid.
         gain: the difference, prompt by prompt.
-        published: PSNR beside the runs with the published steps, held out.
+        published: PSNR beside the runs with the published steps.
         plain_published: the same of the solver's own grid.
         between: PSNR of the runs with the published steps beside the converged ones.
     """
 
     steps: Steps
     how: str
+    decided: Mean
     chosen: Mean
     plain: Mean
     gain: Mean
@@ -60,15 +65,15 @@ class Found:
 
     @property
     def better(self) -> bool:
-        """Whether it is better than the solver's own grid by more than the noise of the judging prompts."""
-        return self.gain.low > 0
+        """Whether it is nearer than the solver's own grid by more than the noise of the deciding prompts."""
+        return self.decided.low > 0
 
 
 def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Steps, str]:
     """Returns different steps to compare, with where they come from; the solver's own first."""
     line, fitted_to = prompts.chosen_by[0], prompts.chosen_by[:FIT]
     plain = runs.plain(line, steps)
-    found = {plain: "the solver's own steps"}
+    found = {plain: OWN}
     nodes = runs.nearest(plain, line)
     if len(set(nodes)) == len(nodes):
         found[runs.fitted(fitted_to, nodes)] = "fitted to the solver's own levels"
@@ -80,12 +85,12 @@ def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -
 
 
 def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, published: int) -> Found:
-    """Chooses steps by the calibration's prompts, and judges them by those that were held out.
+    """Chooses steps by the first set of prompts, and judges them by the others.
 
     Args:
         runs: makes videos.
         recording: what was recorded of the converged runs.
-        prompts: both kinds.
+        prompts: all sets.
         steps: how many there shall be.
         published: the model's own number of steps.
     """
@@ -95,31 +100,38 @@ def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, publi
     first = {one: _mean(runs, one, few) for one in compared}
     best = sorted(compared, key=lambda one: -first[one])[:BEST]
     means = {one: _mean(runs, one, all_of_them) for one in best}
-    return judged(runs, prompts, plain, max(means, key=means.__getitem__), compared, published)
+    chosen = max(means, key=means.__getitem__)
+    return judged(runs, prompts, plain, chosen, compared[chosen], published)
 
 
-def judged(
-    runs: Runs,
-    prompts: Prompts,
-    plain: Steps,
-    chosen: Steps,
-    compared: Mapping[Steps, str],
-    published: int,
-) -> Found:
-    """Judges the best candidate by held-out prompts; within the noise the solver's own grid is taken."""
+def judged(runs: Runs, prompts: Prompts, plain: Steps, chosen: Steps, how: str, published: int) -> Found:
+    """Takes the chosen steps, or the solver's own if those are not surely nearer, and measures what it took.
 
-    def distances(steps: Steps) -> np.ndarray:
-        """Beside the converged runs, and beside those with the published steps."""
-        found = [runs.distances(line, steps, (None, published)) for line in prompts.held_out]
-        return by_prompt(prompts.held_out, np.array(found).T)
+    Args:
+        runs: makes videos.
+        prompts: all sets, of which the first is not used.
+        plain: steps of the solver's own grid.
+        chosen: as many others.
+        how: where the others come from, in words.
+        published: the model's own number of steps.
+    """
 
-    (own, own_published), (best, best_published) = distances(plain), distances(chosen)
-    between = by_prompt(prompts.held_out, [[runs.between(line, published) for line in prompts.held_out]])
-    if mean_of(best - own).low <= 0:
-        chosen, best, best_published = plain, own, own_published
+    def distances(lines: Sequence[Line], steps: Steps, *beside: int | None) -> np.ndarray:
+        return by_prompt(lines, np.array([runs.distances(line, steps, beside) for line in lines]).T)
+
+    (best,), (own,) = (distances(prompts.decided_by, steps, None) for steps in (chosen, plain))
+    decided = mean_of(best - own)
+    if decided.low <= 0:
+        chosen, how = plain, OWN
+    lines = prompts.reported_by
+    (best, best_published), (own, own_published) = (
+        distances(lines, steps, None, published) for steps in (chosen, plain)
+    )
+    between = by_prompt(lines, [[runs.between(line, published) for line in lines]])
     return Found(
         chosen,
-        compared[chosen],
+        how,
+        decided,
         mean_of(best),
         mean_of(own),
         mean_of(best - own),
@@ -132,7 +144,7 @@ def judged(
 def by_prompt(lines: Sequence[Line], values: Any) -> np.ndarray:
     """Returns the means (N, P) of values (N, L) of lines that differ in the seed alone: an interval is one of
     other prompts, of which two seeds are not two."""
-    keys = [structs.replace(line, seed=0) for line in lines]
+    keys = [prompt_of(line) for line in lines]
     groups = [[place for place, key in enumerate(keys) if key == one] for one in keys]
     first = [group for place, group in enumerate(groups) if group[0] == place]
     return np.array([[np.mean([row[place] for place in group]) for group in first] for row in values])

@@ -1,4 +1,4 @@
-"""Schedules of another artifact: a small model's for a large one, which would take days to calibrate."""
+"""Schedules of another artifact: a small model's for a large one, where choosing would take days."""
 
 from __future__ import annotations
 
@@ -6,39 +6,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
-from wanbuild.calibrate.calibrate import written
-from wanrun.artifact.artifact import open_artifact
+from wanbuild.calibrate.fit import Steps
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError
 
 
-def take(artifact: Path, source: Path) -> Manifest:
-    """Adds the schedules of another artifact, without their figures: nothing was measured on this model.
+def taken_steps(manifest: Manifest, source: Path) -> dict[str, Steps]:
+    """Returns the steps of another artifact's schedules by name, the most first.
 
-    A schedule holds for a model with the same solver, shift, guidance and boundary: of the tiny checkpoints,
-    image to video gains nearly as much by that of text to video as by its own (``benchmarks/transfer.py``).
-    One of the same name is replaced.
+    They can only hold where solver, shift, guidance and boundary are the same, and need not even there.
 
-    Returns:
-        The artifact's new manifest.
+    Args:
+        manifest: the artifact's that they are for.
+        source: the other artifact's folder.
 
     Raises:
         UsageError: if the other has no schedules, or was made for another solver, shift, guidance or
-            boundary, and for an artifact that cannot be written.
+            boundary.
     """
-    given, own = read_manifest(source), open_artifact(artifact)
+    given = read_manifest(source)
     if not given.schedules:
         raise UsageError(f"{source} has no schedules", remedy="calibrate it first")
-    if others := list(_others(given, own.manifest)):
+    if others := list(_others(given, manifest)):
         raise UsageError(
             f"the schedules of {source} are for another model",
             expected=", ".join(f"{name} {own}" for name, own, _ in others),
             found=", ".join(f"{name} {other}" for name, _, other in others),
         )
-    taken = {name: structs.replace(one, measured={}) for name, one in given.schedules.items()}
-    return written(own, taken).manifest
+    schedules = sorted(given.schedules.items(), key=lambda one: -len(one[1].timesteps))
+    return {name: Steps(one.timesteps, one.coefficients) for name, one in schedules}
 
 
 def _others(given: Manifest, manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:

@@ -11,16 +11,24 @@ from wanbuild.calibrate.prompts import PROMPTS, read_prompts
 from wanrun.errors import UsageError
 
 
-def test_every_third_prompt_judges_with_two_seeds(tmp_path: Path) -> None:
-    lines = [{"prompt": f"fox {i}", "negative_prompt": "n"} for i in range(7)]
-    file = write_lines(tmp_path / "p.jsonl", *lines)
-    found = read_prompts(file)
-    assert [line.prompt for line in found.chosen_by] == ["fox 0", "fox 1", "fox 3", "fox 4", "fox 6"]
-    assert [line.prompt for line in found.held_out] == ["fox 2", "fox 2", "fox 5", "fox 5"]
-    seeds = [line.seed for line in (*found.chosen_by, *found.held_out)]
-    assert len(set(seeds)) == 9 and all(line.negative_prompt == "n" for line in found.held_out)
+def test_prompts_go_into_three_sets(tmp_path: Path) -> None:
+    """In turn; one with another seed goes where that prompt is."""
+    texts = [f"fox {i}" for i in (0, 1, 2, 3, 1, 4, 5, 6)]
+    lines = [{"prompt": text, "negative_prompt": "n", "seed": seed} for seed, text in enumerate(texts)]
+    found = read_prompts(write_lines(tmp_path / "p.jsonl", *lines))
+    assert [line.prompt for line in found.chosen_by] == ["fox 0", "fox 3", "fox 6"]
+    assert [line.prompt for line in found.decided_by] == ["fox 1", "fox 1", "fox 4"]
+    assert [line.prompt for line in found.reported_by] == ["fox 2", "fox 5"]
+    assert len({line.seed for line in found.lines()}) == len(lines)
+    assert all(line.negative_prompt == "n" for line in found.lines())
+
+
+def test_few_prompts_that_judge_are_doubted(tmp_path: Path) -> None:
     own = read_prompts(None)
-    assert len(own.chosen_by) + len(own.held_out) // 2 == len(PROMPTS) == len(set(PROMPTS))
+    assert len(own.lines()) == len(PROMPTS) == len(set(PROMPTS)) and not [*own.doubts()]
+    lines = [{"prompt": prompt} for prompt in PROMPTS]
+    for some in (lines[:-1], [*lines[:-1], lines[-4]]):  # two seeds of a prompt are one
+        assert len([*read_prompts(write_lines(tmp_path / "p.jsonl", *some)).doubts()]) == 1
 
 
 @pytest.mark.parametrize(
@@ -38,5 +46,5 @@ def test_what_a_calibration_decides(line: dict[str, object], said: str, tmp_path
 
 
 def test_too_few(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too few prompts to calibrate by; expected 3 or more; found 2"):
-        read_prompts(write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"}))
+    with pytest.raises(UsageError, match=r"too few prompts to calibrate by; expected 3 or more .*; found 2"):
+        read_prompts(write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}))

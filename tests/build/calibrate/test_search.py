@@ -35,9 +35,10 @@ class Videos:
 def found(monkeypatch: pytest.MonkeyPatch, videos: Videos) -> Found:
     names = {one: str(one.timesteps[1]) for one in videos.gains}
     monkeypatch.setattr(searching, "candidates", lambda *given: names)
-    lines = [Line(prompt=f"prompt {seed}", seed=seed) for seed in range(14)]
+    lines = [Line(prompt=f"prompt {seed}", seed=seed) for seed in range(20)]
     recording: Any = SimpleNamespace()
-    return search(videos, recording, Prompts(lines[:8], lines[8:]), 2, 30)  # type: ignore[arg-type]
+    prompts = Prompts(lines[:8], lines[8:14], lines[14:])
+    return search(videos, recording, prompts, 2, 30)  # type: ignore[arg-type]
 
 
 def test_the_best_is_taken_and_judged_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +47,9 @@ def test_the_best_is_taken_and_judged_by_others(monkeypatch: pytest.MonkeyPatch)
     one = found(monkeypatch, videos)
     assert one.steps == GOOD and one.how == "400.0" and one.better and one.count == 2
     assert one.gain.value == pytest.approx(2.5) and one.chosen.value - one.plain.value == pytest.approx(2.5)
-    # The worst are run with the first prompts alone, and the held-out ones by the best and the solver's own.
+    # The worst are run with the first prompts alone, and those that judge by the best and the solver's own.
     seeds = {one: {seed for steps, seed in videos.asked if steps == one} for one in videos.gains}
-    assert seeds[Steps((1000.0, 10.0))] == set(range(FIRST)) and seeds[GOOD] == set(range(14))
+    assert seeds[Steps((1000.0, 10.0))] == set(range(FIRST)) and seeds[GOOD] == set(range(20))
     assert sum(len(some) > FIRST for some in seeds.values()) == BEST
 
 
@@ -63,20 +64,30 @@ def test_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {power: [0, 5 + min(2, place)] for place, power in enumerate(searching.POWERS)}
     runs: Any = SimpleNamespace(plain=lambda line, steps: PLAIN, nearest=lambda *given: [0, 4], fitted=fitted)
     recording: Any = SimpleNamespace(count=10, steps=lambda steps, power: paths[power])
-    found = searching.candidates(runs, recording, Prompts(lines, lines), 2)
+    found = searching.candidates(runs, recording, Prompts(lines, [], []), 2)
     assert [one.timesteps for one in found] == [PLAIN.timesteps, (0, 4), (0, 5), (0, 6), (0, 7)]
     assert [one.coefficients is None for one in found] == [True, False, False, False, False]
     assert found[PLAIN] == "the solver's own steps" and "the graph with power 0" in [*found.values()][2]
     runs.nearest = lambda *given: [4, 4]  # more steps than nodes there
     recording.count = 1
-    assert [*searching.candidates(runs, recording, Prompts(lines, lines), 2)] == [PLAIN]
+    assert [*searching.candidates(runs, recording, Prompts(lines, [], []), 2)] == [PLAIN]
 
 
-def test_what_is_better_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    noisy = [1.0] * 8 + [-3.0, 3.5, -2.5, 3.0, -3.0, 2.0]  # better where it was chosen, and not held out
-    one = found(monkeypatch, Videos({PLAIN: [0.0], GOOD: noisy}))
+@pytest.mark.parametrize("deciding", [[-3.0, 3.5, -2.5, 3.0, -3.0, 2.0], [0.1, 3.0, 0.2, 0.1, 0.0, -0.2]])
+def test_what_is_better_by_chance_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, deciding: list[float]
+) -> None:
+    """Better where it was chosen, and with the last six; the others decide: once one prompt alone is."""
+    one = found(monkeypatch, Videos({PLAIN: [0.0], GOOD: [1.0] * 8 + deciding + [2.0] * 6}))
     assert one.steps == PLAIN and not one.better and one.gain.value == 0
     assert one.chosen == one.plain
+
+
+def test_the_last_prompts_report_and_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = [1.0] * 8 + [2.0, 2.5, 2.0, 2.5, 2.0, 2.5] + [-2.0, -1.0] * 3
+    one = found(monkeypatch, Videos({PLAIN: [0.0], GOOD: gains}))
+    assert one.steps == GOOD and one.better
+    assert one.decided.value == pytest.approx(2.25) and one.gain.value == pytest.approx(-1.5)
 
 
 def test_two_seeds_of_a_prompt_are_one_value() -> None:

@@ -1,4 +1,4 @@
-"""``wanbuild calibrate --from``: whose schedules are taken, and what is said of them."""
+"""``wanbuild calibrate --from``: whose schedules are measured, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
+from helpers.fake_pipeline import write_lines
 from helpers.manifests import with_model
-from wanbuild.calibrate.taken import take
+from wanbuild.calibrate.fit import Steps
+from wanbuild.calibrate.taken import taken_steps
 from wanbuild.cli import wanbuild
 from wancli.console import run
 from wanrun.artifact.artifact import Artifact
@@ -35,28 +36,40 @@ def source(artifact_copy: Path, tmp_path: Path) -> Path:
     return other
 
 
-def test_they_are_taken_without_their_figures(
-    artifact_copy: Path, source: Path, capfd: pytest.CaptureFixture[str]
+def test_they_are_measured_on_the_new_model(
+    artifact_copy: Path, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(wanbuild, ["calibrate", str(artifact_copy), "--from", str(source)]) == 0
-    assert "has the schedules 3-steps; those of" in capfd.readouterr().out
+    """If they are not surely nearer, the solver's own steps are recorded: of one prompt nothing is sure."""
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a fox"}, {"prompt": "snow"}, {"prompt": "a dog"})
+    command = ["calibrate", str(artifact_copy), "--from", str(source), "--prompts", str(file)]
+    assert run(wanbuild, [*command, "--reference-steps", "12"]) == 0
+    said = capfd.readouterr()
+    assert "2 runs to judge by, beside 12 steps" in said.out and said.err.count("warning: ") == 1
     manifest = read_manifest(artifact_copy)
-    assert manifest.schedules == {"3-steps": structs.replace(FEW, measured={})}
-    assert "not calibrated here" in manifest.schedules["3-steps"].describe()
+    found = manifest.schedules["3-steps"]
+    assert found.coefficients is None and len(found.timesteps) == 3
+    assert found.measured["reported_by"] == 1 and "decided" in found.measured
     check_intact(Artifact(manifest, artifact_copy), print)
+
+
+def test_their_steps_are_judged_as_they_are(artifact_copy: Path, source: Path) -> None:
+    manifest = read_manifest(artifact_copy)
+    assert taken_steps(manifest, source) == {"3-steps": Steps(FEW.timesteps, FEW.coefficients)}
 
 
 def test_those_of_another_model_are_refused(
     artifact_copy: Path, source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = (artifact_copy / "manifest.json").read_bytes()
+    manifest = read_manifest(artifact_copy)
     with pytest.raises(UsageError, match=r"other has no schedules; calibrate it first"):
         read_manifest(source).changed(schedules={}).write(source)
-        take(artifact_copy, source)
+        taken_steps(manifest, source)
     with_model(read_manifest(source).changed(schedules={"3-steps": FEW}), {"flow_shift": 12.0}).write(source)
     said = r"are for another model; expected flow_shift [\d.]+; found flow_shift 12.0"
     with pytest.raises(UsageError, match=said):
-        take(artifact_copy, source)
-    assert run(wanbuild, ["calibrate", str(artifact_copy), "--from", str(source), "--minutes", "3"]) == 2
-    assert "--from measures nothing; leave the other options out" in capfd.readouterr().err
+        taken_steps(manifest, source)
+    for options in ([], ["--evaluations", "6"]):  # before anything is run
+        assert run(wanbuild, ["calibrate", str(artifact_copy), "--from", str(source), *options]) == 2
+    assert "--evaluations" in capfd.readouterr().err
     assert (artifact_copy / "manifest.json").read_bytes() == before
