@@ -223,20 +223,25 @@ def _number(value: Any, kind: type[int] | type[float]) -> Any:
 
 
 def _take_seconds(value: Any, body: Body) -> None:
-    """Chooses the built number of frames that makes so many seconds.
+    """Chooses the built number of frames that makes so many seconds; a given one has to agree.
 
     A video of Wan has one frame more than seconds times frames per second, and published ones are a little
-    shorter or longer: a built one counts if it is at most one frame off.
+    shorter or longer: a number counts if it is at most one frame off.
     """
     number = _number(value, float)
     if type(number) not in (int, float) or not 0 < number < 1e5:
         raise _mistyped("seconds", "a positive number", value)
-    if "num_frames" in body.options:
-        raise RefusedError(
-            f"seconds and {body.spell('num_frames')} are both given; leave one out", param="seconds"
-        )
     fps = body.options.get("fps", body.model.manifest.model.defaults.fps)
     rate = float(fps) if type(fps) in (int, float) and fps > 0 else 16.0
+    if (given := body.options.get("num_frames")) is not None:
+        frames = number * rate
+        if type(given) is int and not frames - 1 <= given <= frames + 1:  # the record refuses other types
+            raise RefusedError(
+                f"seconds and {body.spell('num_frames')} contradict each other; expected {frames:.4g} "
+                f"frames, one more or one less; found {quoted(given)}; leave one out",
+                param="seconds",
+            )
+        return
     built = sorted({shape["num_frames"] for shape in body.model.shapes()})
     fitting = [frames for frames in built if abs(frames - number * rate) <= 1]
     if not fitting:
