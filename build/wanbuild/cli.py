@@ -78,7 +78,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.provenance import recognised_lines
     from wanbuild.conversion.sampling import sampling_doubts, with_sampling
-    from wanbuild.lora.merge import LoraRequest, exchanged, parse_lora
+    from wanbuild.lora.merge import LoraRequest, parse_lora
     from wanbuild.options import DTYPE_OF, PlainConvert
     from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
@@ -91,8 +91,6 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         for option, component in experts.items()
         for text in options.get(option, ())
     ]
-    for warning in exchanged(loras):
-        warn(warning)
     request = ConvertRequest(
         source,
         artifact,

@@ -29,13 +29,13 @@ from wanbuild.conversion.provenance import SmallFiles, read_small_files, source_
 from wanbuild.conversion.replacement import check_own, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanbuild.hub.repository import locate_source, locate_tokenizer
-from wanbuild.lora.merge import LoraRequest, Loras, open_loras
+from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.options import PlainConvert
 from wanbuild.progress import Progress
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
-from wanbuild.source.experts import check_same_config
+from wanbuild.source.experts import check_experts, check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.parts import TOKENIZER
 from wanbuild.source.scheduler import read_scheduler
@@ -51,6 +51,7 @@ from wanrun.claims import Claims
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
 from wanrun.temporary import remove_tree
+from wanrun.terminal.lines import warn
 from wanrun.undo import undone_at_exit
 
 CANCEL_SECONDS = 1.0
@@ -203,6 +204,8 @@ def _default_options(source: Source, variant: Variant, request: ConvertRequest) 
 def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest]) -> Loras:
     if len(variant.transformers) == 1 and any(request.component for request in requests):
         raise UsageError("this checkpoint has one transformer, not two experts", remedy="use --lora")
+    for line in misplaced(requests, variant.transformers):
+        warn(line)
     shapes = {name: source.component(name).shapes for name in variant.transformers}
     return open_loras(requests, shapes)
 
@@ -274,6 +277,8 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
     with ExitStack() as stack:
         source = stack.enter_context(_open(request))
         variant = variant_of(source)
+        files = {name: source.component(name).files[0] for name in variant.transformers}
+        check_experts(files, variant.name)
         loras = stack.enter_context(_open_loras(source, variant, request.loras))
         plans = _plan_components(source, variant, request, loras)
         model = _model_record(source, variant, plans, request)

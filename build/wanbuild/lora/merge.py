@@ -7,7 +7,7 @@ or the file is refused with a list of the tensors that do not (``lora.file``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +42,26 @@ class LoraRequest:
     component: str | None = None
 
 
-def exchanged(loras: Sequence[LoraRequest]) -> list[str]:
-    """Returns a warning for each LoRA of one expert whose file, or its folder, is named after the other."""
-    return [
-        f"{lora.path} is given to the {NOISE[lora.component]}-noise expert; its name says {NOISE[named]}"
-        for lora in loras
-        if lora.component is not None and (named := expert_named(lora.path)) not in (None, lora.component)
-    ]
+def misplaced(loras: Sequence[LoraRequest], transformers: Sequence[str]) -> Iterator[str]:
+    """Yields a warning for each LoRA that is named after another expert, and if only one expert has LoRAs.
+
+    Args:
+        loras: the LoRAs.
+        transformers: the model's transformers.
+    """
+    for lora in loras:
+        if (named := expert_named(lora.path)) in (None, lora.component):
+            continue
+        noise = NOISE[named]
+        if lora.component is not None:
+            yield f"{lora.path} is given to the {NOISE[lora.component]}-noise expert; its name says {noise}"
+        elif len(transformers) == 1:
+            yield f"{lora.path} is for the {noise}-noise one of two experts by its name; this model has one"
+        else:
+            yield f"{lora.path} is merged into both experts; its name says {noise}: use --lora-{noise}"
+    for name, noise in NOISE.items():
+        if loras and all(lora.component == name for lora in loras):
+            yield f"LoRAs are merged into the {noise}-noise expert alone; the other one stays as it is"
 
 
 def parse_lora(text: str) -> tuple[Path, float]:

@@ -19,7 +19,7 @@ from typing import Any
 from wanbuild.config import read_json, shown
 from wanbuild.source.component import SourceComponent, open_component, open_file
 from wanbuild.source.configs import FILES, SCHEDULER, given_scheduler, of_parts
-from wanbuild.source.experts import LOW_NOISE, check_boundary, check_experts, read_boundary
+from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.parts import OPTIONS
@@ -304,7 +304,6 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
     Raises:
         UsageError: naming the options of the others.
     """
-    check_experts(files)
     if others := [OPTIONS[name] for name in files if name not in classes]:
         raise UsageError(
             f"{where} has no such component: {', '.join(others)}",

@@ -16,8 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import shown
+from wanbuild.source.parts import OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
+from wanrun.terminal.lines import warn
 
 LOW_NOISE = TRANSFORMERS[1]
 """The component that only a checkpoint with two experts has."""
@@ -25,8 +27,15 @@ LOW_NOISE = TRANSFORMERS[1]
 NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, ("high", "low"), strict=True)))
 """What the experts are named after in published files, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
 
-_NAMED = (re.compile(r"(high|low)[_-]?noise"), re.compile(r"(?<![a-z])(high|low)(?=[_-]?lora|\.|$)"))
-"""How they are named, the surer way first."""
+_ELSE = "quality|res|motion|detail|vram|memory|light(?!x2v|ning)|key|angle|poly|fps|speed|dynamic|contrast"
+"""What else files call high or low."""
+
+_NAMED = (
+    re.compile(r"(high|low)[ _.-]?noise"),
+    re.compile(rf"(?<![a-z])(high|low)(?![a-z]|[ _-]?(?:{_ELSE}))"),
+)
+"""How they are named, the surer way first: by Wan, lightx2v and Comfy-Org (``high_noise_model``), QuantStack
+(``HighNoise``), Kijai and trainers (``A14B-HIGH_fp8``, ``lora_LOW_fp16``)."""
 
 
 def expert_named(file: Path) -> str | None:
@@ -37,25 +46,45 @@ def expert_named(file: Path) -> str | None:
     return None
 
 
-def check_experts(files: Mapping[str, Path]) -> None:
-    """Refuses one file for both experts.
+def check_experts(files: Mapping[str, Path], variant: str) -> None:
+    """Refuses one file for both experts and names that say that it is the other one; warns of one alone.
 
     Args:
-        files: the given files, by component.
+        files: a weight file of each transformer, by component, from wherever it comes.
+        variant: the name of the model that they make.
 
     Raises:
-        UsageError: if both transformers are the same file.
+        UsageError: if both transformers are the same file, or one is named after the other.
     """
-    first, second = (files.get(name) for name in TRANSFORMERS)
-    if first is None or second is None or not (first.exists() and second.exists()):
+    named = {name: found for name, file in files.items() if (found := expert_named(file)) is not None}
+    if len(files) == 1:
+        for expert in named.values():
+            warn(
+                f"{files['transformer']} is one of two experts by its name, {NOISE[expert]} noise, and is "
+                f"converted alone as {variant}; give both: {_PLACES}"
+            )
         return
+    first, second = files.values()
     if first.samefile(second):
         raise UsageError(
             "one file is given for both experts",
-            expected="the high-noise expert as --transformer, the low-noise one as --transformer-2",
+            expected=_PLACES,
             found=f"{first} and {second}",
             remedy="give two files; a model with one transformer takes --transformer alone",
         )
+    wrong = [name for name, found in named.items() if found != name]
+    if len(wrong) == 2:
+        what, remedy = "the experts are swapped, by their names", "swap the two"
+    elif wrong:
+        what = "an expert is named after the other one"
+        remedy = f"give it as {OPTIONS[named[wrong[0]]]}, or rename it"
+    else:
+        return
+    found = ", ".join(f"{files[name]} as {name}" for name in wrong)
+    raise UsageError(what, expected=_PLACES, found=found, remedy=remedy)
+
+
+_PLACES = f"{OPTIONS['transformer']} for high noise and {OPTIONS[LOW_NOISE]} for low noise"
 
 
 def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:

@@ -13,6 +13,7 @@ from wanbuild.mapping.lora import of_adapter
 from wanbuild.mapping.prefixes import common_prefix, unwrapped
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.eight_bit import UNUSED
+from wanbuild.source.experts import NOISE, expert_named
 from wanbuild.source.gguf_file import GgufFile
 from wanbuild.source.parts import NEEDED, OPTIONS
 from wanbuild.source.safetensors import (
@@ -23,6 +24,7 @@ from wanbuild.source.safetensors import (
     first_bytes,
     pickled,
 )
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
@@ -108,10 +110,15 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
             found=quantized,
             remedy=f"use the published weights: {LAYOUT}",
         )
+    expert = expert_named(path)
     if kind == "a LoRA":
-        remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR --lora {path}"
+        option = f"--lora-{NOISE[expert]}" if expert else "--lora"
+        remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR {option} {path}"
         return SourceError(f"{path} is a LoRA, and no checkpoint", remedy=remedy)
-    others = " ".join(f"{OPTIONS[name]} ..." for name in NEEDED if name != component)
+    needed: tuple[str, ...] = NEEDED
+    if expert and component == TRANSFORMERS[0]:
+        component, needed = expert, (*TRANSFORMERS, *NEEDED[1:])
+    others = " ".join(f"{OPTIONS[name]} ..." for name in needed if name != component)
     remedy = _PART.format(option=OPTIONS[component], path=path, others=others) if component else _WHOLE
     return SourceError(
         f"{path} is {kind}, one part of a checkpoint", expected="all of its parts", remedy=remedy

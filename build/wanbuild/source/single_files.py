@@ -18,7 +18,6 @@ from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_file
 from wanbuild.source.configs import SCHEDULER, given_scheduler, of_parts
 from wanbuild.source.derived import shown_fields
-from wanbuild.source.experts import LOW_NOISE, check_experts, expert_named
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import misfits, nearest_misfits
 from wanbuild.source.parts import NEEDED, OPTIONS, TOKENIZER
@@ -26,7 +25,6 @@ from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.variants.table import variants
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, Variant
 from wanrun.errors import SourceError, UsageError
-from wanrun.terminal.lines import warn
 
 
 def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingProxyType({})) -> Source:
@@ -37,8 +35,7 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
         configs: the config files that the user has given, by part; what they say is not assumed.
 
     Raises:
-        UsageError: if a needed part is missing, the experts' names say that they are swapped, or a config is
-            of no part.
+        UsageError: if a needed part is missing, or a config is of no part.
         SourceError: if a file is missing, damaged or not what its option names, or the parts are of no
             supported variant.
     """
@@ -51,8 +48,6 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
             + (_where_tokenizer(files) if OPTIONS[TOKENIZER] in missing else "")
             + ", or a SOURCE whose parts the given files replace",
         )
-    check_experts(files)
-    _check_order(files)
     configs = of_parts(configs, files)
     with ExitStack() as stack:
         components = {
@@ -89,28 +84,6 @@ def _where_tokenizer(files: Mapping[str, Path]) -> str:
         " (for the tokenizer --tokenizer google/umt5-xxl, a hub id, or the folder of this name of the "
         f"official repositories{unread})"
     )
-
-
-def _check_order(files: Mapping[str, Path]) -> None:
-    """Looks at the experts' names: the official ones say which is which.
-
-    Raises:
-        UsageError: if they say that the experts are swapped.
-    """
-    first, second = files["transformer"], files.get(LOW_NOISE)
-    if second is None:
-        if expert_named(first) is not None:
-            warn(
-                f"{first} is one of two experts by its name, and is converted alone; "
-                f"give both: {OPTIONS['transformer']} (high noise) and {OPTIONS[LOW_NOISE]} (low noise)"
-            )
-    elif expert_named(first) == LOW_NOISE and expert_named(second) == "transformer":
-        raise UsageError(
-            "the experts are swapped, by their names",
-            expected=f"{OPTIONS['transformer']} for high noise and {OPTIONS[LOW_NOISE]} for low noise",
-            found=f"{first} and {second}",
-            remedy="swap the two files",
-        )
 
 
 def _matched(source: Source) -> Source:

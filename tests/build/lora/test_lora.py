@@ -22,7 +22,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.lora.deltas import Delta
-from wanbuild.lora.merge import LoraRequest, Loras, exchanged, open_loras, parse_lora
+from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras, parse_lora
 from wanbuild.toy.configs import TOY_TRANSFORMER
 from wanbuild.toy.shapes import component_shapes
 from wancli.console import run
@@ -619,15 +619,27 @@ def test_parse_lora(tmp_path: Path) -> None:
         ("HighNoise/pytorch_lora_weights.safetensors", "transformer_2", "low-noise .* says high"),
         ("wan22-low.safetensors", "transformer", "high-noise .* says low"),
         ("high_noise_model.safetensors", "transformer", None),
-        ("high_noise_model.safetensors", None, None),
+        ("high_noise_model.safetensors", None, "into both experts; its name says high: use --lora-high"),
         ("slow_motion.safetensors", "transformer", None),
         ("low_rank_of_high_noise.safetensors", "transformer", None),
     ],
 )
 def test_a_file_of_the_other_expert(name: str, component: str | None, said: str | None) -> None:
-    found = exchanged([LoraRequest(Path(name), 1.0, component)])
+    other = LoraRequest(Path("x.safetensors"))
+    found = list(
+        misplaced([LoraRequest(Path(name), 1.0, component), other], ("transformer", "transformer_2"))
+    )
     assert len(found) == (said is not None)
     assert said is None or re.search(said, found[0])
+
+
+def test_loras_of_one_expert() -> None:
+    low = LoraRequest(Path("low_noise_model.safetensors"))
+    (line,) = misplaced([low], ("transformer",))
+    assert "for the low-noise one of two experts by its name; this model has one" in line
+    given = LoraRequest(low.path, 1.0, "transformer_2")
+    (line,) = misplaced([given], ("transformer", "transformer_2"))
+    assert "into the low-noise expert alone" in line
 
 
 # --- converting -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,22 @@ KEY, PATH, LAYER = "blocks.1.attn1.to_v.weight", "blocks/attn1/to_v/weight", 1
 @pytest.mark.parametrize(
     ("name", "expert"),
     [
-        ("wan2.2_i2v_A14b_high_noise_lora.safetensors", "transformer"),
-        ("Wan2.2-T2V-LowNoise.gguf", "transformer_2"),
+        ("wan2.2_i2v_A14b_high_noise_lora_rank64_lightx2v_4step_1022.safetensors", "transformer"),
+        ("wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors", "transformer_2"),
+        ("Wan2.2-I2V-A14B-LowNoise-Q8_0.gguf", "transformer_2"),
+        ("Wan2_2-I2V-A14B-HIGH_fp8_e4m3fn_scaled_KJ.safetensors", "transformer"),
+        ("Wan2.2-Lightning_T2V-A14B-4steps-lora_LOW_fp16.safetensors", "transformer_2"),
+        ("Wan_2_2_I2V_A14B_HIGH_lightx2v_MoE_distill_lora_rank_64_bf16.safetensors", "transformer"),
+        ("wan22_A14b_low.safetensors", "transformer_2"),
+        ("High/Index-Anisora-V3.2-Q4_K_M.gguf", "transformer"),
+        ("low_noise_model/diffusion_pytorch_model-00001-of-00006.safetensors", "transformer_2"),
         ("t2vlow_noise.safetensors", "transformer_2"),
         ("high_noise_model_low.safetensors", "transformer"),
         ("low-noise/model.safetensors", "transformer_2"),
         ("x_high.safetensors", "transformer"),
         ("highres.safetensors", None),
+        ("wan_high_quality_slow.safetensors", None),
+        ("wan2.1_t2v_14B_flow_shift5_low-vram.safetensors", None),
         ("high_noise_or_low_noise.safetensors", None),
     ],
 )
@@ -225,8 +235,55 @@ def test_one_file_for_both_experts(tmp_path: Path) -> None:
     second.hardlink_to(first)
     for other in (first, second, tmp_path / "." / "a.safetensors"):
         with pytest.raises(UsageError, match="one file is given for both experts"):
-            check_experts({"transformer": first, "transformer_2": other})
+            check_experts({"transformer": first, "transformer_2": other}, "wan2.2-t2v")
     second.unlink()
     second.write_bytes(b"b")
-    check_experts({"transformer": first, "transformer_2": second})
-    check_experts({"transformer": first, "transformer_2": tmp_path / "none"})  # which is said later
+    check_experts({"transformer": first, "transformer_2": second}, "wan2.2-t2v")
+
+
+def renamed(checkpoint: Path, folder: Path, names: Mapping[str, str]) -> Path:
+    """A checkpoint of links, with the one file of each of these transformers under another name."""
+    for path in checkpoint.iterdir():
+        if path.name not in names:
+            (folder / path.name).symlink_to(path)
+    for name, file in names.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").symlink_to(checkpoint / name / "config.json")
+        (weights,) = (checkpoint / name).glob("*.safetensors")
+        (folder / name / file).symlink_to(weights)
+    return folder
+
+
+@pytest.mark.parametrize("way", ["SOURCE", "SOURCE and an option"])
+def test_experts_whose_names_say_the_other(
+    way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_toy(tmp_path / "toy", "wan2.2-t2v")
+    (tmp_path / "source").mkdir()
+    names = {"transformer": "T2V-A14B-LowNoise.safetensors", "transformer_2": "a14b_HIGH_fp16.safetensors"}
+    checkpoint = renamed(tmp_path / "toy", tmp_path / "source", names)
+    files = {name: next((checkpoint / name).glob("*.safetensors")) for name in EXPERTS}
+    if way == "SOURCE":
+        source, files, said = checkpoint, {}, "the experts are swapped, by their names"
+    else:
+        source, files = tmp_path / "toy", {"transformer": files["transformer"]}
+        said = "an expert is named after the other one.*give it as --transformer-2"
+    with pytest.raises(UsageError, match=said):
+        convert(ConvertRequest(source, tmp_path / "artifact", files=files))
+    assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize("way", ["an option", "SOURCE"])
+def test_one_expert_alone_is_said(
+    way: str, toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source").mkdir()
+    checkpoint = renamed(toy_checkpoint, tmp_path / "source", {"transformer": "wan_low_noise.safetensors"})
+    files = {"transformer": checkpoint / "transformer" / "wan_low_noise.safetensors"}
+    if way == "an option":
+        request = ConvertRequest(toy_checkpoint, tmp_path / "artifact", files=files)
+    else:
+        request = ConvertRequest(checkpoint, tmp_path / "artifact")
+    convert(request)
+    line = capsys.readouterr().err
+    assert "low noise, and is converted alone as wan2.1-t2v; give both: --transformer for high noise" in line
