@@ -40,6 +40,8 @@ _EIGHT_BITS = tuple(one.name for one in wanrun.EIGHT_BITS.values())
 _PLANNED: Mapping[str, Mapping[str, Any]] = MappingProxyType({"plan": MappingProxyType({})})
 """``plan`` has the option too, as it is."""
 
+_WEIGHTS = "a .safetensors or .gguf file, or the folder or the index of its shards"
+
 DEFAULTS = (
     "steps",
     "guidance_scale",
@@ -76,19 +78,14 @@ class Convert(Struct, frozen=True, kw_only=True):
     """The options of ``wanbuild convert``, and of the section ``convert`` of a recipe."""
 
     transformer: Annotated[
-        Path | None,
-        option("The transformer, or the high-noise expert, a .safetensors file.", value="FILE"),
+        Path | None, option(f"The transformer, or the high-noise expert: {_WEIGHTS}.", value="FILE|DIR")
     ] = None
-    transformer_2: Annotated[
-        Path | None, option("The low-noise expert, a .safetensors file.", value="FILE")
-    ] = None
-    vae: Annotated[Path | None, option("The VAE, a .safetensors file.", value="FILE")] = None
-    text_encoder: Annotated[Path | None, option("The text encoder, a .safetensors file.", value="FILE")] = (
+    transformer_2: Annotated[Path | None, option(f"The low-noise expert: {_WEIGHTS}.", value="FILE|DIR")] = (
         None
     )
-    image_encoder: Annotated[Path | None, option("The image encoder, a .safetensors file.", value="FILE")] = (
-        None
-    )
+    vae: Annotated[Path | None, option(f"The VAE: {_WEIGHTS}.", value="FILE|DIR")] = None
+    text_encoder: Annotated[Path | None, option(f"The text encoder: {_WEIGHTS}.", value="FILE|DIR")] = None
+    image_encoder: Annotated[Path | None, option(f"The image encoder: {_WEIGHTS}.", value="FILE|DIR")] = None
     tokenizer: Annotated[
         Path | None,
         option(

@@ -215,7 +215,8 @@ def _files(recipe: Recipe) -> Iterator[Path]:
     """Yields the source, if it is here, single files, configs, and the LoRAs, without their scales."""
     if recipe.source is not None:
         yield Path(recipe.source)
-    yield from (*recipe.parts.values(), *recipe.configs.values())
+    for path in (*recipe.parts.values(), *recipe.configs.values()):
+        yield path.parent if path.name.endswith(".index.json") else path  # with the shards
     yield from (Path(text) for text in [recipe.convert.get("sampling", "")] if text.endswith(".toml"))
     for name in _LORAS:
         yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))

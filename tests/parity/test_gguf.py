@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
 from helpers.single_files import original_transformer, write_with_published_heads
-from wanbuild.source.component import open_file
+from wanbuild.source.component import open_part
 
 
 def exact(stored: torch.Tensor, kind: Kind) -> np.ndarray:
@@ -63,7 +63,7 @@ def test_each_weight_is_that_of_diffusers(tmp_path: Path) -> None:
         torch_dtype=torch.float32,
     )
     with ExitStack() as stack:
-        source = open_file("transformer", "WanTransformer3DModel", path, None, stack)
+        source = open_part("transformer", "WanTransformer3DModel", path, None, stack)
         expected = dict(model.named_parameters())
         assert source.tensors.keys() == expected.keys()
         for key, parameter in expected.items():

@@ -80,7 +80,7 @@ def all_in_one(source: str | Path | None) -> dict[str, Path]:
 
 def holds_tokenizer(path: Path | None) -> bool:
     """Returns whether a text encoder's file holds ComfyUI's SentencePiece model, which is not read."""
-    if path is None or not path.is_file():
+    if path is None or path.suffix != ".safetensors" or not path.is_file():
         return False
     with TensorFile(path) as file:
         return any(key.rpartition(".")[2] in EMBEDDED for key in file.entries)

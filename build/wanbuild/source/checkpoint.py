@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import read_json, shown
-from wanbuild.source.component import SourceComponent, open_component, open_file
-from wanbuild.source.configs import FILES, SCHEDULER, given_scheduler, of_parts
-from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
+from wanbuild.source.component import SourceComponent, open_component, open_part
+from wanbuild.source.configs import FILES, SCHEDULER, beside, given_scheduler, of_parts
+from wanbuild.source.experts import LOW_NOISE, NOISE, check_boundary, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.parts import OPTIONS
@@ -132,12 +132,15 @@ def _check_folder(path: Path) -> None:
 
 def _official(path: Path) -> SourceError:
     """Returns the error of a folder as Wan's own repositories have it: two of its parts are pickles."""
+    experts = [path / f"{noise}_noise_model" for noise in NOISE.values()]
+    places = experts if all(map(Path.is_dir, experts)) else [path]
+    given = " ".join(f"{OPTIONS[name]} {place}" for name, place in zip(TRANSFORMERS, places, strict=False))
     return SourceError(
         f"{path} is in Wan's own layout, whose VAE and text encoder are pickles, which are never loaded",
         expected="a checkpoint in the diffusers layout",
-        remedy=f"take the repository whose name ends in -Diffusers, or single files: --transformer {path}/"
-        "diffusion_pytorch_model.safetensors with --vae and --text-encoder from Comfy-Org's repackaged "
-        f"safetensors and --tokenizer {path}/google/umt5-xxl",
+        remedy=f"take the repository whose name ends in -Diffusers, or single files: {given} with --vae and "
+        "--text-encoder from Comfy-Org's repackaged safetensors and --tokenizer "
+        f"{path}/google/umt5-xxl",
     )
 
 
@@ -259,16 +262,16 @@ def _open_source(
     expand_timesteps = _read_expand_timesteps(index, where)
     _check_unlisted(path, classes)
     check_replaced(files, classes, str(path))
-    configs = of_parts(configs, classes)
+    configs = of_parts({**beside(files), **configs}, classes)
     # With two experts, one file would not say which expert it is.
-    beside = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
+    second = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
     with_processor = IMAGE_PROCESSOR in classes
     with ExitStack() as stack:
         components = {
             name: (
-                open_file(name, pair[1], files[name], path / name / "config.json", stack, configs.get(name))
+                open_part(name, pair[1], files[name], path / name / "config.json", stack, configs.get(name))
                 if name in files
-                else open_component(name, pair, path / name, beside, stack, configs.get(name))
+                else open_component(name, pair, path / name, second, stack, configs.get(name))
             )
             for name, pair in classes.items()
             if name not in NO_WEIGHTS

@@ -27,7 +27,14 @@ from wanbuild.source.safetensors import (
     TensorFile,
     not_a_weight,
 )
-from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, missing_shard, read_weight_map
+from wanbuild.source.shards import (
+    WEIGHT_NAMES,
+    check_shards,
+    find_weights,
+    missing_shard,
+    read_weight_map,
+    weights_at,
+)
 from wanrun.artifact.manifest import TRANSFORMERS
 
 
@@ -161,35 +168,39 @@ def open_component(
     return _component(name, class_name, config, config_file, holders, tensors, index)
 
 
-def open_file(
+def open_part(
     name: str,
     class_name: str | None,
-    file: Path,
+    place: Path,
     config_file: Path | None,
     stack: ExitStack,
     given: Path | None = None,
 ) -> SourceComponent:
-    """Opens a component that is one file, wherever it is.
+    """Opens a component that is wherever the user says.
 
     Args:
         name: the component.
         class_name: its class; None: the weights tell.
-        file: its weight file; of an all-in-one file only this component is read.
+        place: its weight file, their folder or their index; of an all-in-one file only this component is
+            read.
         config_file: a config.json that describes it; None: derived from the weights.
-        stack: closes the file.
+        stack: closes the files.
         given: a config.json that takes the place of either, or None.
     """
-    opened = stack.enter_context(weight_file(file))
-    opened.keep(prefix_of_part(opened.entries, name, file))
-    holders = dict.fromkeys(opened.entries, opened)
-    tensors = _tensors(name, holders, file)
+    weights = weights_at(name, place)
+    holders, index = _holders(weights, stack)
+    if prefix := prefix_of_part(holders, name, weights):
+        for file in set(holders.values()):
+            file.keep(prefix)
+        holders = {key: file for file in set(holders.values()) for key in file.entries}
+    tensors = _tensors(name, holders, weights)
     shapes = _shapes(tensors)
-    class_name = class_name or class_of(name, shapes, str(file))
+    class_name = class_name or class_of(name, shapes, str(weights))
     if given is not None:
-        config = given_config(name, class_name, shapes, given, str(file))
+        config = given_config(name, class_name, shapes, given, str(weights))
     else:
-        config = read_config(config_file) if config_file else derived_config(name, shapes, str(file))
-    return _component(name, class_name, config, given or config_file or file, holders, tensors, None)
+        config = read_config(config_file) if config_file else derived_config(name, shapes, str(weights))
+    return _component(name, class_name, config, given or config_file or weights, holders, tensors, index)
 
 
 def _component(
@@ -215,7 +226,7 @@ def _holders(weights: Path, stack: ExitStack) -> tuple[dict[str, TensorFile], Pa
         stack: closes the files.
     """
     if weights.suffix != ".json":
-        file = stack.enter_context(TensorFile(weights))
+        file = stack.enter_context(weight_file(weights))
         return dict.fromkeys(file.entries, file), None
     weight_map = read_weight_map(weights)
     names = sorted(set(weight_map.values()))

@@ -16,6 +16,7 @@ from wanbuild.source.original_config import OriginalConfig, Shapes, derive_confi
 from wanbuild.source.parts import OPTIONS, TOKENIZER
 from wanbuild.source.safetensors import nothing_there
 from wanbuild.source.scheduler import read_scheduler
+from wanbuild.source.shards import weights_at
 from wanbuild.variants.variant import WITH_IMAGES
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError, shortened
@@ -87,6 +88,21 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
             remedy="for one part: --config transformer=FILE",
         )
     yield from there.items()
+
+
+def beside(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Returns the config.json of each part that is given as a folder or an index, if one is there.
+
+    Args:
+        files: what the user gives for the parts.
+    """
+    places = {name: weights_at(name, place) for name, place in files.items() if name in FILES}
+    return {
+        name: weights.with_name(FILES[name])
+        for name, weights in places.items()
+        if weights != files[name] or weights.suffix == ".json"
+        if os.path.lexists(weights.with_name(FILES[name]))
+    }
 
 
 def of_parts(configs: Mapping[str, Path], parts: Collection[str]) -> dict[str, Path]:

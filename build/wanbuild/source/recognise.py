@@ -24,6 +24,7 @@ from wanbuild.source.safetensors import (
     first_bytes,
     pickled,
 )
+from wanbuild.source.shards import is_shard
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
@@ -119,7 +120,8 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     if expert and component == TRANSFORMERS[0]:
         component, needed = expert, (*TRANSFORMERS, *NEEDED[1:])
     others = " ".join(f"{OPTIONS[name]} ..." for name in needed if name != component)
-    remedy = _PART.format(option=OPTIONS[component], path=path, others=others) if component else _WHOLE
+    place = path.parent if is_shard(path) else path
+    remedy = _PART.format(option=OPTIONS[component], path=place, others=others) if component else _WHOLE
     return SourceError(
         f"{path} is {kind}, one part of a checkpoint", expected="all of its parts", remedy=remedy
     )

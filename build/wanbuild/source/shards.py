@@ -1,4 +1,4 @@
-"""Finds a component's weight files, and checks shards against their index."""
+"""Finds a part's weights, a file or the index of shards, and checks shards against their index."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ WEIGHT_NAMES: Mapping[str, str] = MappingProxyType(
 """Each library's name for its weight file, without the suffix."""
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+_INDEX = ".safetensors.index.json"
 
 
 def list_folder(folder: Path) -> list[str] | None:
@@ -39,8 +40,9 @@ def _weight_candidates(names: Sequence[str], base: str) -> list[str]:
 
 
 def _other_candidates(names: Sequence[str]) -> list[str]:
-    """Returns weight files of any other name, except shards without an index."""
-    return [name for name in names if Path(name).suffix == ".safetensors" and not _SHARD.fullmatch(name)]
+    """Returns weight files and indexes of any other name; shards are found by their index."""
+    ends = (".safetensors", ".gguf", _INDEX)
+    return [name for name in names if name.endswith(ends) and not _SHARD.fullmatch(name)]
 
 
 def find_weights(
@@ -86,6 +88,33 @@ def find_weights(
         expected=f"{base}.safetensors or its index",
         remedy=again,
     )
+
+
+def weights_at(name: str, place: Path) -> Path:
+    """Returns the weight file or the index that an option names by a file, an index or a folder.
+
+    Args:
+        name: the part.
+        place: what the user gives for it. Of a checkpoint's folder the part's own is taken.
+
+    Raises:
+        SourceError: for one of several shards, or as ``find_weights``.
+    """
+    if place.is_dir():
+        own = place / name if (place / "model_index.json").exists() else place
+        return find_weights(own, WEIGHT_NAMES["transformers" if name.endswith("encoder") else "diffusers"])
+    if is_shard(place):
+        raise SourceError(
+            f"{place} is one of several shards",
+            expected="their index, or their folder",
+            remedy=f"give {place.parent}, with the {_INDEX[1:]} that was published with them in it",
+        )
+    return place
+
+
+def is_shard(path: Path) -> bool:
+    """Returns whether a file is one of several shards, by its name."""
+    return _SHARD.fullmatch(path.name) is not None
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
 from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
-from wanbuild.source.component import SourceComponent, open_file
-from wanbuild.source.configs import SCHEDULER, given_scheduler, of_parts
+from wanbuild.source.component import SourceComponent, open_part
+from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts
 from wanbuild.source.derived import shown_fields
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import misfits, nearest_misfits
@@ -48,10 +48,10 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
             + (_where_tokenizer(files) if OPTIONS[TOKENIZER] in missing else "")
             + ", or a SOURCE whose parts the given files replace",
         )
-    configs = of_parts(configs, files)
+    configs = of_parts({**beside(files), **configs}, files)
     with ExitStack() as stack:
         components = {
-            name: open_file(name, None, path, None, stack, configs.get(name))
+            name: open_part(name, None, path, None, stack, configs.get(name))
             for name, path in sorted(files.items())
             if name != TOKENIZER
         }

@@ -254,7 +254,7 @@ def renamed(checkpoint: Path, folder: Path, names: Mapping[str, str]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", ["SOURCE", "SOURCE and an option"])
+@pytest.mark.parametrize("way", ["options", "SOURCE", "SOURCE and an option"])
 def test_experts_whose_names_say_the_other(
     way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +263,11 @@ def test_experts_whose_names_say_the_other(
     names = {"transformer": "T2V-A14B-LowNoise.safetensors", "transformer_2": "a14b_HIGH_fp16.safetensors"}
     checkpoint = renamed(tmp_path / "toy", tmp_path / "source", names)
     files = {name: next((checkpoint / name).glob("*.safetensors")) for name in EXPERTS}
-    if way == "SOURCE":
+    if way == "options":
+        files |= {name: checkpoint / name for name in ("vae", "text_encoder", "tokenizer")}
+        source, said = None, "the experts are swapped, by their names"
+        files |= {name: checkpoint / name for name in EXPERTS}
+    elif way == "SOURCE":
         source, files, said = checkpoint, {}, "the experts are swapped, by their names"
     else:
         source, files = tmp_path / "toy", {"transformer": files["transformer"]}

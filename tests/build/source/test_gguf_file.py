@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from gguf.quants import dequantize, quantize
 from helpers.single_files import original_transformer, state_of
 from helpers.tensor_files import State, save_file
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.source.component import open_file
+from wanbuild.source.component import open_part
 from wanbuild.source.gguf_file import GgufFile, weight_file
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.safetensors import TensorFile
@@ -110,6 +111,12 @@ def test_the_artifact_is_that_of_the_dequantised_weights(
         convert(ConvertRequest(None, tmp_path / name, files={**text_files, "transformer": tmp_path / file}))
         for name, file in (("one", "wan.gguf"), ("two", "wan.safetensors"))
     ]
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(text_checkpoint, folder, ignore=shutil.ignore_patterns("diffusion_pytorch_model*"))
+    shutil.copy(tmp_path / "wan.gguf", folder / "transformer")
+    shutil.copytree(text_checkpoint / "vae", folder / "vae", dirs_exist_ok=True)
+    found.append(convert(ConvertRequest(folder, tmp_path / "three")))
+    assert found[2].components == found[1].components
     assert found[0].components == found[1].components
     assert found[0].source["files"] != found[1].source["files"]
     line = str(no_checkpoint(tmp_path / "wan.gguf"))
@@ -131,7 +138,7 @@ def test_a_text_encoder_has_the_names_of_llama_cpp(
     assert len(kinds) > 10
     large = write(path, given, kinds)
     with ExitStack() as stack:
-        source = open_file("text_encoder", None, path, None, stack)
+        source = open_part("text_encoder", None, path, None, stack)
         assert source.class_name == "UMT5EncoderModel" and source.tensors.keys() == names.keys()
         for key, name in names.items():
             np.testing.assert_array_equal(source.array(key), large[name], err_msg=key)
@@ -145,7 +152,7 @@ def test_a_text_encoder_has_the_names_of_llama_cpp(
             SourceError, match=r"in the llama.cpp naming .*: enc.blk.0.attn_k_norm.weight, norm.weight"
         ),
     ):
-        open_file("text_encoder", None, path, None, stack)
+        open_part("text_encoder", None, path, None, stack)
 
 
 def damaged(path: Path, edit: Any) -> None:
