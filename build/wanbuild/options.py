@@ -70,6 +70,9 @@ class PlainConvert(Struct, frozen=True, kw_only=True):
     force: Annotated[
         bool, option("Replace an existing artifact; programs that stay valid are kept.", recipe=False)
     ] = False
+    strict: Annotated[
+        bool, option("Refuse a LoRA with tensors of layers that the model lacks; else they are left out.")
+    ] = False
     negative_prompt: Annotated[str | None, option("Default negative prompt of the artifact.")] = None
     threads: Annotated[Count | None, option("Worker threads.", default="one per core", recipe=False)] = None
 

@@ -304,6 +304,7 @@ def _artifact(artifact: wanrun.Artifact, rows: Sequence[_Row], target: str | Non
     facts += [
         Fact(name[0].upper() + name[1:], digest, code=True) for name, digest in manifest.digests.items()
     ]
+    facts += [Fact("LoRA", str(lora), f"sha256 {lora.sha256}") for lora in manifest.loras]
     facts.append(Fact("Target", target or "none was loaded", _machine(manifest, target)))
     facts += [
         Fact(

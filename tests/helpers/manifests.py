@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from wanbuild.conversion.orbax import plan_layout
+from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
@@ -207,7 +208,16 @@ def full_manifest() -> Manifest:
         model=full_model(),
         configs={name: {"eps": 1e-6} for name in components},
         source={"repository": "r", "revision": "v", "files": {"config.json": "0"}},
-        loras=({"file": "l", "sha256": "0"},),
+        loras=(
+            Lora(
+                file="l",
+                sha256="0",
+                scale=0.5,
+                component="transformer",
+                adapter_config_sha256="1",
+                left_out=2,
+            ),
+        ),
         dtypes={name: DtypePolicy("bfloat16", "float32", {"w": "int8"}) for name in components},
         components=components,
         profiles={profile.name: profile},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.pages import Seen
 from wanreport.run import number
+from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 
@@ -49,6 +51,18 @@ def test_one_video(wan: Call, artifact: Path, tmp_path: Path) -> None:
     kinds = [image["class"] for image in page.all("img")]
     assert kinds == ["moving", "sheet instead"] and len(page.all("table")) == 1  # the waterfall
     assert page.text.index("Seed") < page.text.index("7", page.text.index("Seed")) < page.text.index("Time")
+
+
+def test_merged_loras_are_named(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Fake
+) -> None:
+    shutil.copytree(artifact, tmp_path / "a")
+    lora = Lora(file="style.safetensors", sha256="0f" * 32, scale=0.5, component=None)
+    read_manifest(artifact).changed(loras=(lora,)).write(tmp_path / "a")
+    output = ("--output", tmp_path / "o.gif", "--report", tmp_path / "r.html")
+    assert run_here(capsys, tmp_path / "a", *output, "--steps", 2, "--prompt", "a fox").code == 0
+    assert "style.safetensors at strength 0.5" in (text := seen(tmp_path).text)
+    assert lora.sha256 in text
 
 
 def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "manifest_digest": manifest.manifest_digest,
         "model": msgspec.to_builtins(manifest.model),
         "source": dict(manifest.source),
-        "loras": list(manifest.loras),
+        "loras": msgspec.to_builtins(manifest.loras),
         "dtypes": msgspec.to_builtins(manifest.dtypes),
         "components": {name: _component(item) for name, item in manifest.components.items()},
         "profiles": {
@@ -134,6 +134,9 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         yield f"assumed         {', '.join(assumed)}: as published, files of weights do not say"
     if configs := source.get("configs"):
         yield f"configs given   {', '.join(dict.fromkeys(configs.values()))}"
+    for lora in manifest.loras:
+        left_out = f", {lora.left_out} of its tensors left out" if lora.left_out else ""
+        yield f"LoRA            {lora}, sha256 {lora.sha256}{left_out}"
     guidance = f"guidance {defaults['guidance_scale']:g}"
     if "guidance_scale_2" in defaults:
         guidance += f" and {defaults['guidance_scale_2']:g} below boundary {defaults['boundary']:g}"

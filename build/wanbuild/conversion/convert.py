@@ -201,13 +201,14 @@ def _default_options(source: Source, variant: Variant, request: ConvertRequest) 
     return with_defaults(own, request.defaults)
 
 
-def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest]) -> Loras:
+def _open_loras(source: Source, variant: Variant, request: ConvertRequest) -> Loras:
+    requests = request.loras
     if len(variant.transformers) == 1 and any(request.component for request in requests):
         raise UsageError("this checkpoint has one transformer, not two experts", remedy="use --lora")
     for line in misplaced(requests, variant.transformers):
         warn(line)
     shapes = {name: source.component(name).shapes for name in variant.transformers}
-    return open_loras(requests, shapes)
+    return open_loras(requests, shapes, request.strict)
 
 
 def _write_components(
@@ -261,7 +262,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
 
     Args:
         request: source, artifact and options.
-        report: gets lines about what rounding to 8 bits has lost.
+        report: gets lines about LoRAs, and about what rounding to 8 bits has lost.
 
     Returns:
         The new artifact's manifest.
@@ -279,7 +280,8 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         variant = variant_of(source)
         files = {name: source.component(name).files[0] for name in variant.transformers}
         check_experts(files, variant.name)
-        loras = stack.enter_context(_open_loras(source, variant, request.loras))
+        loras = stack.enter_context(_open_loras(source, variant, request))
+        report(*loras.lines)
         plans = _plan_components(source, variant, request, loras)
         model = _model_record(source, variant, plans, request)
         small = read_small_files(source)

@@ -8,6 +8,7 @@ of an up matrix has the same scale; a full delta has none. The LoRA's own scale 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +16,11 @@ import numpy as np
 
 from wanbuild.lora.deltas import Delta, FullDelta, LowRankDelta
 from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
-from wanbuild.mapping.engine import LISTED, describe_problems
-from wanbuild.mapping.lora import Parameters, Part, Role, parse_key, unsupported
+from wanbuild.mapping.engine import describe_problems
+from wanbuild.mapping.lora import Parameters, Part, Role, of_adapter, parse_key, unsupported
+from wanbuild.mapping.original import LISTED
+from wanbuild.source.parts import OPTIONS
+from wanbuild.source.recognise import recognised
 from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorFile
 from wanrun.errors import SourceError
 from wanrun.files import open_regular
@@ -38,6 +42,38 @@ class _Group:
         return role in self.parts
 
 
+@dataclass(frozen=True)
+class Match:
+    """What one file changes in one model.
+
+    Attributes:
+        deltas: by the model's key; incomplete if there are problems.
+        left_out: tensors of layers that the model lacks, and of no layer that is known.
+        problems: why it cannot be merged.
+    """
+
+    deltas: Mapping[str, Sequence[Delta]]
+    left_out: Sequence[str]
+    problems: Sequence[str]
+
+
+@dataclass
+class _Found:
+    """The tensors of one file by the parameter that each changes, and those that change none."""
+
+    groups: dict[str, _Group] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class _MisfitError(ValueError):
+    """A change of another shape than the parameter has."""
+
+    def __init__(self, key: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        super().__init__(key, found, expected)
+        self.key, self.found, self.expected = key, found, expected
+
+
 class LoraFile:
     """One LoRA file, to be matched with models.
 
@@ -46,34 +82,46 @@ class LoraFile:
         scale: the factor of its deltas.
 
     Raises:
-        SourceError: if it holds no tensors, quantized tensors, or NaN or infinity, or its configuration is
-            not that of a plain LoRA.
+        SourceError: if it is something else, such as a checkpoint; if it holds no tensors, quantized tensors,
+            or NaN or infinity; or its configuration is not that of a plain LoRA.
     """
 
     def __init__(self, file: TensorFile, scale: float) -> None:
+        _check_kind(file)
         self._file, self._scale = file, scale
         self._config = read_adapter_config(file)
         _check_contents(file)
 
     def match(
-        self, parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]
-    ) -> tuple[dict[str, list[Delta]], list[str]]:
-        """Returns the deltas by the model's key, and the problems; if any, the deltas are incomplete."""
-        groups, problems = self._group(parameters)
-        deltas: dict[str, list[Delta]] = {}
-        for key, group in groups.items():
-            try:
-                deltas[key] = list(self._deltas(key, group, groups, shapes[key]))
-            except ValueError as error:
-                problems.append(str(error))
-        return {key: parts for key, parts in deltas.items() if parts}, problems
+        self, parameters: Parameters, shapes: Mapping[str, tuple[int, ...]], strict: bool = False
+    ) -> Match:
+        """Returns what the file changes in a model.
 
-    def _group(self, parameters: Parameters) -> tuple[dict[str, _Group], list[str]]:
+        Args:
+            parameters: the model's.
+            shapes: their shapes, by key.
+            strict: whether a tensor of a layer that the model lacks is a problem.
+        """
+        found = self._group(parameters)
+        if strict and found.left_out:
+            found.problems.append(f"{_of_lacking(found.left_out)}; without --strict the rest is merged")
+        deltas: dict[str, list[Delta]] = {}
+        misfits: list[_MisfitError] = []
+        for key, group in found.groups.items():
+            try:
+                deltas[key] = list(self._deltas(key, group, found.groups, shapes[key]))
+            except _MisfitError as error:
+                misfits.append(error)
+            except ValueError as error:
+                found.problems.append(str(error))
+        if misfits:
+            found.problems.append(_of_another_size(misfits, len(found.groups)))
+        return Match({key: parts for key, parts in deltas.items() if parts}, found.left_out, found.problems)
+
+    def _group(self, parameters: Parameters) -> _Found:
         """Groups the file's tensors by the parameter that each changes."""
-        groups: dict[str, _Group] = {}
-        unknown: list[str] = []
+        found = _Found()
         kinds: dict[str, list[str]] = {}
-        problems: list[str] = []
         for key in self._file.entries:
             if kind := unsupported(key):
                 kinds.setdefault(kind, []).append(key)
@@ -81,28 +129,30 @@ class LoraFile:
             part = parse_key(key)
             target = None if part is None else parameters.find(part)
             if part is None or target is None:
-                unknown.append(key)
+                found.left_out.append(key)
                 continue
-            group = groups.setdefault(target, _Group())
+            group = found.groups.setdefault(target, _Group())
             if part.role in group:
-                problems.append(
+                found.problems.append(
                     f"{group.key(part.role)} and {key} are both the {part.role.value} of {target}"
                 )
             group.parts[part.role] = key, part
         if kinds:
             # The rest of such a file is useless by itself.
-            return {}, [
-                f"it holds {kind} ({_listed(keys, 3)}): merge it with the tool that made it, "
+            problems = [
+                f"it holds {kind} ({shortly(keys, 3)}): merge it with the tool that made it, "
                 "or extract a plain LoRA of the transformer"
                 for kind, keys in kinds.items()
             ]
-        if unknown:
-            problems.append(f"{len(unknown)} keys match nothing in this model: {_listed(unknown, LISTED)}")
+            return _Found(problems=problems)
+        if found.left_out and not found.groups:
+            found.problems.append(f"it changes nothing: {_of_lacking(found.left_out)}")
+        found.problems += _lonely_alphas(found.left_out)
         if self._file.path.name == PEFT_FILE and self._config is None:
-            alphas = any(Role.ALPHA in group for group in groups.values())
+            alphas = any(Role.ALPHA in group for group in found.groups.values())
             if not alphas and any(key.startswith("base_model.") for key in self._file.entries):
-                problems.append(f"its alpha is in {PEFT_CONFIG}, which is not beside it")
-        return groups, problems
+                found.problems.append(f"its alpha is in {PEFT_CONFIG}, which is not beside it")
+        return found
 
     def _deltas(
         self, key: str, group: _Group, groups: Mapping[str, _Group], shape: tuple[int, ...]
@@ -131,7 +181,7 @@ class LoraFile:
         found = self._file.entries[delta].shape
         flattened = (*shape[:1], math.prod(shape[1:]))
         if _squeezed(found) != _squeezed(shape) and found != flattened:
-            raise ValueError(f"{delta} has shape {list(found)}, {key} has {list(shape)}")
+            raise _MisfitError(key, found, shape)
         return FullDelta(self._file, delta, self._factor(delta, factor))
 
     def _factor(self, key: str, scale: float) -> float:
@@ -145,6 +195,8 @@ class LoraFile:
         """Raises ValueError unless up @ down has the parameter's shape."""
         a, b = self._file.entries[down].shape, self._file.entries[up].shape
         rank = a[0] if a else 0
+        if len(a) == len(b) == len(shape) == 2 and b[1] == rank > 0 and (b[0], a[1]) != shape:
+            raise _MisfitError(key, (b[0], a[1]), shape)
         fits = (
             rank > 0
             and b[:2] == (shape[0], rank)
@@ -182,6 +234,17 @@ class LoraFile:
         if not math.isfinite(alpha) or alpha == 0:
             raise ValueError(f"{key} is {alpha}")
         return alpha
+
+
+def _check_kind(file: TensorFile) -> None:
+    """Raises SourceError for a file of whole weights, which is not read to the end."""
+    if any(map(of_adapter, file.entries)):
+        return
+    kind, component = recognised(file.entries)
+    if component:
+        raise SourceError(
+            f"{file.path.name} is {kind}, and no LoRA", remedy=f"give it as {OPTIONS[component]}"
+        )
 
 
 def _check_contents(file: TensorFile) -> None:
@@ -222,6 +285,44 @@ def _stripped(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _listed(keys: Sequence[str], count: int) -> str:
-    more = f" and {len(keys) - count} more" if len(keys) > count else ""
-    return ", ".join(keys[:count]) + more
+def shortly(texts: Sequence[str], count: int) -> str:
+    """Returns the first texts of a list, and how many more there are."""
+    more = f" and {len(texts) - count} more" if len(texts) > count else ""
+    return ", ".join(texts[:count]) + more
+
+
+def layers_of(keys: Sequence[str]) -> str:
+    """Returns the layers that tensors belong to, for people, with a * for every number."""
+    names = [_module(key) for key in keys]
+    return shortly(list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names)), LISTED)
+
+
+def _module(key: str) -> str:
+    part = parse_key(key)
+    return key if part is None else part.module
+
+
+def _of_lacking(keys: Sequence[str]) -> str:
+    count = "1 tensor is" if len(keys) == 1 else f"{len(keys)} tensors are"
+    return f"{count} of layers that this model lacks: {layers_of(keys)}"
+
+
+def _lonely_alphas(keys: Sequence[str]) -> Iterator[str]:
+    """Yields a problem for each alpha without a matrix: it would be that of matrices under another name."""
+    parts = {key: part for key in keys if (part := parse_key(key)) is not None}
+    modules = {part.module for part in parts.values() if part.role is not Role.ALPHA}
+    for key, part in parts.items():
+        if part.role is Role.ALPHA and part.module not in modules:
+            yield f"{key} is there, and the matrices are not"
+
+
+def _of_another_size(misfits: Sequence[_MisfitError], count: int) -> str:
+    """Says in one line that a LoRA is for a model of another width."""
+    one = next((one for one in misfits if one.key.endswith("attn1.to_q.weight")), misfits[0])
+    widths = ""
+    if len(one.found) == 2 and one.key.endswith("attn1.to_q.weight"):
+        widths = f"it is for a model that is {one.found[1]} wide, and this one is {one.expected[1]} wide: "
+    return (
+        f"{widths}{len(misfits)} of the {count} weights that it changes have another shape, such as "
+        f"{one.key}, {list(one.expected)} and not {list(one.found)}"
+    )

@@ -1,7 +1,7 @@
 """Opens LoRA files for merging into the transformers during conversion.
 
-Every tensor of every file is checked before anything is written: either it changes a parameter of the model,
-or the file is refused with a list of the tensors that do not (``lora.file``).
+Every tensor of every file is checked before anything is written: it changes a parameter of the model, or it
+is of a layer that the model lacks, which is counted; otherwise the file is refused (``lora.file``).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 from wanbuild.lora.deltas import Delta, SummedDelta
-from wanbuild.lora.file import LoraFile
+from wanbuild.lora.file import LoraFile, Match, layers_of
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
 from wanbuild.mapping.engine import describe_problems
 from wanbuild.mapping.lora import Parameters
 from wanbuild.source.experts import NOISE, expert_named
 from wanbuild.source.safetensors import TensorFile
+from wanrun.artifact.lora import Lora
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import file_sha256
 
@@ -88,12 +89,14 @@ class Loras:
 
     Args:
         deltas: component -> diffusers key -> delta, only for keys that a LoRA changes.
-        records: one JSON object per LoRA, in order, for the manifest.
+        records: one per LoRA, in order, for the manifest.
+        lines: what each LoRA does, for people.
         files: the open files.
     """
 
     deltas: Mapping[str, Mapping[str, Delta]]
-    records: tuple[Mapping[str, Any], ...]
+    records: tuple[Lora, ...]
+    lines: tuple[str, ...] = ()
     files: tuple[TensorFile, ...] = ()
 
     def close(self) -> None:
@@ -108,12 +111,13 @@ class Loras:
         self.close()
 
 
-def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
+def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = False) -> Loras:
     """Opens LoRA files and finds the parameters that each changes. Reads each file once for its digest.
 
     Args:
         requests: the LoRAs, in the order they are added.
         shapes: transformer component -> diffusers key -> shape.
+        strict: whether a LoRA with tensors of layers that the model lacks is refused.
 
     Raises:
         UsageError: if a file is missing, or the source has no such transformer.
@@ -123,7 +127,7 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
     _check_requests(requests, shapes)
     parameters = {name: Parameters(keys) for name, keys in shapes.items()}
     found: dict[str, dict[str, list[Delta]]] = {name: {} for name in shapes}
-    records, files, problems = [], [], []
+    records, lines, files, problems = [], [], [], []
     with ExitStack() as stack:
         for request in requests:
             try:
@@ -132,19 +136,22 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
             except SourceError as error:
                 problems.append(str(error))
                 continue
-            for name in shapes if request.component is None else (request.component,):
-                deltas, wrong = lora.match(parameters[name], shapes[name])
-                where = f"{request.path.name} on {name}: " if len(shapes) > 1 else f"{request.path.name}: "
-                problems += [where + problem for problem in wrong]
-                for key, delta in deltas.items():
+            names = tuple(shapes) if request.component is None else (request.component,)
+            matches = {name: lora.match(parameters[name], shapes[name], strict) for name in names}
+            problems += _said_once(request.path.name, matches)
+            for name, match in matches.items():
+                for key, delta in match.deltas.items():
                     found[name].setdefault(key, []).extend(delta)
             files.append(file)
             if not problems:
-                records.append(_record(request))
+                left_out = matches[names[0]].left_out  # experts have the same layers
+                records.append(record := _record(request, len(left_out)))
+                changed = sum(len(match.deltas) for match in matches.values())
+                lines.append(_line(record, changed, left_out, len(file.entries)))
         if problems:
             raise SourceError(
                 f"{'a LoRA' if len(requests) == 1 else 'LoRAs'} cannot be merged: "
-                + describe_problems(list(dict.fromkeys(problems))),
+                + describe_problems(problems),
                 remedy="use a LoRA that was made for this model, as plain safetensors",
             )
         stack.pop_all()
@@ -154,7 +161,27 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
         )
         for name, keys in found.items()
     }
-    return Loras(MappingProxyType(deltas_by_key), tuple(records), tuple(files))
+    return Loras(MappingProxyType(deltas_by_key), tuple(records), tuple(lines), tuple(files))
+
+
+def _said_once(file: str, matches: Mapping[str, Match]) -> Iterator[str]:
+    """Yields the problems of a file, with the transformer if another one does not have the same."""
+    places: dict[str, list[str]] = {}
+    for name, match in matches.items():
+        for problem in match.problems:
+            places.setdefault(problem, []).append(name)
+    for problem, names in places.items():
+        yield f"{file}: {problem}" if len(names) == len(matches) else f"{file} on {names[0]}: {problem}"
+
+
+def _line(record: Lora, changed: int, left_out: Sequence[str], count: int) -> str:
+    line = f"LoRA {record}: changes {changed} weights; sha256 {record.sha256}"
+    if not left_out:
+        return line
+    return (
+        f"{line}; {len(left_out)} of its {count} tensors are left out, of layers that this model lacks: "
+        f"{layers_of(left_out)}"
+    )
 
 
 def _check_requests(requests: Sequence[LoraRequest], shapes: Shapes) -> None:
@@ -173,14 +200,14 @@ def _check_requests(requests: Sequence[LoraRequest], shapes: Shapes) -> None:
             raise UsageError(f"there is no LoRA file {request.path}", remedy="check the path")
 
 
-def _record(request: LoraRequest) -> dict[str, Any]:
+def _record(request: LoraRequest, left_out: int) -> Lora:
     """Returns a LoRA's record in the manifest: all that its deltas depend on, without the path."""
-    record: dict[str, Any] = {
-        "file": request.path.name,
-        "sha256": file_sha256(request.path),
-        "scale": request.scale,
-        "component": request.component,
-    }
-    if uses_config_file(request.path):
-        record["adapter_config_sha256"] = file_sha256(request.path.with_name(PEFT_CONFIG))
-    return record
+    own = uses_config_file(request.path)
+    return Lora(
+        file=request.path.name,
+        sha256=file_sha256(request.path),
+        scale=request.scale,
+        component=request.component,
+        adapter_config_sha256=file_sha256(request.path.with_name(PEFT_CONFIG)) if own else "",
+        left_out=left_out,
+    )

@@ -159,7 +159,7 @@ def _source(manifest: Manifest) -> Iterator[str]:
     source = manifest.source.get("repository") or "a folder without a published name"
     yield f"- weights: {source}" + (f" at `{revision}`" if revision else "")
     for lora in manifest.loras:
-        yield f"- merged LoRA: {_plain(lora.get('file', ''))}, scale {lora.get('scale', 1)}"
+        yield f"- merged LoRA: {_plain(str(lora))}, sha256 `{_plain(lora.sha256)}`"
     yield f"- content digest: `{manifest.content_digest}`"
     yield f"- manifest digest: `{manifest.manifest_digest}`"
 

@@ -127,10 +127,8 @@ def weights_digest(component: Component) -> str:
 
 def _loras(manifest: Manifest) -> Iterator[Any]:
     for number, lora in enumerate(manifest.loras):  # two may be files of one name
-        facts = {"scale": lora.get("scale", 1), "component": lora.get("component", "")}
-        yield _part(
-            "data", f"lora/{number}/{lora.get('file', '')}", str(lora.get("sha256", "")), properties=facts
-        )
+        facts = {"scale": lora.scale, "component": lora.component or ""}
+        yield _part("data", f"lora/{number}/{lora.file}", lora.sha256, properties=facts)
 
 
 def _files(manifest: Manifest) -> Iterator[Any]:

@@ -79,9 +79,10 @@ _REMEDY = "pass --overwrite to make all again, or choose another output"
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metadata as read from a file, without wanrun's version and the artifact's address."""
+    """Returns metadata as read from a file, without wanrun's version, the artifact's address, and the LoRAs,
+    which the content digest covers."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
-    for key in ("wanrun", "artifact"):
+    for key in ("wanrun", "artifact", "loras"):
         plain.pop(key, None)
     return dict(plain)
 

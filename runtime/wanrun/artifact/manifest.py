@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from wanrun.artifact.lora import Lora
 from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import Profile, Program, ProgramSet
@@ -115,7 +116,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     model: Model
     configs: Mapping[str, Mapping[str, Any]]
     source: Mapping[str, Any]
-    loras: tuple[Mapping[str, Any], ...]
+    loras: tuple[Lora, ...]
     dtypes: Mapping[str, DtypePolicy]
     components: Mapping[str, Component]
     tokenizer: Tokenizer

@@ -139,6 +139,7 @@ class Generation:
             "fps": self.fps,
             "num_videos": self.profile.num_videos,
             "wanrun": __version__,
+            **({"loras": [lora.facts for lora in self.manifest.loras]} if self.manifest.loras else {}),
             **facts,
         }
 

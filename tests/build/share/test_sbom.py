@@ -12,6 +12,7 @@ from helpers.damage import flip
 from wanbuild.cli import wanbuild
 from wanbuild.share.sbom import bill_of_materials
 from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 
@@ -24,7 +25,7 @@ def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) 
     manifest = manifest.changed(
         source={**manifest.source, "repository": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "revision": "abc"},
         loras=tuple(
-            {"file": "style.safetensors", "sha256": digit * 64, "scale": 0.5, "component": "transformer"}
+            Lora(file="style.safetensors", sha256=digit * 64, scale=0.5, component="transformer")
             for digit in "01"
         ),
     )

@@ -163,7 +163,7 @@ def test_loras_of_both_experts_and_of_each(checkpoint: Path, tmp_path: Path) -> 
     arguments = ["convert", checkpoint, "--artifact", artifact, "--weights-dtype", "float32", *options]
     assert run(wanbuild, list(map(str, arguments))) == 0
     records = read_manifest(artifact).loras
-    assert [(r["file"], r["scale"], r["component"]) for r in records] == [
+    assert [(r.file, r.scale, r.component) for r in records] == [
         ("both.safetensors", 0.5, None),
         ("high.safetensors", 1.0, "transformer"),
         ("low.safetensors", -2.0, "transformer_2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.manifests import plain_manifest, with_model
 from helpers.media_files import task_of
 from helpers.options import PROFILE, generation
 from wanrun import __version__
+from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import Component
 from wanrun.errors import UsageError
 from wanrun.files import sha256_of
@@ -34,6 +36,13 @@ def test_the_metadata() -> None:
         "wanrun": __version__,
         "text_encoder": "jax",
     }
+
+
+def test_the_metadata_names_merged_loras() -> None:
+    lora = Lora(file="style.safetensors", sha256="0", scale=0.5, component=None, left_out=3)
+    found = generation()
+    merged = replace(found, manifest=found.manifest.changed(loras=(lora,)))
+    assert merged.metadata(None, {})["loras"] == [lora.facts]
 
 
 def test_the_metadata_of_media() -> None:

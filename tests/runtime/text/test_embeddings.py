@@ -15,6 +15,7 @@ import pytest
 from helpers.embeddings import PROMPT, random_rows, same
 from helpers.manifests import plain_model
 from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.artifact.named import EMBEDDING
 from wanrun.errors import ArtifactError
@@ -169,7 +170,10 @@ def test_what_a_key_depends_on(manifest: Manifest, tmp_path: Path) -> None:
     assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
 
     same_key = manifest.changed(
-        loras=({"file": "x"},), times={"converted": "now"}, model=plain_model(), source={"files": {}}
+        loras=(Lora(file="x", sha256="0", scale=1.0, component=None),),
+        times={"converted": "now"},
+        model=plain_model(),
+        source={"files": {}},
     )
     assert EmbeddingFormat(same_key).key("a fox", "float32") in keys
     cached = {EmbeddingCache(other, {}, folder=tmp_path).name("a fox", "float32") for other in others}
