@@ -113,7 +113,7 @@ def _plan_components(
     """Plans every component; raises one error with the problems of all of them."""
     modules: dict[str, nnx.Module] = {}
     assigned: dict[str, tuple[Assignment, ...]] = {}
-    problems: list[str] = []
+    problems, wrong = list[str](), list[str]()
     components = {name: source.component(name) for name in variant.weight_components}
     kinds = {name: kind_of(name, component.class_name) for name, component in components.items()}
     configs = {
@@ -127,9 +127,10 @@ def _plan_components(
         modules[name] = kind.module(config, policy)
         assigned[name], found = assign(kind.rules, component.shapes, modules[name], name)
         problems += found
+        wrong += [f"{components[name].weights} ({components[name].config_file})"] if found else []
     if problems:
         raise SourceError(
-            f"{source.path} does not fit its config: {describe_problems(problems)}",
+            f"{', '.join(wrong)}: weights do not fit their config: {describe_problems(problems)}",
             remedy="check that the download is complete and is the checkpoint its config describes",
         )
     stored = {

@@ -55,6 +55,7 @@ class Source:
         image_processor_file: its file; None if there is none, or for the published preprocessing.
         assumed: the facts that are taken as published, because files of weights do not say them.
         configs: the config files that the user has given, by part.
+        given: what the user has given for parts, by component.
     """
 
     path: Path
@@ -72,6 +73,7 @@ class Source:
     image_processor_file: Path | None
     assumed: tuple[str, ...] = ()
     configs: Mapping[str, Path] = field(default_factory=dict)
+    given: Mapping[str, Path] = field(default_factory=dict)
 
     def component(self, name: str) -> SourceComponent:
         """Returns a component; KeyError if the source has none of this name, or it has no weights."""
@@ -291,6 +293,7 @@ def _open_source(
             image_processor=open_image_processor(path / IMAGE_PROCESSOR) if with_processor else None,
             image_processor_file=path / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE if with_processor else None,
             configs=MappingProxyType(configs),
+            given=MappingProxyType(dict(files)),
         )
         stack.pop_all()
     return source

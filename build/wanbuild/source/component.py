@@ -21,6 +21,7 @@ from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.eight_bit import EightBit, Scales, read_config, weights_in
 from wanbuild.source.gguf_file import weight_file
 from wanbuild.source.original_config import derive_config, is_original
+from wanbuild.source.recognise import check_kind
 from wanbuild.source.safetensors import (
     READABLE_DTYPES,
     TensorEntry,
@@ -84,6 +85,11 @@ class SourceComponent:
     def renamed(self) -> bool:
         """Whether some tensor has another name in its file, or is a part of one."""
         return _renamed(self.tensors)
+
+    @property
+    def weights(self) -> Path:
+        """Its weight file, or the index of its shards."""
+        return self.index or self.files[0]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -227,6 +233,8 @@ def _holders(weights: Path, stack: ExitStack) -> tuple[dict[str, TensorFile], Pa
     """
     if weights.suffix != ".json":
         file = stack.enter_context(weight_file(weights))
+        if not file.entries:
+            raise file.damaged("no tensors")
         return dict.fromkeys(file.entries, file), None
     weight_map = read_weight_map(weights)
     names = sorted(set(weight_map.values()))
@@ -243,6 +251,7 @@ def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[
         holders: the file of each stored tensor.
         where: the file or index, for messages.
     """
+    check_kind(name, holders, where)
     weights, scales = weights_in(holders), Scales(holders)
     if name in TRANSFORMERS:
         _refuse_quantized(weights)

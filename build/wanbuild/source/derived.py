@@ -110,7 +110,7 @@ def _no_part(name: str, where: str, found: str) -> SourceError:
         f"{where} is no {name.replace('_', ' ')} of Wan",
         expected=f"the weights that {OPTIONS[name]} names",
         found=found,
-        remedy=f"check what the file is: wanbuild convert {where}",
+        remedy="give the file of this part that was published with the model",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from wanbuild.config import shown
 from wanbuild.models.clip_config import image_tokens
 from wanbuild.source.checkpoint import Source
+from wanbuild.source.parts import OPTIONS
 from wanbuild.variants.table import variants_of_pipeline
 from wanbuild.variants.variant import CHANNELS, IMAGE_ENCODER, Variant
 from wanrun.errors import SourceError
@@ -31,7 +32,8 @@ def variant_of(source: Source) -> Variant:
         if not problems:
             return variant
     raise SourceError(
-        f"{source.path} is of no supported variant: {nearest_misfits(found)}",
+        f"{source.path} is of no supported variant: {(said := nearest_misfits(found))}",
+        found=given_parts(source, said),
         remedy="use a checkpoint of a supported variant, in the diffusers layout",
     )
 
@@ -45,6 +47,17 @@ def nearest_misfits(found: Sequence[tuple[Variant, Sequence[str]]]) -> str:
     fewest = min(len(problems) for _, problems in found)
     nearest = [(variant, problems) for variant, problems in found if len(problems) == fewest]
     return "; ".join(f"not {variant.name}: {', '.join(problems)}" for variant, problems in nearest)
+
+
+def given_parts(source: Source, said: str) -> str | None:
+    """Returns the parts that the user has given and that differences are about, as text; None for none.
+
+    Args:
+        source: the source.
+        said: the differences.
+    """
+    named = [f"{OPTIONS[name]} {path}" for name, path in source.given.items() if f"{name} " in said]
+    return ", ".join(named) or None
 
 
 def misfits(variant: Variant, source: Source) -> list[str]:

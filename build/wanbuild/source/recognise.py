@@ -127,6 +127,32 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     )
 
 
+def check_kind(name: str, keys: Iterable[str], where: Path) -> None:
+    """Refuses a file that stands for a part, and is another one or a LoRA.
+
+    Args:
+        name: the part.
+        keys: the names of all tensors of the file.
+        where: the file, for the message.
+
+    Raises:
+        SourceError: saying what it is, and as what it can be given.
+    """
+    kind, found = recognised(keys)
+    expected = TRANSFORMERS[0] if name in TRANSFORMERS else name
+    if kind == "a LoRA":
+        remedy = f"merge it into a transformer: --lora {where}"
+    elif found and found != expected:
+        remedy = f"give it as {OPTIONS[found]}"
+    else:
+        return
+    raise SourceError(
+        f"{where} is {kind}",
+        expected=f"the {expected.replace('_', ' ')}, as {OPTIONS[name]} or in a checkpoint's {name}",
+        remedy=remedy,
+    )
+
+
 def recognised(keys: Iterable[str]) -> tuple[str, str]:
     """Returns the kind of a file with these tensors, and its component of a checkpoint; empty if unknown.
 

@@ -19,7 +19,7 @@ from wanbuild.source.component import SourceComponent, open_part
 from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts
 from wanbuild.source.derived import shown_fields
 from wanbuild.source.images import ImageProcessorConfig
-from wanbuild.source.match import misfits, nearest_misfits
+from wanbuild.source.match import given_parts, misfits, nearest_misfits
 from wanbuild.source.parts import NEEDED, OPTIONS, TOKENIZER
 from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.variants.table import variants
@@ -71,6 +71,7 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
             image_processor=_processor(components[IMAGE_ENCODER]) if processors else None,
             image_processor_file=None,
             configs=MappingProxyType(configs),
+            given=MappingProxyType(dict(files)),
         )
         source = _matched(source)
         stack.pop_all()
@@ -98,7 +99,8 @@ def _matched(source: Source) -> Source:
         if not problems:
             return candidate
     raise SourceError(
-        f"the files are of no supported variant: {nearest_misfits(found)}",
+        f"the files are of no supported variant: {(said := nearest_misfits(found))}",
+        found=given_parts(source, said),
         remedy="check that each file is of the same model, and give those that are missing",
     )
 

@@ -238,7 +238,7 @@ def test_all_misfits_are_listed(toy_checkpoint: Path, tmp_path: Path) -> None:
         state = load_file(file)
         state[f"{dropped}_old"] = state.pop(dropped)
         save_file(state, file)
-    with pytest.raises(SourceError, match="does not fit its config") as caught:
+    with pytest.raises(SourceError, match="weights do not fit their config") as caught:
         convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
     for part in (
         "unexpected key blocks.1.norm2.bias_old",

@@ -133,7 +133,7 @@ FILES: dict[str, bytes] = {
     "text": b"hello, world\n",
     "zeros": bytes(4096),
 }
-MESSAGE_OF_FILES = r"cut off|not a valid safetensors file|does not fit its config|is a GGUF file"
+MESSAGE_OF_FILES = r"cut off|not a valid safetensors file|weights do not fit their config|no tensors"
 
 
 def with_header(raw: bytes) -> Change:

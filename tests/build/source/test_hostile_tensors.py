@@ -72,7 +72,7 @@ def not_a_number(dtype: str) -> Change:
     return edit_tensors("", edit)
 
 
-UNFIT = "does not fit its config"
+UNFIT = "weights do not fit their config"
 TENSORS: dict[str, tuple[Change, str]] = {
     **{
         f"dtype {dtype}": (stored_as(dtype, item_bytes), "is not a plain weight")
@@ -107,7 +107,7 @@ TENSORS: dict[str, tuple[Change, str]] = {
     "no values and a huge axis": (empty_tensor((0, 2**62)), UNFIT),
     "no values and huge axes": (empty_tensor((2**62, 2**62, 0)), UNFIT),
     "a missing tensor": (edit_tensors("", lambda t, c: t.pop(some(t, c))), "missing key"),
-    "no tensors": (edit_tensors("", lambda t, c: t.clear()), "missing key"),
+    "no tensors": (edit_tensors("", lambda t, c: t.clear()), "no tensors"),
     "one tensor alone": (
         edit_tensors("", lambda t, c: [t.pop(key) for key in sorted(t)[1:]]),
         "missing key",

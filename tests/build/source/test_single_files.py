@@ -383,19 +383,51 @@ def test_missing_parts_are_named(text_files: Mapping[str, Path]) -> None:
         open_files({name: text_files[name] for name in ("transformer", "text_encoder")})
 
 
-def test_a_part_of_another_kind(text_files: Mapping[str, Path]) -> None:
-    swapped = {**text_files, "vae": text_files["text_encoder"], "text_encoder": text_files["vae"]}
-    said = r"wan_vae_fp32\S* is no text encoder of Wan.*--text-encoder.*wanbuild convert"
-    with pytest.raises(SourceError, match=said):
-        open_files(swapped)
-    with pytest.raises(SourceError, match="is no transformer of Wan"):
-        open_files({**text_files, "transformer": text_files["vae"]})
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "in place of a part"])
+@pytest.mark.parametrize(
+    ("part", "other", "said"),
+    [
+        ("text_encoder", "vae", "is the VAE of Wan .*expected the text encoder.* give it as --vae"),
+        ("vae", "text_encoder", "is the text encoder .*expected the vae.* give it as --text-encoder"),
+        ("transformer", "vae", "is the VAE of Wan .*expected the transformer.* give it as --vae"),
+        ("transformer", "lora", "is a LoRA; .*merge it into a transformer: --lora "),
+    ],
+)
+def test_a_part_of_another_kind(
+    part: str,
+    other: str,
+    said: str,
+    alone: bool,
+    text_files: Mapping[str, Path],
+    text_checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    """The line names the file and what it is, whatever SOURCE is."""
+    save_file({"diffusion_model.blocks.0.self_attn.q.lora_down.weight": np.ones((2, 2))}, tmp_path / "lora")
+    file = text_files.get(other, tmp_path / "lora")
+    files = {**text_files, part: file} if alone else {part: file}
+    request = ConvertRequest(None if alone else text_checkpoint, tmp_path / "a", files=files)
+    with pytest.raises(SourceError, match=said) as caught:
+        convert(request)
+    assert str(caught.value).startswith(f"{file} is ")
+
+
+def test_a_part_of_another_model(text_checkpoint: Path, tmp_path: Path) -> None:
+    """Its config is SOURCE's, which it does not fit: the line names the file, not SOURCE."""
+    write_with_published_heads(tmp_path / "checkpoint", "wan2.2-ti2v")
+    save_file(original_vae(tmp_path / "checkpoint" / "vae"), file := tmp_path / "vae.safetensors")
+    with pytest.raises(SourceError, match="weights do not fit their config") as caught:
+        convert(ConvertRequest(text_checkpoint, tmp_path / "a", files={"vae": file}))
+    assert str(caught.value).startswith(f"{file} ({text_checkpoint}/vae/config.json): ")
 
 
 def test_parts_of_different_models(text_files: Mapping[str, Path], tmp_path: Path) -> None:
     write_with_published_heads(tmp_path / "checkpoint", "wan2.2-ti2v")
     save_file(original_vae(tmp_path / "checkpoint" / "vae"), tmp_path / "vae.safetensors")
-    said = r"are of no supported variant: not wan2\.2-ti2v: transformer out_channels is 16, not 48"
+    said = (
+        r"are of no supported variant: not wan2\.2-ti2v: transformer out_channels is 16, not 48.*; "
+        r"found --transformer \S+, .*--vae \S+vae\.safetensors"
+    )
     with pytest.raises(SourceError, match=said):
         open_files({**text_files, "vae": tmp_path / "vae.safetensors"})
 
