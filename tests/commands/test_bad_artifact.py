@@ -49,7 +49,7 @@ def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path)
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"", "cannot be read"),
+        (b"", "manifest.json is empty; build the artifact again"),
         (b'{"format": "wan-art', "cannot be read"),
         (b"\xff\x00\x80", "cannot be read"),
         (b'{"a": ' + b"[" * 100_000, "cannot be read"),
@@ -184,6 +184,7 @@ def test_a_path_that_reaches_outside(
         record[key] = name
         (folder / "manifest.json").write_text(json.dumps(data))
         line = refused(folder)
+        assert str(folder) in line
         if isinstance(name, str):
             assert "names a path outside the artifact" in line and f"found {name!r}" in line
         else:

@@ -8,7 +8,7 @@ _ATTENTION = r"encoder\.block\.(?P<layer>\d+)\.layer\.0\."
 _FEED_FORWARD = r"encoder\.block\.(?P<layer>\d+)\.layer\.1\."
 
 UMT5_RULES: tuple[Rule, ...] = (
-    # One tensor with two tied names; a file that holds both is refused.
+    # One tensor with two tied names; of a file that holds both, equal ones, one is read.
     Rule(r"shared\.weight|encoder\.embed_tokens\.weight", "shared"),
     Rule(_ATTENTION + r"SelfAttention\.(?P<proj>[qkvo])\.weight", "blocks/{proj}/weight"),
     Rule(_ATTENTION + r"SelfAttention\.relative_attention_bias\.weight", "blocks/relative_attention_bias"),

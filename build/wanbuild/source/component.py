@@ -37,6 +37,7 @@ from wanbuild.source.shards import (
     weights_at,
 )
 from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.errors import SourceError
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,37 @@ def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[
         whole = _stored_tensor(stored_as[plain], holders, scales)
         for number, new in enumerate(parts):
             found[new] = _rows(whole, number, len(parts))
+    if set(_TIED) <= found.keys():
+        _check_tied(*(found[key] for key in _TIED))
+        del found[_TIED[1]]
     return dict(sorted(found.items()))
+
+
+_TIED = ("shared.weight", "encoder.embed_tokens.weight")
+"""The two names of a text encoder's embedding; torch's own saving writes both."""
+
+_TIED_BYTES = 2**22
+"""What is compared at a time."""
+
+
+def _check_tied(one: SourceTensor, other: SourceTensor) -> None:
+    """Raises SourceError unless two tensors hold the same values in the same form."""
+    digests = [None if each.eight_bit is None else each.eight_bit.digest for each in (one, other)]
+    forms = [(each.entry.dtype, each.entry.shape) for each in (one, other)]
+    same = forms[0] == forms[1] and digests[0] == digests[1]
+    size = one.entry.nbytes
+    first, second = (np.empty(min(size, _TIED_BYTES), np.uint8) for _ in range(2))
+    for begin in range(0, size if same else 0, _TIED_BYTES):
+        blocks = first[: size - begin], second[: size - begin]
+        for each, block in zip((one, other), blocks, strict=True):
+            each.file.read(each.stored, each.begin + begin, block)
+        same = same and np.array_equal(*blocks)
+    if not same:
+        raise SourceError(
+            f"{one.stored} and {other.stored} in {one.file.path} are not equal",
+            expected="one embedding of the text encoder, under one name or under both",
+            remedy="use the file as published",
+        )
 
 
 def _stored_tensor(stored: str, holders: Mapping[str, TensorFile], scales: Scales) -> SourceTensor:

@@ -236,6 +236,8 @@ def read_manifest(artifact: Path) -> Manifest:
     path = artifact / MANIFEST
     try:
         data = read_bounded(path, MAX_BYTES)
+        if not data:
+            raise ArtifactError(f"{path} is empty", remedy="build the artifact again")
         header = msgspec.json.decode(data, type=_Header)
     except (FileNotFoundError, NotADirectoryError):
         found, remedy = wrong_path(artifact, MANIFEST)
@@ -245,18 +247,25 @@ def read_manifest(artifact: Path) -> Manifest:
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
     if header.format != FORMAT:
-        raise ArtifactError(f"{path} is not a Wan artifact", expected=f"format {FORMAT}", found=header.format)
+        raise ArtifactError(
+            f"{path} is not a Wan artifact",
+            expected=f"format {FORMAT}",
+            found=header.format or "no format",
+            remedy="build the artifact again, or give another folder",
+        )
     if header.format_version != FORMAT_VERSION:
         raise ArtifactError(
             f"{artifact} has another format version",
             expected=FORMAT_VERSION,
-            found=header.format_version,
+            found=repr(header.format_version)[:80],
             remedy="convert and compile it again with this version, or use the version that made it",
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again") from None
+    except ArtifactError as error:  # of a record that names a file
+        raise error.located(str(path)) from None
     for field in ("components", "configs", "dtypes"):
         there = getattr(manifest, field)
         if not there.keys() >= set(NEEDED):

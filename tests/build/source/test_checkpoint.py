@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from wanbuild.published.settings import SCHEDULER_CONFIGS
+from wanbuild.source import component
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
@@ -423,6 +424,24 @@ def test_files_may_be_links_into_a_cache(sharded: Path, tmp_path: Path) -> None:
         assert np.array_equal(
             source.component("transformer").array(key), plain.component("transformer").array(key)
         )
+
+
+def test_a_tied_embedding_under_both_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own saving writes it twice: one is read, if they are equal in every block."""
+    monkeypatch.setattr(component, "_TIED_BYTES", 1000)
+    (weights,) = (folder / "text_encoder").glob("*.safetensors")
+    with open_source(folder) as source:
+        expected = source.component("text_encoder").shapes
+    tensors = load_file(weights)
+    (given,) = (key for key in tensors if key in ("shared.weight", "encoder.embed_tokens.weight"))
+    both = dict.fromkeys(("shared.weight", "encoder.embed_tokens.weight"), tensors.pop(given))
+    save_file({**tensors, **both}, weights)
+    with open_source(folder) as source:
+        assert source.component("text_encoder").shapes == expected
+    other = both["shared.weight"].copy()
+    other[-1, -1] += 1
+    save_file({**tensors, **both, "shared.weight": other}, weights)
+    _refused(folder, "shared.weight and encoder.embed_tokens.weight in .* are not equal")
 
 
 @pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])

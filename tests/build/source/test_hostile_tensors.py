@@ -11,6 +11,12 @@ import pytest
 from helpers.hostile import WEIGHTS, Case, Change, Checkpoint, Tensor, assert_refused, edit_tensors
 
 
+def reverse(tensor: Tensor) -> Tensor:
+    """The same tensor with its bytes the other way round."""
+    dtype, shape, content = tensor
+    return dtype, shape, content[::-1]
+
+
 def some(tensors: dict[str, Tensor], checkpoint: Checkpoint, rank: int = 1) -> str:
     """A tensor of at least this rank, whose sizes differ."""
     fitting = [key for key, (_, shape, _) in tensors.items() if len(shape) >= rank]
@@ -151,12 +157,12 @@ TENSORS: dict[str, tuple[Change, str]] = {
         ),
         "both fill|unexpected key",
     ),
-    "both names of the tied embedding": (
+    "two values of the tied embedding": (
         edit_tensors(
             WEIGHTS["text_encoder"],
-            lambda t, c: t.update({"encoder.embed_tokens.weight": t["shared.weight"]}),
+            lambda t, c: t.update({"encoder.embed_tokens.weight": reverse(t["shared.weight"])}),
         ),
-        "both fill",
+        "shared.weight and encoder.embed_tokens.weight in .* are not equal",
     ),
 }
 

@@ -81,7 +81,7 @@ def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
     ("content", "message"),
     [
         (None, "is not an artifact; found no manifest.json in it"),
-        (b"", "cannot be read"),
+        (b"", "manifest.json is empty"),
         (b"\xff\xfe", "cannot be read"),
         (b'{"format": ', "cannot be read"),
         (b'{"configs": ' + b"[" * 100_000, "cannot be read"),
