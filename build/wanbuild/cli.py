@@ -215,7 +215,7 @@ def _record_proxies(artifact: Path) -> None:
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
-    from wanbuild.conversion.convert import check_place
+    from wanbuild.conversion.replacement import check_place
     from wanbuild.options import CompileRequest
     from wanbuild.plan.subject import model_of
     from wanbuild.programs.compile import check_request

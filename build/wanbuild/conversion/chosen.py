@@ -18,6 +18,7 @@ from wanbuild.source.component import SourceComponent
 from wanrun import EIGHT_BITS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
+from wanrun.units import in_bytes
 
 FORMS: Mapping[str, str | None] = MappingProxyType(
     {**{one.name: one.dtype for one in EIGHT_BITS.values()}, "source": None}
@@ -168,6 +169,26 @@ def in_eight_bits(assignments: Sequence[Assignment], layers: Mapping[str, str]) 
         dataclasses.replace(item, dtype=dtypes[item.path]) if item.path in dtypes else item
         for item in assignments
     )
+
+
+def widened_lines(
+    source: Mapping[str, SourceComponent], written: Mapping[str, int], dtypes: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields what quantised weights of the source become in an artifact without ``--quantise``, for people.
+
+    Args:
+        source: the components.
+        written: the bytes of each in the artifact.
+        dtypes: the dtype of each one's weights there.
+    """
+    for name, nbytes in written.items():
+        if source[name].quantised:
+            eight = any(tensor.eight_bit is not None for tensor in source[name].tensors.values())
+            yield (
+                f"{name}: {in_bytes(source[name].stored_bytes)} of quantised weights become "
+                f"{in_bytes(nbytes)} of {dtypes[name]}; --quantise {'source' if eight else 'int8'} keeps the "
+                "artifact small"
+            )
 
 
 def lost_lines(lost: Mapping[str, Mapping[tuple[str, int], float]]) -> Iterator[str]:

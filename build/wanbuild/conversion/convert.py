@@ -23,10 +23,11 @@ from wanbuild.conversion.chosen import (
     in_eight_bits,
     lost_lines,
     stored_in_eight_bits,
+    widened_lines,
 )
 from wanbuild.conversion.defaults import check_defaults, model_record, with_defaults
 from wanbuild.conversion.provenance import SmallFiles, read_small_files, source_record
-from wanbuild.conversion.replacement import check_own, keep_valid
+from wanbuild.conversion.replacement import check_place, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanbuild.hub.repository import locate_source, locate_tokenizer
 from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras
@@ -43,11 +44,10 @@ from wanbuild.source.single_files import open_files
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
-from wanrun.artifact.manifest import MANIFEST, Manifest, Tokenizer
+from wanrun.artifact.manifest import Manifest, Tokenizer
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
-from wanrun.claims import Claims
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
 from wanrun.temporary import remove_tree
@@ -263,7 +263,8 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
 
     Args:
         request: source, artifact and options.
-        report: gets lines about LoRAs, and about what rounding to 8 bits has lost.
+        report: gets lines about LoRAs, about quantised weights that become larger, and about what rounding
+            to 8 bits has lost.
 
     Returns:
         The new artifact's manifest.
@@ -284,6 +285,10 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         loras = stack.enter_context(_open_loras(source, variant, request))
         report(*loras.lines)
         plans = _plan_components(source, variant, request, loras)
+        if request.quantise is None:
+            sizes = {name: plan.nbytes for name, plan in plans.items()}
+            dtypes = {name: plan.policy.weights for name, plan in plans.items()}
+            report(*widened_lines(source.components, sizes, dtypes))
         model = _model_record(source, variant, plans, request)
         small = read_small_files(source)
         with build_lock(artifact):
@@ -374,25 +379,3 @@ def _manifest(
         tool={"name": "wanbuild", "version": __version__},
         times={"converted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
-
-
-def check_place(artifact: Path, force: bool) -> None:
-    """Checks that an artifact may be made at this place; ``force`` lets it replace one.
-
-    Raises:
-        UsageError: if something else is there, or it lies inside an artifact.
-    """
-    Claims().write([artifact], "", artifact=True)
-    if artifact.resolve() == Path.cwd():
-        raise UsageError(
-            f"the artifact {artifact} is the working folder", remedy="give a folder in it, or another"
-        )
-    if not artifact.exists() or (artifact.is_dir() and not any(artifact.iterdir())):
-        return
-    if not (artifact / MANIFEST).is_file():
-        raise UsageError(
-            f"{artifact} exists and is not an artifact", remedy="choose another folder; it is left as it is"
-        )
-    if not force:
-        raise UsageError(f"the artifact {artifact} exists", remedy="pass --force to replace it")
-    check_own(artifact)

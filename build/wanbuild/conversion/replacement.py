@@ -12,6 +12,7 @@ from typing import Any
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
 from wanrun.artifact.named import EMBEDDING, EXECUTABLE, KINDS, PROGRAM
+from wanrun.claims import Claims
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
 from wanrun.temporary import NAME
@@ -37,12 +38,30 @@ _OWN = re.compile(
 """Names of an artifact's files, listed or left by a killed build."""
 
 
-def check_own(artifact: Path) -> None:
-    """Checks that all files in an artifact's folder are an artifact's: replacing it deletes them.
+def check_place(artifact: Path, force: bool) -> None:
+    """Checks that an artifact may be made at this place; ``force`` lets it replace one.
 
     Raises:
-        UsageError: naming the first three others.
+        UsageError: if something else is there, or it lies inside an artifact.
     """
+    Claims().write([artifact], "", artifact=True)
+    if artifact.resolve() == Path.cwd():
+        raise UsageError(
+            f"the artifact {artifact} is the working folder", remedy="give a folder in it, or another"
+        )
+    if not artifact.exists() or (artifact.is_dir() and not any(artifact.iterdir())):
+        return
+    if not (artifact / MANIFEST).is_file():
+        raise UsageError(
+            f"{artifact} exists and is not an artifact", remedy="choose another folder; it is left as it is"
+        )
+    if not force:
+        raise UsageError(f"the artifact {artifact} exists", remedy="pass --force to replace it")
+    _check_own(artifact)
+
+
+def _check_own(artifact: Path) -> None:
+    """Raises UsageError for files in an artifact's folder that are not its own: replacing it deletes them."""
     others = sorted(_others(artifact))
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""

@@ -108,6 +108,21 @@ class SourceComponent:
         """Bytes of all tensors as stored."""
         return sum(tensor.entry.nbytes for tensor in self.tensors.values())
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors in their files, where some are quantised."""
+        stored = {(tensor.file.path, tensor.stored): tensor.file for tensor in self.tensors.values()}
+        return sum(file.stored_bytes(name) for (_, name), file in stored.items())
+
+    @property
+    def quantised(self) -> bool:
+        """Whether some of its tensors have more values than bytes for plain ones: of 8 bits, or a GGUF's."""
+        tensors = self.tensors.values()
+        return any(
+            tensor.eight_bit is not None or tensor.file.stored_bytes(tensor.stored) < tensor.entry.nbytes
+            for tensor in tensors
+        )
+
     def entry(self, key: str) -> TensorEntry:
         """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
         return self.tensors[key].entry

@@ -132,6 +132,12 @@ class GgufFile(TensorFile):
         kept = {name: blocks for name, blocks in self._blocks.items() if name.startswith(prefix)}
         self._blocks = {name.removeprefix(prefix): blocks for name, blocks in kept.items()}
 
+    def stored_bytes(self, name: str) -> int:
+        entry = self.entries[name]
+        if (blocks := self._blocks.get(name)) is None:
+            return entry.nbytes
+        return math.prod(entry.shape) // blocks.items * blocks.nbytes
+
     def read(self, name: str, begin: int, out: np.ndarray) -> None:
         """Reads a tensor's bytes, those of float32 if it is quantised, as ``TensorFile.read`` does."""
         if (blocks := self._blocks.get(name)) is None:

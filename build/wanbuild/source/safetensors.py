@@ -302,6 +302,10 @@ class TensorFile:
             raise ValueError(f"bytes {begin} to {begin + out.nbytes} of {name}, which has {entry.nbytes}")
         self._read_at(entry.offset + begin, out)
 
+    def stored_bytes(self, name: str) -> int:
+        """Returns the bytes of a tensor in the file; those that ``read`` gives may be more."""
+        return self.entries[name].nbytes
+
     def array(self, name: str) -> np.ndarray:
         """Reads a whole tensor into new memory; raises like ``read``."""
         entry = self.entries[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import struct
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.safetensors import TensorFile
 from wanbuild.source.single_files import open_files
 from wanrun.errors import SourceError
+from wanrun.units import in_bytes
 
 MADE = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
 """Types that the package gguf quantises."""
@@ -107,10 +109,21 @@ def test_the_artifact_is_that_of_the_dequantised_weights(
     large = write(tmp_path / "wan.gguf", flat, kinds, **shape)
     large["patch_embedding.weight"] = five
     save_file(large, tmp_path / "wan.safetensors")
+    lines: list[str] = []
     found = [
-        convert(ConvertRequest(None, tmp_path / name, files={**text_files, "transformer": tmp_path / file}))
+        convert(
+            ConvertRequest(None, tmp_path / name, files={**text_files, "transformer": tmp_path / file}),
+            lambda *said: lines.extend(said),
+        )
         for name, file in (("one", "wan.gguf"), ("two", "wan.safetensors"))
     ]
+    (line,) = lines
+    nbytes = in_bytes(found[0].components["transformer"].nbytes)
+    assert re.fullmatch(
+        rf"transformer: [\d.]+ [kM]B of quantised weights become {nbytes} of bfloat16; "
+        "--quantise int8 keeps the artifact small",
+        line,
+    )
     folder = tmp_path / "checkpoint"
     shutil.copytree(text_checkpoint, folder, ignore=shutil.ignore_patterns("diffusion_pytorch_model*"))
     shutil.copy(tmp_path / "wan.gguf", folder / "transformer")

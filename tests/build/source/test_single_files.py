@@ -179,7 +179,10 @@ def test_scaled_weights_are_dequantised(
             file.unlink()
         save_file(large, checkpoint / name / "x.safetensors")
     expected = convert(ConvertRequest(checkpoint, tmp_path / "one"))
-    found = convert(ConvertRequest(None, tmp_path / "other", files=files))
+    lines: list[str] = []
+    found = convert(ConvertRequest(None, tmp_path / "other", files=files), lambda *said: lines.extend(said))
+    said = "of quantised weights become .* of bfloat16; --quantise source keeps the artifact small"
+    assert len(lines) == 2 and all(re.search(said, line) for line in lines)
     assert contents(tmp_path / "one" / "weights") == contents(tmp_path / "other" / "weights")
     assert found.components == expected.components
     digests = [manifest.source["files"] for manifest in (found, expected)]
