@@ -111,6 +111,9 @@ MEDIA_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """The options that are images or videos, images first, and what each takes, for messages."""
 
+MASKS: Final = frozenset(("mask", "mask_video"))
+"""The options whose white parts say where something goes."""
+
 SEVERAL: Final = next(row.name for row in rows_of(Media) if row.many)
 """The only one of them that may be given several times."""
 

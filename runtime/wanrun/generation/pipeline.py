@@ -298,6 +298,8 @@ class Pipeline:
             if inputs is None and generation.media is not None:
                 with timings.phase("read_media"):
                     inputs = generation.read_media(cancel=cancel)
+            for warning in () if inputs is None else inputs.warnings:
+                tell(warning)
             agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, session.latents_shape)

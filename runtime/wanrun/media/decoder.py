@@ -195,13 +195,16 @@ def _close(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def images(name: str, cancel: CancelToken | None = None) -> AbstractContextManager[Decoder]:
-    """Starts a decoder of images; as ``decoder``."""
+def images(
+    name: str, cancel: CancelToken | None = None, mask: bool = False
+) -> AbstractContextManager[Decoder]:
+    """Starts a decoder of images, or of the frames of masks; as ``decoder``."""
     if not sys.executable:
         raise UsageError(f"{name} cannot be read: sys.executable does not name this Python")
     # This package may have been found by a path that only this process has.
     paths = [str(Path(wanrun.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-P", "-m", "wanrun.media.pillow", str(Image.MAX_IMAGE_PIXELS or 0)]
+    kind = "mask" if mask else "rgb"
+    command = [sys.executable, "-P", "-m", "wanrun.media.pillow", str(Image.MAX_IMAGE_PIXELS or 0), kind]
     return decoder(command, name, cancel, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
 
 

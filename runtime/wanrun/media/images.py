@@ -16,7 +16,7 @@ from wanrun.errors import UsageError, wrong_type
 from wanrun.files import open_regular
 from wanrun.media import decoder
 from wanrun.media.decoder import Decoder
-from wanrun.media.pillow import decoding, rgb
+from wanrun.media.pillow import CONVERSIONS, Convert, decoding
 from wanrun.opened.cancel import CancelToken
 
 Seen = Callable[[bytes], object]
@@ -137,6 +137,7 @@ def read_image(
     *,
     images: Decoder | None = None,
     cancel: CancelToken | None = None,
+    mask: bool = False,
 ) -> Image.Image:
     """Reads and decodes a whole image, as diffusers' ``utils.load_image`` does.
 
@@ -147,6 +148,8 @@ def read_image(
             are returned, and the transparent colour if there is one.
         images: decodes several files; without it a file has a process of its own.
         cancel: ends the call.
+        mask: whether it is a mask in memory, or a file of one without ``images``, which may be drawn as
+            transparency (``wanrun.media.pillow.mask``).
 
     Returns:
         The image in mode RGB, turned as its EXIF orientation says; the first frame of an animation. Colour
@@ -161,10 +164,10 @@ def read_image(
     """
     name = described(source, option)
     if isinstance(source, Image.Image):
-        return _in_memory(source, name, seen)
+        return _in_memory(source, name, seen, CONVERSIONS["mask" if mask else "rgb"])
     path = _image_path(source, option)
     before = identity(path, name)
-    with nullcontext(images) if images is not None else decoder.images(name, cancel) as started:
+    with nullcontext(images) if images is not None else decoder.images(name, cancel, mask) as started:
         found = decoder.first_frame(started, path, name)
     if seen is not None:
         tell_file(path, name, before, seen)
@@ -183,17 +186,17 @@ def probe_image(source: ImageSource, option: str, cancel: CancelToken | None = N
     """
     name = described(source, option)
     if isinstance(source, Image.Image):
-        return _in_memory(source, name, None).size
+        return _in_memory(source, name, None, CONVERSIONS["rgb"]).size
     path = _image_path(source, option)
     with decoder.images(name, cancel) as started:
         return decoder.image_size(started, path, name)
 
 
-def _in_memory(source: Image.Image, name: str, seen: Seen | None) -> Image.Image:
+def _in_memory(source: Image.Image, name: str, seen: Seen | None, convert: Convert) -> Image.Image:
     """Decodes an image of Python's caller, in this process."""
     with decoding(name):
         source.load()
-        found = rgb(ImageOps.exif_transpose(source), name)
+        found = convert(ImageOps.exif_transpose(source), name)
     if seen is not None:
         seen(f"{found.width}x{found.height}\n".encode())
         seen(found.tobytes())

@@ -11,11 +11,12 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, cast
 
-from PIL import Image, ImageOps, ImageSequence
+from PIL import Image, ImageChops, ImageOps, ImageSequence
 
 from wanrun.errors import UsageError
 
@@ -114,36 +115,71 @@ def _check_header(image: Image.Image, name: str) -> None:
     check_size(image.size, name)
 
 
+_WHITE = 240
+"""The darkest grey that counts as white paint, of 255."""
+
+
+def mask(image: Image.Image, name: str) -> Image.Image:
+    """Returns one decoded frame of a mask as RGB; one that is drawn as transparency is read by its alpha.
+
+    What is painted in white on a transparent layer is white. In any other picture what was made transparent
+    is, as where a part was erased. Without transparency a frame is as of ``rgb``, whose errors are raised.
+    """
+    found = rgb(image, name)
+    if not image.has_transparency_data:
+        return found
+    layer = image.convert("RGBA")
+    alpha = layer.getchannel("A")
+    least, most = _extrema(alpha)
+    if least == 255:
+        return found
+    on_white = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("L")
+    painted_white = most > 0 and _extrema(on_white)[0] >= _WHITE
+    drawn = alpha if painted_white else ImageChops.invert(alpha)
+    return Image.merge("RGB", [drawn] * 3)
+
+
+def _extrema(channel: Image.Image) -> tuple[int, int]:
+    return cast(tuple[int, int], channel.getextrema())
+
+
+Convert = Callable[[Image.Image, str], Image.Image]
+
+CONVERSIONS: Mapping[str, Convert] = MappingProxyType({"rgb": rgb, "mask": mask})
+"""What a frame becomes."""
+
+
 def main() -> None:
     """Answers requests, a line of JSON each, with frames: as PPM, its comment the transparent colour.
 
-    The only argument is the most pixels of an image; 0 for no limit. A request has ``path``, the ``name`` for
-    messages, and what is ``wanted``: the ``first`` frame, ``all`` frames, after which an empty line follows,
-    or the ``size`` alone, which is answered as a line of JSON: an object with ``width`` and ``height``. In
-    place of each there may be another line of JSON: an error's four parts, or an object without any for what
-    is no image.
+    The arguments are the most pixels of an image, 0 for no limit, and one of ``CONVERSIONS``. A request has
+    ``path``, the ``name`` for messages, and what is ``wanted``: the ``first`` frame, ``all`` frames, after
+    which an empty line follows, or the ``size`` alone, which is answered as a line of JSON: an object with
+    ``width`` and ``height``. In place of each there may be another line of JSON: an error's four parts, or an
+    object without any for what is no image.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     Image.MAX_IMAGE_PIXELS = int(sys.argv[1]) or None
+    convert = CONVERSIONS[sys.argv[2]]
     try:
         for line in sys.stdin.buffer:
-            _answer(json.loads(line), answers)
+            _answer(json.loads(line), answers, convert)
             answers.flush()
     except BrokenPipeError:
         os._exit(0)  # nobody wants the rest
 
 
-def _answer(request: dict[str, Any], answers: IO[bytes]) -> None:
+def _answer(request: dict[str, Any], answers: IO[bytes], convert: Convert) -> None:
     path, name, told = request["path"], request["name"], dict[str, Any]()
     try:
         if request["wanted"] == "first":
-            write_ppm(_first(path, name), answers)
+            write_ppm(_first(path, name, convert), answers)
             return
         if request["wanted"] == "size":
             told = _size(path, name)
         elif (image := _opened(path, name)) is not None:
-            for frame in _all(image, name):
+            for frame in _all(image, name, convert):
                 write_ppm(frame, answers)
             answers.write(b"\n")
             return
@@ -163,13 +199,13 @@ def _size(path: str, name: str) -> dict[str, Any]:
         return {"width": width, "height": height}
 
 
-def _first(path: str, name: str) -> Image.Image:
+def _first(path: str, name: str, convert: Convert) -> Image.Image:
     """Returns an image, or the first frame of an animation, turned as its EXIF orientation says."""
     with decoding(name):
         image = Image.open(path, formats=FORMATS)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        return rgb(image, name)
+        return convert(image, name)
 
 
 def _opened(path: str, name: str) -> Image.Image | None:
@@ -181,12 +217,12 @@ def _opened(path: str, name: str) -> Image.Image | None:
             return None
 
 
-def _all(image: Image.Image, name: str) -> Iterator[Image.Image]:
+def _all(image: Image.Image, name: str, convert: Convert) -> Iterator[Image.Image]:
     frames = ImageSequence.Iterator(image)
     while True:
         with decoding(name):
             try:
-                frame = rgb(next(frames), name)
+                frame = convert(next(frames), name)
             except StopIteration:
                 return
         yield frame

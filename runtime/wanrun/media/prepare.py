@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.media import ImageSource, MediaOption, VideoSource
+from wanrun.artifact.media import MASKS, ImageSource, MediaOption, VideoSource
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
@@ -32,6 +32,9 @@ from wanrun.opened.cancel import CancelToken
 MAX_BYTES = 8 * 2**30
 """The largest size of the prepared videos of a model with windows, which are held in memory: 80 s at 1280x720
 and 30 fps, or 39 s with a background video and its mask."""
+
+_BLACK = 127
+"""What of a mask counts as black, of 255."""
 
 _STEP_BYTES = 2**26  # growth of a video of unknown length; malloc maps separate pages for sizes above this
 
@@ -128,6 +131,7 @@ class _Loader:
         self._model, self._task = manifest.model, manifest.model.task
         self._overlap = chosen_overlap(manifest, media)
         self._digests = dict[str, list[str]]()
+        self._warnings: list[str] = []
         self._pixels: list[np.ndarray] = []  # input of the image encoder
         self._total = profile.num_frames  # frames of each video's array
         self._num_frames: int | None = None  # frames of the result, if the media decide their number
@@ -142,6 +146,8 @@ class _Loader:
                 _check_count(self._profile, name, len(source))
             if given:
                 arrays[item.array] = self._prepared(name, item, source)
+                if name in MASKS and arrays[item.array].max(initial=0) <= _BLACK:
+                    self._warnings.append(_no_white(name, source))
             elif item.default is not None:
                 arrays[item.array] = self._constant(item, item.default)
             if item.flag is not None and item.array in arrays:
@@ -152,7 +158,7 @@ class _Loader:
             mode = chosen_mode(self._manifest, self._media)
             arrays[modes.array] = np.array(modes.names.index(mode), np.int32)
         facts = _facts(self._manifest, self._media, self._digests)
-        return Inputs(arrays, facts, self._num_frames, self._overlap)
+        return Inputs(arrays, facts, self._num_frames, self._overlap, tuple(self._warnings))
 
     def _order(self) -> list[MediaOption]:
         """Returns the model's inputs: images, then the video that decides the length, then other videos."""
@@ -195,7 +201,7 @@ class _Loader:
 
     def _frames(self, name: str, source: VideoSource, max_frames: int) -> Iterator[Image.Image]:
         digest = hashlib.sha256()
-        yield from read_video(source, field(name), max_frames, digest.update, self._cancel)
+        yield from read_video(source, field(name), max_frames, digest.update, self._cancel, name in MASKS)
         self._digests[name] = [digest.hexdigest()]
 
     def _first_frames(
@@ -283,6 +289,11 @@ def _check_count(profile: Profile, name: str, found: int) -> None:
             found=found,
             remedy="give as many, or use a profile with this number of reference images",
         )
+
+
+def _no_white(name: MediaOption, source: VideoSource) -> str:
+    what = described(source, f"the {name.replace('_', ' ')}")
+    return f"{what} has no white in any frame, so that nothing new is put anywhere; white is where it goes"
 
 
 def _bytes(item: Input, canvas: Canvas) -> int:

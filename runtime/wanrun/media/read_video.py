@@ -33,6 +33,7 @@ def read_video(
     max_frames: int | None = None,
     seen: Seen | None = None,
     cancel: CancelToken | None = None,
+    mask: bool = False,
 ) -> Iterator[Image.Image]:
     """Reads the frames of a video one by one.
 
@@ -47,6 +48,8 @@ def read_video(
         seen: gets the bytes that identify the video: all bytes of a file, after the last frame; the names and
             digests of a folder's frames; the sizes and pixels of a list's images.
         cancel: ends the call.
+        mask: whether it is a mask, whose images may be drawn as transparency (``wanrun.media.pillow.mask``);
+            of ffmpeg's formats the colours count alone.
 
     Yields:
         Frames in mode RGB, all of one size. Images of folders and lists are turned as their EXIF orientation
@@ -60,13 +63,13 @@ def read_video(
     """
     frames: Iterator[Image.Image]
     if isinstance(source, list | tuple):
-        frames = _listed_frames(source[:max_frames], option, seen, cancel)
+        frames = _listed_frames(source[:max_frames], option, seen, cancel, mask)
     elif not isinstance(source, Path | str):
         raise wrong_type(option, "a path or a list of Pillow images", source)
     elif (path := existing_path(source, option)).is_dir():
-        frames = _folder_frames(path, option, max_frames, seen, cancel)
+        frames = _folder_frames(path, option, max_frames, seen, cancel, mask)
     else:
-        frames = _file_frames(path, option, max_frames, seen, cancel)
+        frames = _file_frames(path, option, max_frames, seen, cancel, mask)
     return _same_size(frames, source, option)
 
 
@@ -107,19 +110,19 @@ def folder_files(path: Path, option: str) -> list[Path]:
 
 
 def _listed_frames(
-    source: Sequence[Image.Image], option: str, seen: Seen | None, cancel: CancelToken | None
+    source: Sequence[Image.Image], option: str, seen: Seen | None, cancel: CancelToken | None, mask: bool
 ) -> Iterator[Image.Image]:
     files = any(isinstance(image, Path | str) for image in source)
-    with images(option, cancel) if files else nullcontext() as decoder:
+    with images(option, cancel, mask) if files else nullcontext() as decoder:
         for image in source:
-            yield read_image(image, option, seen, images=decoder)
+            yield read_image(image, option, seen, images=decoder, mask=mask)
 
 
 def _folder_frames(
-    path: Path, option: str, max_frames: int | None, seen: Seen | None, cancel: CancelToken | None
+    path: Path, option: str, max_frames: int | None, seen: Seen | None, cancel: CancelToken | None, mask: bool
 ) -> Iterator[Image.Image]:
     files = folder_files(path, option)[:max_frames]
-    with images(described(path, option), cancel) as decoder:
+    with images(described(path, option), cancel, mask) as decoder:
         for file in files:
             digest = hashlib.sha256()
             frame = read_image(file, option, digest.update, images=decoder)
@@ -152,22 +155,22 @@ def _same_size(frames: Iterator[Image.Image], source: VideoSource, option: str) 
 
 
 def _file_frames(
-    path: Path, option: str, max_frames: int | None, seen: Seen | None, cancel: CancelToken | None
+    path: Path, option: str, max_frames: int | None, seen: Seen | None, cancel: CancelToken | None, mask: bool
 ) -> Iterator[Image.Image]:
     name = described(path, option)
     before = identity(path, name)
-    yield from _decoded(path, name, max_frames, cancel)
+    yield from _decoded(path, name, max_frames, cancel, mask)
     if seen is not None:
         # The digest is of the file that was decoded: tell_file refuses one that changed since ``before``.
         tell_file(path, name, before, seen)
 
 
 def _decoded(
-    path: Path, name: str, max_frames: int | None, cancel: CancelToken | None
+    path: Path, name: str, max_frames: int | None, cancel: CancelToken | None, mask: bool
 ) -> Iterator[Image.Image]:
     """Yields frames from Pillow if it reads the format, else from ffmpeg."""
     try:
-        with images(name, cancel) as decoder:
+        with images(name, cancel, mask) as decoder:
             yield from islice(all_frames(decoder, path, name), max_frames)
     except UnidentifiedImageError:
         yield from _ffmpeg_frames(path, name, max_frames, cancel)

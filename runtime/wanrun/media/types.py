@@ -31,12 +31,14 @@ class Inputs:
         facts: entries of a video's metadata: name and sha256 of the content for each option, and the mode.
         num_frames: frames of the result if the media decide their number (a model with windows), else None.
         segment_overlap: frames that a window shares with the one before; the padding depends on it.
+        warnings: what is unusual about the media, one line each.
     """
 
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_frames: int | None = None
     segment_overlap: int = 1
+    warnings: tuple[str, ...] = ()
 
 
 def chosen_mode(manifest: Manifest, media: Media) -> str | None:

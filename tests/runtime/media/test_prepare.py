@@ -161,6 +161,27 @@ def test_vace_video_and_mask(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["mask"], np.stack([resized(one, WIDTH, HEIGHT) for one in mask]))
 
 
+def test_a_mask_without_any_white_is_warned_about() -> None:
+    black = [Image.new("RGB", (WIDTH, HEIGHT)) for _ in range(FRAMES)]
+    found = load("wan2.1-vace", Media(video=MOVING, mask=black))
+    (warning,) = found.warnings
+    assert warning.startswith("the mask has no white in any frame")
+    black[-1].putpixel((0, 0), (255, 255, 255))
+    assert load("wan2.1-vace", Media(video=MOVING, mask=black)).warnings == ()
+    assert load("wan2.1-vace", Media(video=black)).warnings == ()  # which is no mask
+
+
+def test_a_mask_that_is_drawn_as_transparency(tmp_path: Path) -> None:
+    """From files and in memory; the control video's transparency is dropped, as the reference does."""
+    layer = Image.new("RGBA", (WIDTH, HEIGHT), (255, 255, 255, 0))
+    layer.paste((255, 255, 255, 255), (0, 0, WIDTH, HEIGHT // 2))
+    folder = write_folder([layer] * FRAMES, tmp_path / "mask")
+    for mask in (folder, [layer] * FRAMES):
+        found = load("wan2.1-vace", Media(video=MOVING, mask=mask)).arrays["mask"]
+        assert (found[:, : HEIGHT // 2] == 255).all() and not found[:, HEIGHT // 2 :].any()
+    assert (load("wan2.1-vace", Media(video=folder)).arrays["video"] == 255).all()
+
+
 def test_vace_without_a_mask_or_a_video() -> None:
     found = load("wan2.1-vace", Media(video=MOVING)).arrays
     assert found["has_video"] == 1 and (found["mask"] == 255).all()
