@@ -21,6 +21,7 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media
+from wanrun.request.options import leading_latents
 from wanrun.timing.timings import Timings
 
 Toys = Callable[[str], tuple[Path, Path]]
@@ -57,6 +58,10 @@ def test_the_same_inputs_are_encoded_once(media_toy: Toys, variant: str) -> None
         read = pipeline.generate(PROMPT, "", media=media_of(pipeline), num_steps=2, timings=timings)
         assert encodings(timings) == 2
         assert timings.cache_misses == 0
+        own = pipeline.latents_shape[2] - leading_latents(manifest, profile)
+        assert first.latents.shape[2] == own and first.all_latents.shape == pipeline.latents_shape
+        decoded = pipeline.decode(first.latents)
+        np.testing.assert_array_equal(decoded, pipeline.decode(first.all_latents))
     for other in (again, read):
         assert np.array_equal(first.frames, other.frames)
     assert first.options["num_frames"] == first.frames.shape[1]

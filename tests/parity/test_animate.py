@@ -75,7 +75,7 @@ def test_latents_and_frames(path: Make, name: str, record_property: Any) -> None
     made = path(name != "without guidance")
     made.check(name, record_property)  # with lcm every window goes on with the noise of the one before
     latents, frames = made.ours(name, "step")
-    assert latents.shape[2] == 4 + 1 and len(frames) == FRAMES[name]
+    assert latents.shape[2] == 4 and len(frames) == FRAMES[name]
 
 
 def test_both_loops_are_the_same(path: Make) -> None:

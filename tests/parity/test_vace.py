@@ -64,7 +64,7 @@ def test_latents_and_frames(path: Make, name: str, record_property: Any) -> None
     made = path(name)
     made.check(name, record_property)
     latents, frames = made.ours(name, "step")
-    assert latents.shape[2] == 3 + 2 * (name in NAMES)  # a latent frame for each reference
+    assert latents.shape[2] == 3  # without those of references
     assert frames.shape[0] == 9
 
 

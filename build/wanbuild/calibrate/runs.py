@@ -155,13 +155,13 @@ class Runs:
 
         def on_step(done: int, total: int, step: Step) -> None:
             nonlocal at, final
-            latents = _thinned(step.latents)
+            latents = _thinned(step.all_latents)
             if done == 1:  # the first step is of order 1: it leaves x' = r x + (1 - r) m
                 ratio = generation.table.sigmas[1] / generation.table.sigmas[0]
-                at = (latents - (1 - ratio) * _thinned(step.clean)) / ratio
+                at = (latents - (1 - ratio) * _thinned(step.all_clean)) / ratio
             if done - 1 in nodes:  # of a video in windows, the first one's
                 entered.append(at)
-                predicted.append(_thinned(step.clean))
+                predicted.append(_thinned(step.all_clean))
             if done == self._converged:
                 final = latents
             at = latents
@@ -203,7 +203,7 @@ def predicted(pipeline: Pipeline, generation: Generation, step: int, latents: np
     found = list[np.ndarray]()
 
     def on_step(done: int, total: int, step: Step) -> None:
-        found.append(step.clean)
+        found.append(step.all_clean)
         raise _PredictedError
 
     with contextlib.suppress(_PredictedError):

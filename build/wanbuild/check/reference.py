@@ -263,7 +263,10 @@ class _Comparison:
             inputs=sample.inputs,
             **options,
         )
-        error, suffix = relative_error(ours.latents, made.latents), f" ({sample.name})" if sample.name else ""
+        error, suffix = (
+            relative_error(ours.all_latents, made.latents),
+            f" ({sample.name})" if sample.name else "",
+        )
         self.made += [(f"The artifact{suffix}", ours.frames[0]), (f"diffusers{suffix}", made.levels[0])]
         return [
             Check(f"final latents{suffix}", error, self._limits["latents"], note),

@@ -28,7 +28,7 @@ from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.keywords import Options
-from wanrun.request.options import check_latents
+from wanrun.request.options import check_latents, leading_latents
 from wanrun.request.resolve import request_of, resolve_request
 from wanrun.terminal.status import Status
 from wanrun.text.encoder import Warn, silent
@@ -108,7 +108,7 @@ class Pipeline:
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
-        """Shape (B, C, T, h, w) of the loaded profile's latents."""
+        """Shape (B, C, T, h, w) of the loaded profile's initial latents, with frames of reference images."""
         return self._session.latents_shape
 
     def start(
@@ -161,9 +161,16 @@ class Pipeline:
             return self._session.text.at_lengths(prompt)
 
     def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
-        """Decodes normalised float32 latents (B, C, T, h, w) to uint8 frames (B, F, H, W, 3), one by one."""
-        latents = array_of(latents)
-        check_latents(latents, (*latents.shape[:1], *self.latents_shape[1:]), "the latents")
+        """Decodes normalised float32 latents (B, C, T, h, w) to uint8 frames (B, F, H, W, 3), one by one.
+
+        The latents may have the frames of reference images in front, as the initial ones of a generation do.
+        """
+        latents, leading = array_of(latents), leading_latents(self.manifest, self.profile)
+        _, *shape = self.latents_shape
+        if list(latents.shape[1:]) == shape:
+            latents = latents[:, :, leading:]
+        shape[1] -= leading
+        check_latents(latents, (*latents.shape[:1], *shape), "the latents")
         with self._call(timings) as timings, self._device(timings):
             return self._session.decode(latents, timings)[0]
 
@@ -311,7 +318,12 @@ class Pipeline:
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)
         influences = self.artifact.influences | influences_of(latents)
-        return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
+        facts, count = (
+            generation.metadata(inputs, influences),
+            leading_latents(self.manifest, generation.profile),
+        )
+        leading = final[:, :, :count] if count else None
+        return Result(frames, final[:, :, count:], facts, timings, tuple(told), leading)
 
     @contextmanager
     def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:

@@ -24,12 +24,15 @@ class Result:
 
     Args:
         frames: uint8 (B, F, H, W, 3).
-        latents: final latents, float32 (B, C, T, h, w), normalised; of the last window if there are several.
+        latents: final latents of the video's frames, float32 (B, C, T, h, w), normalised; of the last window
+            if there are several.
         options: prompt, seed, solver, fps and all other options of the generation, for the video's metadata.
         timings: times of this generation and of the loading during it; the ``timings`` argument of
             ``generate`` if one was passed.
         warnings: problems of the request that did not keep the video from being made, one line each: the end
             of a prompt that was cut off, or guidance that is off because no profile is built with it.
+        leading: the latent frames in front of the video's, such as those of reference images, float32
+            (B, C, R, h, w); None if the model has none.
     """
 
     frames: np.ndarray
@@ -37,6 +40,12 @@ class Result:
     options: Mapping[str, Any]
     timings: Timings
     warnings: tuple[str, ...] = ()
+    leading: np.ndarray | None = None
+
+    @property
+    def all_latents(self) -> np.ndarray:
+        """The latents with those in front, float32 (B, C, R + T, h, w), as the transformer has them."""
+        return self.latents if self.leading is None else np.concatenate([self.leading, self.latents], 2)
 
     def __repr__(self) -> str:
         count, frames, height, width, _ = self.frames.shape

@@ -45,6 +45,7 @@ class Sampler:
     Attributes:
         programs, profile, conditioning: the arguments.
         latents_shape: shape (B, C, T, h, w) of the latents, with the leading frames.
+        leading: how many frames those are.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Sampler:
     ) -> None:
         self.programs, self.profile, self.conditioning = programs, profile, conditioning
         self.latents_shape = latents_shape(manifest, profile)
-        self._leading, self._task = leading_latents(manifest, profile), manifest.model.task
+        self.leading, self._task = leading_latents(manifest, profile), manifest.model.task
 
     def __call__(
         self,
@@ -87,7 +88,7 @@ class Sampler:
             start = latents if latents is not None and not parts else noise(self.latents_shape)
             count = 1 if window is None else window.count
             final = self.denoise(replace(run, window=len(parts), windows=count), start, conditions, noise)
-            frames, made = self.decode(final, run.timings)
+            frames, made = self.decode(final[:, :, self.leading :], run.timings)
             carried = self._carried(made)
             parts.append(frames[:, overlap if parts else 0 :])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -202,7 +203,7 @@ class Sampler:
         """Decodes latents, one video at a time.
 
         Args:
-            latents: normalised, float32 (B, C, T, h, w), with the leading latent frames.
+            latents: normalised, float32 (B, C, T, h, w), without the leading latent frames.
             timings: where the time is recorded.
 
         Returns:
@@ -211,7 +212,7 @@ class Sampler:
         programs = [self.programs.bound(name) for name in self.programs.with_role("decode")]
         with timings.phase("decode", f"{len(latents) * self.profile.num_frames} frames"):
             frames, made = [], dict[str, Any]()
-            for one in latents[:, :, self._leading :]:
+            for one in latents:
                 made = {"latents": one}
                 for program in programs:
                     made |= program(**made)

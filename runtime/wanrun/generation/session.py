@@ -179,7 +179,7 @@ class Session(Sampler):
             for maker in (name for name in self._form.makers if ROLES[name].warm):
                 run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
                 latents = self.denoise(run, noise, conditions, Noise(0))
-        self.decode(latents[:1], timings)
+        self.decode(latents[:1, :, self.leading :], timings)
 
 
 def _place(weights: WeightStore, profile: Profile) -> Placement | None:

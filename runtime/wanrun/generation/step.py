@@ -27,13 +27,27 @@ class Step:
 
     @property
     def latents(self) -> np.ndarray:
-        """The latents, with the noise that is left: float32 (B, C, T, h, w), a copy."""
-        return self._copy(self.state["latents"])
+        """The video's latents, with the noise that is left: float32 (B, C, T, h, w), a copy."""
+        return self.all_latents[:, :, self._leading :]
 
     @property
     def clean(self) -> np.ndarray:
         """What the model expects the latents to be in the end: float32 (B, C, T, h, w), a copy."""
+        return self.all_clean[:, :, self._leading :]
+
+    @property
+    def all_latents(self) -> np.ndarray:
+        """``latents`` with the latent frames in front, such as those of reference images, a copy."""
+        return self._copy(self.state["latents"])
+
+    @property
+    def all_clean(self) -> np.ndarray:
+        """``clean`` with the latent frames in front, a copy."""
         return self._copy(self.state["history"]["m1"])
+
+    @property
+    def _leading(self) -> int:
+        return leading_latents(self.manifest, self.profile)
 
     def preview(self, video: int = 0) -> np.ndarray:
         """Returns a small picture of each latent frame, uint8 (T, h, w, 3).
@@ -54,8 +68,7 @@ class Step:
                 remedy="run wanbuild verify --record",
             )
         *colours, grey = np.array(golden.preview, np.float32)
-        latents = self.clean[video][:, leading_latents(self.manifest, self.profile) :]
-        picture = np.tensordot(latents, np.array(colours), (0, 0)) + grey
+        picture = np.tensordot(self.clean[video], np.array(colours), (0, 0)) + grey
         return np.rint(picture).clip(0, 255).astype(np.uint8)
 
     def _copy(self, array: Any) -> np.ndarray:

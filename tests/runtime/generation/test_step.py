@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import wanrun
+from helpers.manifests import plain_manifest, with_model
+from helpers.options import PROFILE
 from wanrun.artifact.manifest import Recorded, read_manifest
 from wanrun.errors import UsageError
 
@@ -45,6 +47,14 @@ def test_latents_and_preview(toy_artifact: Path, loop: str) -> None:
     if loop == "step":
         with pytest.raises(UsageError, match=r"this step are gone; .*look at them inside on_step"):
             _ = seen[0].latents
+
+
+def test_frames_of_reference_images_are_no_part_of_the_video() -> None:
+    manifest = with_model(plain_manifest(), leading_latents=2)
+    made = np.arange(1 * 2 * 5 * 2 * 2, dtype=np.float32).reshape(1, 2, 5, 2, 2)
+    step = wanrun.Step({"latents": made, "history": {"m1": -made}}, manifest, PROFILE)
+    assert np.array_equal(step.latents, made[:, :, 2:]) and np.array_equal(step.all_latents, made)
+    assert np.array_equal(step.clean, -made[:, :, 2:]) and np.array_equal(step.all_clean, -made)
 
 
 def test_the_number_of_parameters_decides(toy_artifact: Path) -> None:
