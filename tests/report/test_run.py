@@ -61,7 +61,7 @@ def test_merged_loras_are_named(
     read_manifest(artifact).changed(loras=(lora,)).write(tmp_path / "a")
     output = ("--output", tmp_path / "o.gif", "--report", tmp_path / "r.html")
     assert run_here(capsys, tmp_path / "a", *output, "--steps", 2, "--prompt", "a fox").code == 0
-    assert "style.safetensors at strength 0.5" in (text := seen(tmp_path).text)
+    assert "at strength 0.5" in (text := seen(tmp_path).text)
     assert lora.sha256 in text
 
 

@@ -15,10 +15,9 @@ from wanbuild.mapping.engine import Assignment
 from wanbuild.models.eight_bit import linear_layers
 from wanbuild.models.params import LAYERS
 from wanbuild.source.component import SourceComponent
-from wanrun import EIGHT_BITS
+from wanrun import EIGHT_BITS, in_bytes
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
-from wanrun.units import in_bytes
 
 FORMS: Mapping[str, str | None] = MappingProxyType(
     {**{one.name: one.dtype for one in EIGHT_BITS.values()}, "source": None}

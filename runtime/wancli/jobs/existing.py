@@ -79,10 +79,9 @@ _REMEDY = "pass --overwrite to make all again, or choose another output"
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metadata as read from a file, without wanrun's version, the artifact's address, and the LoRAs,
-    which the content digest covers."""
+    """Returns metadata as read from a file, without what may differ."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
-    for key in ("wanrun", "artifact", "loras"):
+    for key in ("wanrun", "artifact", "loras"):  # the content digest covers the LoRAs
         plain.pop(key, None)
     return dict(plain)
 

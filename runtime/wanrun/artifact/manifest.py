@@ -7,6 +7,8 @@ the facts that decide results, and is the same for equal sources and options; ``
 
 from __future__ import annotations
 
+__all__ = ["TRANSFORMERS"]
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

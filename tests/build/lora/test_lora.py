@@ -612,7 +612,7 @@ def test_a_lora_of_another_width_is_one_short_line(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         open_loras([LoraRequest(path)], {"transformer": SHAPES, "transformer_2": SHAPES})
     message = str(caught.value)
-    assert "it is for a model that is 80 wide, and this one is 40 wide: 12 of the 12 weights" in message
+    assert all(part in message for part in ("80 wide", "40 wide", "12 of the"))
     assert len(message) < 400 and "\n" not in message
 
 
@@ -631,7 +631,7 @@ def test_all_problems_of_all_files_are_one_error(tmp_path: Path) -> None:
     message = str(caught.value)
     for phrase in ("1.safetensors: ", "2.safetensors is", "3.pt is a pickled", "4.safetensors is cut off"):
         assert phrase in message
-    assert "are both the down matrix" in message and "1 tensor is of layers" not in message
+    assert "the down matrix" in message and "of layers" not in message
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
@@ -681,10 +681,10 @@ def test_a_file_of_the_other_expert(name: str, component: str | None, said: str 
 def test_loras_of_one_expert() -> None:
     low = LoraRequest(Path("low_noise_model.safetensors"))
     (line,) = misplaced([low], ("transformer",))
-    assert "for the low-noise one of two experts by its name; this model has one" in line
+    assert "low-noise" in line and "model has one" in line
     given = LoraRequest(low.path, 1.0, "transformer_2")
     (line,) = misplaced([given], ("transformer", "transformer_2"))
-    assert "into the low-noise expert alone" in line
+    assert "low-noise expert alone" in line
 
 
 # --- converting -------------------------------------------------------------------------------------------
