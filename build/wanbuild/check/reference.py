@@ -252,7 +252,7 @@ class _Comparison:
         guidance = GUIDANCE_SCALE if self._profile.guidance else 1.0
         made = self._run(sample, steps, options)
         scheduler = self._scheduler  # as in the reference: the checkpoint's, not the artifact's defaults
-        ours = self._ours.generate(
+        generation = self._ours.resolve(
             PROMPT,
             NEGATIVE_PROMPT,
             seed=SEED,
@@ -263,10 +263,9 @@ class _Comparison:
             inputs=sample.inputs,
             **options,
         )
-        error, suffix = (
-            relative_error(ours.all_latents, made.latents),
-            f" ({sample.name})" if sample.name else "",
-        )
+        ours = self._ours.run(generation.on_own_grid(), inputs=sample.inputs)
+        suffix = f" ({sample.name})" if sample.name else ""
+        error = relative_error(ours.all_latents, made.latents)
         self.made += [(f"The artifact{suffix}", ours.frames[0]), (f"diffusers{suffix}", made.levels[0])]
         return [
             Check(f"final latents{suffix}", error, self._limits["latents"], note),
@@ -301,7 +300,8 @@ class _Comparison:
 
     def _expert_options(self, steps: int) -> tuple[dict[str, Any], str]:
         """Returns options with which every expert runs if the steps suffice, and a note for the table."""
-        manifest, grid = self._ours.manifest, asdict(self._scheduler)
+        manifest, scheduler = self._ours.manifest, self._scheduler
+        grid = {"solver": scheduler.solver, "flow_shift": scheduler.flow_shift}
         if (boundary := boundary_between(manifest, steps, **grid)) is None:
             return {}, f"{steps} steps"
         options = {

@@ -167,7 +167,7 @@ def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int 
     scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
     looped = any(FORMS[form].looped for form in profile.options.forms)
     steps = steps or (min(STEPS, profile.options.max_steps) if looped else STEPS)
-    return pipeline.resolve(
+    generation = pipeline.resolve(
         PROMPT,
         NEGATIVE_PROMPT,
         guidance_scale=scale,
@@ -177,6 +177,7 @@ def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int 
         loop=cast("FormName | None", loop),
         media=sample_media(manifest, profile),
     )
+    return generation.on_own_grid()
 
 
 def _sampled(array: np.ndarray) -> np.ndarray:

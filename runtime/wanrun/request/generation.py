@@ -6,7 +6,7 @@ __all__ = ["influences_of"]
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.artifact.roles import Facts, roles_of
-from wanrun.denoising.schedule import ExpertRange
+from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.solvers import SolverTable
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
@@ -80,6 +80,13 @@ class Generation:
     def prompts(self) -> tuple[str, ...]:
         """The prompt, and with guidance the negative prompt after it."""
         return self.options["prompt"], *([self.options["negative_prompt"]] if self.profile.guidance else [])
+
+    def on_own_grid(self) -> Generation:
+        """Returns the generation with the solver's own steps, as many; a distilled model has others."""
+        explicit = ("timesteps", "coefficients")
+        options = {name: value for name, value in self.options.items() if name not in explicit}
+        table, ranges = schedule(options, self.manifest)
+        return replace(self, options=options, table=table, ranges=ranges)
 
     def probe_media(self, *, cancel: CancelToken | None = None) -> None:
         """Checks the images and videos by their headers and first frames; ``read_media`` sees the rest.

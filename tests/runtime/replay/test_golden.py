@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from helpers.manifests import plain_manifest
+from helpers.manifests import plain_manifest, with_model
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import Recorded
+from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
 from wanrun.errors import ArtifactError, VerificationError
-from wanrun.replay.golden import Golden, compare, read_golden
+from wanrun.replay.golden import STEPS, Golden, compare, read_golden, recorded_generation
+from wanrun.request.generation import Generation
+from wanrun.request.resolve import resolve
 
 HERE = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2}, 1e-4, (0, 128, 255))
 ELSEWHERE = dataclasses.replace(HERE, machine={"cores": 4}, latents_sha256="2" * 64, frames_sha256="3" * 64)
@@ -45,6 +51,25 @@ def test_a_recorded_result_that_is_none(tmp_path: Path, content: bytes) -> None:
 def test_a_recorded_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     artifact = recorded(tmp_path, json.dumps(HERE.as_json()).encode())
     assert read_golden(artifact, "a") == HERE
+
+
+def test_a_distilled_model_is_recorded_on_the_solver_s_own_grid(toy_artifact: Path) -> None:
+    """Also one of as many steps as a record: older records of it are of that grid, which a boundary parts."""
+    plain = read_manifest(toy_artifact)
+    (profile,) = plain.profiles.values()
+    distilled = with_model(plain, {"num_steps": STEPS, "timesteps": (1000.0, 900.0, 800.0, 700.0)})
+
+    def recorded_of(manifest: Manifest) -> Generation:
+        artifact = Artifact(manifest, toy_artifact)
+        pipeline: Any = SimpleNamespace(
+            manifest=manifest, profile=profile, resolve=functools.partial(resolve, artifact)
+        )
+        return recorded_generation(pipeline)
+
+    found, expected = recorded_of(distilled), recorded_of(plain)
+    assert found.options == expected.options and found.options["num_steps"] == STEPS
+    assert np.array_equal(found.table.coefficients, expected.table.coefficients)
+    assert found.ranges == expected.ranges
 
 
 def test_a_record_says_its_number_of_steps(tmp_path: Path) -> None:
