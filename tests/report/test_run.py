@@ -61,8 +61,8 @@ def test_merged_loras_are_named(
     read_manifest(artifact).changed(loras=(lora,)).write(tmp_path / "a")
     output = ("--output", tmp_path / "o.gif", "--report", tmp_path / "r.html")
     assert run_here(capsys, tmp_path / "a", *output, "--steps", 2, "--prompt", "a fox").code == 0
-    assert "at strength 0.5" in (text := seen(tmp_path).text)
-    assert lora.sha256 in text
+    text = seen(tmp_path).text
+    assert str(lora) in text and lora.sha256 in text
 
 
 def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: Path) -> None:

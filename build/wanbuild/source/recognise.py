@@ -25,7 +25,6 @@ from wanbuild.source.safetensors import (
     pickled,
 )
 from wanbuild.source.shards import is_shard
-from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
@@ -117,8 +116,8 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
         remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR {option} {path}"
         return SourceError(f"{path} is a LoRA, and no checkpoint", remedy=remedy)
     needed: tuple[str, ...] = NEEDED
-    if expert and component == TRANSFORMERS[0]:
-        component, needed = expert, (*TRANSFORMERS, *NEEDED[1:])
+    if expert and component == "transformer":
+        component, needed = expert, (*NOISE, *NEEDED[1:])
     others = " ".join(f"{OPTIONS[name]} ..." for name in needed if name != component)
     place = path.parent if is_shard(path) else path
     remedy = _PART.format(option=OPTIONS[component], path=place, others=others) if component else _WHOLE
@@ -139,7 +138,7 @@ def check_kind(name: str, keys: Iterable[str], where: Path) -> None:
         SourceError: saying what it is, and as what it can be given.
     """
     kind, found = recognised(keys)
-    expected = TRANSFORMERS[0] if name in TRANSFORMERS else name
+    expected = "transformer" if name in NOISE else name
     if kind == "a LoRA":
         remedy = f"merge it into a transformer: --lora {where}"
     elif found and found != expected:

@@ -79,9 +79,9 @@ _REMEDY = "pass --overwrite to make all again, or choose another output"
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metadata as read from a file, without what may differ."""
+    """Returns metadata as read from a file, without wanrun's version and the artifact's address and LoRAs."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
-    for key in ("wanrun", "artifact", "loras"):  # the content digest covers the LoRAs
+    for key in ("wanrun", "artifact", "loras"):  # LoRAs are a part of the content digest
         plain.pop(key, None)
     return dict(plain)
 

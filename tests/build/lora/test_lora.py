@@ -586,14 +586,11 @@ def test_layers_that_the_model_lacks_are_left_out_and_counted(tmp_path: Path) ->
     with open_loras([LoraRequest(path, 0.5)], both) as loras:
         ((record,), (line,)) = loras.records, loras.lines
     assert record.left_out == len(others) == 22
-    assert line == (
-        f"LoRA lora.safetensors at strength 0.5: changes 20 weights; sha256 {record.sha256}; 22 of its "
-        f"{len(tensors) + 22} tensors are left out, of layers that this model lacks: "
-        "blocks.*.cross_attn.k_img, blocks.*.cross_attn.norm_k_img, blocks.*.cross_attn.v_img, img_emb.proj.*"
-    )
-    with pytest.raises(
-        SourceError, match=r"22 tensors are of layers .*; without --strict the rest is merged"
-    ):
+    for part in (str(record), record.sha256, "changes 20 weights", f"22 of its {len(tensors) + 22} tensors"):
+        assert part in line
+    layers = ("blocks.*.cross_attn.k_img", "blocks.*.cross_attn.norm_k_img", "img_emb.proj.*")
+    assert all(layer in line for layer in layers)
+    with pytest.raises(SourceError, match=r"22 tensors.*--strict"):
         open_loras([LoraRequest(path)], both, strict=True)
     open_loras([LoraRequest(write(tmp_path, tensors))], both, strict=True).close()
 
@@ -612,7 +609,7 @@ def test_a_lora_of_another_width_is_one_short_line(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         open_loras([LoraRequest(path)], {"transformer": SHAPES, "transformer_2": SHAPES})
     message = str(caught.value)
-    assert all(part in message for part in ("80 wide", "40 wide", "12 of the"))
+    assert all(part in message for part in ("is 80 wide", "is 40 wide", "12 of the 12"))
     assert len(message) < 400 and "\n" not in message
 
 
@@ -631,7 +628,7 @@ def test_all_problems_of_all_files_are_one_error(tmp_path: Path) -> None:
     message = str(caught.value)
     for phrase in ("1.safetensors: ", "2.safetensors is", "3.pt is a pickled", "4.safetensors is cut off"):
         assert phrase in message
-    assert "the down matrix" in message and "of layers" not in message
+    assert "are both the down matrix" in message and "1 tensor is of layers" not in message
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
@@ -681,7 +678,7 @@ def test_a_file_of_the_other_expert(name: str, component: str | None, said: str 
 def test_loras_of_one_expert() -> None:
     low = LoraRequest(Path("low_noise_model.safetensors"))
     (line,) = misplaced([low], ("transformer",))
-    assert "low-noise" in line and "model has one" in line
+    assert "low-noise one" in line and str(low.path) in line
     given = LoraRequest(low.path, 1.0, "transformer_2")
     (line,) = misplaced([given], ("transformer", "transformer_2"))
     assert "low-noise expert alone" in line

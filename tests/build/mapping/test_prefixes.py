@@ -54,7 +54,7 @@ def test_a_lora_is_read_under_every_prefix(prefix: str) -> None:
 def test_blocks_that_torch_wraps() -> None:
     wrapped = ["net._orig_mod.blocks.0._checkpoint_wrapped_module.norm3.bias", "net.head.head.bias"]
     assert list(plain_names(wrapped, "x").values()) == ["blocks.0.norm3.bias", "head.head.bias"]
-    with pytest.raises(SourceError, match=r"head.head.bias twice"):
+    with pytest.raises(SourceError, match="twice"):
         plain_names(["_orig_mod.head.head.bias", "head.head.bias"], "x")
 
 

@@ -290,4 +290,4 @@ def test_one_expert_alone_is_said(
         request = ConvertRequest(checkpoint, tmp_path / "artifact")
     convert(request)
     line = capsys.readouterr().err
-    assert "alone as wan2.1-t2v" in line and "--transformer for high" in line
+    assert "alone as wan2.1-t2v" in line and "wan_low_noise.safetensors" in line
