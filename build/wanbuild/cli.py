@@ -15,7 +15,7 @@ from wanbuild.check.command import embed_command, inspect_command, verify_comman
 from wanbuild.share.command import COMMANDS
 from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
-from wancli.command import CONTEXT_SETTINGS, Input, Output, takes_artifact
+from wancli.command import Commands, Input, Output, takes_artifact
 from wancli.options import given, made_options
 from wanrun import __version__
 from wanrun.errors import UsageError
@@ -37,7 +37,7 @@ def _options(command: str) -> list[click.Option]:
     return made_options(rows_for(command))
 
 
-@click.group(context_settings=dict(CONTEXT_SETTINGS))
+@click.group(cls=Commands)
 @DEBUG
 @click.version_option(__version__, prog_name="wanbuild")
 def wanbuild() -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from wancli.aliases import command_meant, no_option
 from wanhub.marker import is_copy
 from wanrun.claims import FOLDER, Claims, Place
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, shortened
 from wanrun.request.prompts_file import Line
 from wanrun.request.rows import rows
 from wanrun.terminal.lines import print_error
@@ -118,7 +119,66 @@ CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
 """Of every command, for click."""
 
 
-class Checked(click.Command):
+class Answering(click.Command):
+    """A command that says what to do instead of an option that it has not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses arguments.
+
+        Raises:
+            UsageError: for an option that there is not.
+        """
+        written = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = _as_written(error.option_name, written)
+            raise no_option(ctx.command_path, name, error.option_name, _options(self), _others(ctx)) from None
+
+
+def _as_written(option: str, args: Iterable[str]) -> str:
+    """Returns an option as the user has written it: click tells the one that its name stands for."""
+    names = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
+    return next((name for name in names if f"--{understood(name[2:])}" == option), option)
+
+
+def _options(command: click.Command) -> list[str]:
+    """Returns the options of a command."""
+    options = (param for param in command.params if isinstance(param, click.Option))
+    return [name for option in options for name in (*option.opts, *option.secondary_opts)]
+
+
+def _others(context: click.Context) -> dict[str, list[str]]:
+    """Returns the options of the other commands of a group, by command."""
+    parent = context.parent
+    if parent is None or not isinstance(parent.command, click.Group):
+        return {}
+    return {f"{parent.command_path} {name}": _options(one) for name, one in parent.command.commands.items()}
+
+
+class Commands(Answering, click.Group):
+    """A group of commands that also says what to do instead of a command that it has not."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, context_settings=dict(CONTEXT_SETTINGS), **settings)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the command that arguments name.
+
+        Raises:
+            UsageError: for a command that there is not.
+        """
+        if args[0] not in self.commands:
+            remedy = (
+                command_meant(ctx.command_path, args[0], self.commands) or f"see {ctx.command_path} --help"
+            )
+            raise UsageError(f"{ctx.command_path} has no command {shortened(args[0])}", remedy=remedy)
+        return super().resolve_command(ctx, args)
+
+
+class Checked(Answering):
     """A command that checks its outputs before it does anything. Its help needs no group.
 
     Args:

@@ -23,7 +23,6 @@ from typing import NoReturn
 
 import click
 
-from wancli.aliases import elsewhere
 from wanrun.errors import WanError, lacks_space, shortened, space_told
 from wanrun.terminal.lines import print_error, silence_stdout
 from wanrun.undo import end
@@ -107,8 +106,6 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
             return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
         name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
-        if isinstance(error, click.NoSuchOption) and (known := elsewhere(name, error.option_name)):
-            return f"error: {known}", 2
         text = _one_line(error.format_message()).rstrip(".")
         hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
         return f"error: {text}{hint} (see {name} --help)", 2

@@ -12,6 +12,7 @@ import click
 from msgspec import structs
 
 import wanhub
+from wancli.aliases import command_meant
 from wancli.command import (
     ENVIRONMENT,
     Command,
@@ -58,7 +59,22 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command(cls=Command, no_args_is_help=True)
+class Wanrun(Command):
+    """The command ``wanrun``, whose first word is an artifact, or ``serve``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses arguments.
+
+        Raises:
+            UsageError: for a word that is meant as a command, and for an option that there is not.
+        """
+        remedy = command_meant("wanrun", args[0], ["serve"]) if args else None
+        if remedy is not None and not Path(args[0]).exists():
+            raise UsageError(f"wanrun has no command {args[0]}", remedy=remedy)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=Wanrun, no_args_is_help=True)
 @takes_artifact(ENVIRONMENT)
 @options_of("Artifact")(
     "--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit."

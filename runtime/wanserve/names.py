@@ -16,10 +16,6 @@ MERGED = ("extra_body", "extra_params", "extra_json", "extra_args", "diffusers_k
 _ALSO: Mapping[str, str] = MappingProxyType(
     {
         "n": "num_videos",
-        "num_outputs_per_prompt": "num_videos",
-        "infer_steps": "num_steps",
-        "target_video_length": "num_frames",
-        "target_fps": "fps",
         "preset": "schedule",
     }
 )
@@ -100,4 +96,5 @@ def files() -> frozenset[str]:
 def options_by_name() -> Mapping[str, str]:
     """Returns the Python name of an option by every name that is understood."""
     names = {name: row.name for row in wanrun.options() for name in (row.name, row.key, *row.also)}
-    return MappingProxyType({**names, **_ALSO})
+    own = {name: option for name, option in names.items() if name not in INSTEAD}
+    return MappingProxyType({**own, **_ALSO})

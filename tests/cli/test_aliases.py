@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wancli.aliases import ELSEWHERE, elsewhere
+from wancli.aliases import command_meant, no_option
 from wanrun.errors import UsageError
+from wanrun.request.elsewhere import ELSEWHERE
 from wanrun.request.prompts_file import Line
 from wanrun.request.reading import read_request
 from wanrun.request.rows import aliases, rows
@@ -36,15 +37,26 @@ def test_an_option_by_two_names_is_given_twice() -> None:
             read_request([("prompt", "a fox"), *((name, 4) for name in names)], Line)
 
 
-def test_what_only_other_tools_have_is_told_otherwise() -> None:
-    assert elsewhere("wanrun", "--ckpt_dir") == (
-        "wanrun has no --ckpt_dir; convert it first: wanbuild convert CHECKPOINT --artifact DIR"
-    )
-    told = elsewhere("wanbuild convert", "--checkpoint")
-    assert told == "wanbuild convert has no --checkpoint; name it without an option"
-    told = elsewhere("wanbuild compile", "--height")
-    assert told == "wanbuild compile has no --height; pass --size WIDTHxHEIGHT"
-    assert elsewhere("wanrun", "--hieght") is None
+@pytest.mark.parametrize(
+    ("written", "meant", "remedy"),
+    [
+        ("--artefact", "--artefact", "use --artifact"),
+        ("--sise", "--sise", "see wanbuild convert --help"),  # near one of another command alone
+        ("--size", "--size", "wanbuild compile and wanbuild plan have it"),
+        ("--scheduler", "--solver", "pass --default NAME=VALUE"),
+        ("--tp", "--tp", "see wanbuild convert --help"),
+        ("--quantized", "--quantized", "pass --quantise int8, or another one of wanbuild convert --help"),
+    ],
+)
+def test_what_is_told_of_an_option(written: str, meant: str, remedy: str) -> None:
+    others = {"wanbuild compile": ["--size"], "wanbuild plan": ["--size"]}
+    error = no_option("wanbuild convert", written, meant, ["--artifact", "--vae"], others)
+    assert (error.what, error.remedy) == (f"wanbuild convert has no {written}", remedy)
+
+
+def test_a_word_is_a_command_if_it_is_known_or_near() -> None:
+    assert command_meant("wanrun", "serv", ["serve"]) == "use wanrun serve"
+    assert command_meant("wanrun", "videos", ["serve"]) is None
 
 
 def test_a_random_seed_is_another_one_each_time() -> None:

@@ -45,16 +45,25 @@ class Media(Struct, frozen=True):
         option(
             "First frame of the video; for Animate the character.",
             models="I2V, FLF2V, TI2V, Animate",
-            also="first_frame input_image",
+            also="first_frame image_path input_image",
         ),
     ] = None
     last_image: Annotated[
         ImageSource | None,
-        option("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V", also="last_frame"),
+        option(
+            "Last frame of the video; optional for I2V.",
+            models="FLF2V, Wan 2.2 I2V",
+            also="last_frame last_frame_path",
+        ),
     ] = None
     video: Annotated[
         VideoSource | None,
-        option("Control video, or the video to edit.", models="VACE", value="DIR|FILE", also="src_video"),
+        option(
+            "Control video, or the video to edit.",
+            models="VACE",
+            value="DIR|FILE",
+            also="src_video video_path",
+        ),
     ] = None
     mask: Annotated[
         VideoSource | None,
@@ -70,21 +79,35 @@ class Media(Struct, frozen=True):
         Images, option("Image of a subject of the video; repeatable.", models="VACE", also="ref_image")
     ] = ()
     pose_video: Annotated[
-        VideoSource | None, option("Video of the poses to take.", models="Animate", value="DIR|FILE")
+        VideoSource | None,
+        option("Video of the poses to take.", models="Animate", value="DIR|FILE", also="src_pose_path"),
     ] = None
     face_video: Annotated[
         VideoSource | None,
-        option("Video of the face whose expressions to take.", models="Animate", value="DIR|FILE"),
+        option(
+            "Video of the face whose expressions to take.",
+            models="Animate",
+            value="DIR|FILE",
+            also="src_face_path",
+        ),
     ] = None
     background_video: Annotated[
         VideoSource | None,
         option(
-            "Video that the character is put into.", models="Animate with --mode replace", value="DIR|FILE"
+            "Video that the character is put into.",
+            models="Animate with --mode replace",
+            value="DIR|FILE",
+            also="src_bg_path",
         ),
     ] = None
     mask_video: Annotated[
         VideoSource | None,
-        option("White where the character goes.", models="Animate with --mode replace", value="DIR|FILE"),
+        option(
+            "White where the character goes.",
+            models="Animate with --mode replace",
+            value="DIR|FILE",
+            also="src_mask_path",
+        ),
     ] = None
     mode: Annotated[
         Mode | None,

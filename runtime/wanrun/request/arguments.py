@@ -103,7 +103,7 @@ def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolic
     known, values = {row.name: row for row in rows_of(LoadPolicy)}, dict[str, Any]()
     for name, value in given.items():
         if name not in known:
-            raise unknown_option(name, [*known, *others])
+            raise unknown_option(name, {one: one for one in (*known, *others)})
         row = known[name]
         try:
             values[name] = msgspec.convert(as_plain(value), str if row.choices else row.type)

@@ -32,7 +32,11 @@ class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     output: Annotated[
         str | None,
-        option("Name of the video; may hold fields.", default="--output", also="out output_path save_file"),
+        option(
+            "Name of the video; may hold fields.",
+            default="--output",
+            also="out outfile output_file output_file_name output_path save_file save_result_path",
+        ),
     ] = None
 
 

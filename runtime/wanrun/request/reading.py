@@ -6,20 +6,18 @@ __all__ = ["is_drawn", "read_request"]
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from wanrun.errors import UsageError, field, quoted, shortened, wrong_type
+from wanrun.request.elsewhere import ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
 from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)
-_INSTEAD: Mapping[str, str] = MappingProxyType({"generator": "seed", "height": "size", "width": "size"})
-"""By diffusers' keyword, the option that says it in another form."""
 
 
 def as_plain(value: Any) -> Any:
@@ -57,7 +55,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
         if name in values:
             problems.append(UsageError(f"{field(name)} is given twice"))
         elif name not in known:
-            problems.append(unknown_option(name, known))
+            problems.append(unknown_option(name, {**{one: one for one in known}, **aliases(kind)}))
         else:
             plain = as_plain(value)
             if name == "seed" and is_drawn(plain):
@@ -78,15 +76,18 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
 
 
-def unknown_option(name: str, known: Collection[str]) -> UsageError:
-    """Returns the error of an option that there is not, with the one that is meant if a name is near."""
-    import difflib  # not in every start
+def unknown_option(name: str, known: Mapping[str, str]) -> UsageError:
+    """Returns the error of an option that there is not, with what to do if the name is known or near.
 
-    near = _INSTEAD.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.75)), None)
+    Args:
+        name: the name.
+        known: the options that there are, by every name that is understood.
+    """
     what = f"unknown option {shortened(name)}"
-    if near:
-        return UsageError(what, remedy=f"use {field(near)}")
-    return UsageError(what, expected="one of " + ", ".join(map(field, known)))
+    meant = name if name in ELSEWHERE else nearest(name, [*known, *ELSEWHERE])
+    if meant is None:
+        return UsageError(what, expected="one of " + ", ".join(map(field, dict.fromkeys(known.values()))))
+    return UsageError(what, remedy=f"use {field(known[meant])}" if meant in known else ELSEWHERE[meant])
 
 
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:

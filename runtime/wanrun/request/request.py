@@ -96,12 +96,14 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Frames of the video; for Animate, of a window.",
             default="the first built",
-            also="frame_num frames length",
+            also="frame_num frames length target_video_length",
         ),
     ] = msgspec.field(default=None, name="frames")
     num_steps: Annotated[
         Steps | None,
-        option("Denoising steps.", default=ARTIFACT, also="num_inference_steps sample_steps steps"),
+        option(
+            "Denoising steps.", default=ARTIFACT, also="infer_steps num_inference_steps sample_steps steps"
+        ),
     ] = msgspec.field(default=None, name="steps")
     guidance_scale: Annotated[
         Scale | None,
@@ -137,7 +139,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Solver, on its diffusers class's own grid; lcm and dmd, for distilled models, add noise between "
             "steps.",
             default=ARTIFACT,
-            also="sample_solver sampler scheduler",
+            also="sample_solver sampler sampler_name scheduler",
         ),
     ] = None
     timesteps: Annotated[
@@ -174,12 +176,16 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "each time, which is recorded.",
             value="N|random",
             parse=parse_seed,
-            also="base_seed",
+            also="base_seed noise_seed",
         ),
     ] = 0
     num_videos: Annotated[
-        Count | None, option("Videos per prompt, as built.", default="1", also="num_videos_per_prompt")
+        Count | None,
+        option(
+            "Videos per prompt, as built.", default="1", also="num_outputs_per_prompt num_videos_per_prompt"
+        ),
     ] = None
     fps: Annotated[
-        Rate | None, option("Frames per second of the video file.", default=ARTIFACT, also="frame_rate")
+        Rate | None,
+        option("Frames per second of the video file.", default=ARTIFACT, also="frame_rate target_fps"),
     ] = None

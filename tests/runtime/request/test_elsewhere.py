@@ -1,0 +1,43 @@
+"""Names of other tools for what is no option of a generation: what to do, in every way to write a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from wanrun.errors import UsageError
+from wanrun.request.elsewhere import ELSEWHERE, by_name, nearest
+from wanrun.request.prompts_file import Line
+from wanrun.request.reading import read_request
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("height", ("size",)),
+        ("hieght", ("size",)),
+        ("generator", ("seed",)),
+        ("guidance_scale_high", ("guidance_scale", "guidance_scale_2")),
+        ("infer_step", ("num_steps",)),
+        ("torch_dtype", ()),
+    ],
+)
+def test_a_request_names_what_to_use(name: str, fields: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_request([("prompt", "a fox"), (name, 1)], Line)
+    assert raised.value.fields == fields
+    assert raised.value.remedy is not None
+
+
+def test_a_name_that_is_like_none_has_no_remedy() -> None:
+    with pytest.raises(UsageError) as raised:
+        read_request([("prompt", "a fox"), ("tint", 1)], Line)
+    assert raised.value.remedy is None
+    assert nearest("denoise", ["video", "noise_seed"]) is None
+    assert nearest("negative_promt", ["negative_prompt", "prompt"]) == "negative_prompt"
+
+
+def test_a_name_has_one_row() -> None:
+    assert by_name({"pass --a": "b c"}) == {"b": "pass --a", "c": "pass --a"}
+    with pytest.raises(ValueError, match="b"):
+        by_name({"pass --a": "b c", "pass --d": "b"})
+    assert all(name.isidentifier() for name in ELSEWHERE)
