@@ -24,6 +24,7 @@ from typing import NoReturn
 import click
 
 from wanrun.errors import WanError, lacks_space, shortened, space_told
+from wanrun.request.prompts_file import key_of
 from wanrun.terminal.lines import print_error, silence_stdout
 from wanrun.undo import end
 
@@ -143,7 +144,7 @@ def _lacks_resources(error: BaseException) -> bool:
 def flags(command: click.Command) -> Callable[[str], str]:
     """Returns a function that turns an option's Python name into its flag, for ``WanError.spelled``."""
     own = {param.name: param.opts[0] for param in command.params if isinstance(param, click.Option)}
-    return lambda name: own.get(name, f"--{name.replace('_', '-')}")
+    return lambda name: own.get(name, f"--{key_of(name).replace('_', '-')}")
 
 
 def _one_line(text: str) -> str:

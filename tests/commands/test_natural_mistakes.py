@@ -58,7 +58,8 @@ MISTAKES = [
     Mistake("wanrun WEIGHTS --prompt fox", 3, "a file of weights; convert the checkpoint that it belongs to"),
     Mistake("wanrun RECIPE --prompt fox", 3, "a recipe; build it: wanbuild build RECIPE"),
     # Options of other tools: test_other_tools.py has those that are none here.
-    Mistake("wanrun ARTIFACT -p fox --length 10", 3, "wanbuild compile --frames 10"),
+    Mistake("wanrun ARTIFACT -p fox --length 10", 2, "or build one: use 9 or 13"),
+    Mistake("wanrun ARTIFACT -p fox --size 60x30", 2, "or build one: use 64x32 or 48x32"),
     Mistake("wanrun ARTIFACT -p fox -o cat.avi", 2, "expected a name that ends in .mp4"),
     # What is not built.
     Mistake(f"{FOX} --size 1280x720", 3, "wanbuild compile --size 1280x720 --artifact ARTIFACT"),
@@ -125,8 +126,8 @@ MISTAKES = [
     Mistake(
         "wanbuild compile ARTIFACT --target tpu", 2, "name the chip: --target v4 or v5e or v5p or v6e or v7x"
     ),
-    Mistake("wanbuild compile ARTIFACT --num-frames 80", 2, "4n + 1"),
-    Mistake("wanbuild compile ARTIFACT --size 100x100", 2, "multiple"),
+    Mistake("wanbuild compile ARTIFACT --num-frames 80", 2, "use 77 or 81"),
+    Mistake("wanbuild compile ARTIFACT --size 100x100", 2, "use 96x96 or 96x112"),
     Mistake("wanbuild inspect CHECKPOINT", 3, "convert it: wanbuild convert CHECKPOINT --artifact DIR"),
     Mistake("wanbuild inspect", 2, "name its folder: wanbuild inspect DIR"),
     Mistake("wanbuild verify ARTIFACT --record --source x", 2, "run verify twice"),

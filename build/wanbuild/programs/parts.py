@@ -25,6 +25,7 @@ from wanrun.artifact.layout import BITS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.parameters import Component
+from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import ArtifactError, UsageError
 
@@ -132,32 +133,8 @@ class Parts:
 
     def _check_shape(self) -> None:
         model, shape = self.model, self.shape
-        patch = self.configs["transformer"].patch_size
-        multiples = [model.vae_spatial * size for size in (patch[2], patch[1])]
-        for what, size, multiple in zip(
-            ("width", "height"), (shape.width, shape.height), multiples, strict=True
-        ):
-            if size < multiple or size % multiple:
-                raise UsageError(
-                    f"{what} {size} cannot be built", expected=f"a multiple of {multiple}", found=size
-                )
-        temporal = model.vae_temporal
-        below = max(shape.num_frames - 1, 0) // temporal * temporal + 1
-        if shape.num_frames != below:
-            raise UsageError(
-                f"{shape.num_frames} frames cannot be built",
-                expected=f"{temporal}n + 1 frames",
-                found=shape.num_frames,
-                remedy=f"use {below} or {below + temporal}",
-            )
-        least, why = self.variant.least_frames
-        if shape.num_frames < least:
-            raise UsageError(
-                f"{shape.num_frames} frames cannot be built",
-                expected=f"{least} or more: {why}",
-                found=shape.num_frames,
-                remedy=f"use {least}",
-            )
+        size = shape.width, shape.height
+        check_possible(model, size, shape.num_frames, self.variant.least_frames)
         if shape.num_videos < 1:
             raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)
         if shape.num_videos > 1 and self.variant.previous_frames:

@@ -10,9 +10,11 @@ from types import MappingProxyType
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.mesh import Sizes, num_devices
+from wanrun.artifact.model import Model
+from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
-from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch, shortened
+from wanrun.errors import ArtifactError, Mismatch, UsageError, artifact_mismatch, shortened
 from wanrun.machine.cpu import cpu_level_rank
 from wanrun.machine.environment import built_elsewhere, host_mismatches
 
@@ -31,6 +33,7 @@ def select_profile(
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
+        UsageError: for a size or a number of frames that cannot be built.
     """
     built = _built(artifact)
     fitting = [
@@ -44,6 +47,7 @@ def select_profile(
     ]
     if fitting:
         return fitting[0]
+    _check_possible(artifact.manifest.model, built, size, num_frames)
     wanted = (
         f"{f'{size[0]}x{size[1]}' if size else 'any size'}, "
         f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "
@@ -65,6 +69,18 @@ def select_profile(
         expected="one of " + ", ".join(profile.name for profile in built),
         remedy=f"choose one of these, or add one with wanbuild compile{option} --artifact {artifact}",
     )
+
+
+def _check_possible(
+    model: Model, built: Sequence[Profile], size: tuple[int, int] | None, num_frames: int | None
+) -> None:
+    """Raises UsageError for a size or a number of frames that cannot be built, with what is built."""
+    try:
+        check_possible(model, size, num_frames)
+    except UsageError as error:
+        names = ", ".join(profile.name for profile in built)
+        remedy = f"use a profile that is built, {names}, or build one: {error.remedy}"
+        raise UsageError(error.what, expected=error.expected, remedy=remedy) from None
 
 
 def _built(artifact: Artifact) -> list[Profile]:

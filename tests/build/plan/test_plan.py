@@ -142,7 +142,10 @@ def test_a_loop_takes_as_long_as_its_steps() -> None:
             ("wan2.1-t2v-14b", "--target", "rtx4080", "--size", "1280x720"),
             "1280x720x81 with guidance does not fit rtx4080 with one device",
         ),
-        (("wan2.1-t2v-14b", "--target", "h200", "--frames", "80"), "80 frames cannot be built"),
+        (
+            ("wan2.1-t2v-14b", "--target", "h200", "--frames", "80"),
+            "--frames 80 cannot be built; expected 4n + 1; use 77 or 81",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(

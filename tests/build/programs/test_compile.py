@@ -128,10 +128,14 @@ def test_a_channel_that_no_conditioner_fills(toy_artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "frames", "message"),
     [
-        ("wan2.2-animate", 1, "1 frames cannot be built; expected 5 or more: a segment .*; found 1; use 5"),
-        ("wan2.1-flf2v", 1, "expected 5 or more: the first and the last one may be given; found 1; use 5"),
-        ("wan2.2-i2v", 1, "expected 5 or more: the first and the last one may be given; found 1; use 5"),
-        ("wan2.2-animate", 0, r"0 frames cannot be built; expected 4n \+ 1 frames"),
+        (
+            "wan2.2-animate",
+            1,
+            r"num_frames 1 cannot be built; expected 4n \+ 1, and at least 5: a segment .*; use 5",
+        ),
+        ("wan2.1-flf2v", 1, "at least 5: the first and the last one may be given; use 5"),
+        ("wan2.2-i2v", 1, "at least 5: the first and the last one may be given; use 5"),
+        ("wan2.2-animate", 0, r"expected 4n \+ 1, and at least 5: .*; use 5"),
         ("wan2.1-i2v", 1, None),
         ("wan2.2-animate", 5, None),
     ],

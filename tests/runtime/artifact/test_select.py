@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from helpers.manifests import ENVIRONMENT
+from helpers.manifests import ENVIRONMENT, plain_model
 from wanrun.artifact import select
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
@@ -54,7 +54,10 @@ REFERENCES = profile(5, (96, 64), 9, references=2)
 
 
 def manifest_of(*profiles: Profile) -> Manifest:
-    return cast(Manifest, SimpleNamespace(profiles={profile.name: profile for profile in profiles}))
+    return cast(
+        Manifest,
+        SimpleNamespace(model=plain_model(), profiles={profile.name: profile for profile in profiles}),
+    )
 
 
 ALL = manifest_of(SMALL, LARGE, LONG, WITHOUT, TWO, REFERENCES)

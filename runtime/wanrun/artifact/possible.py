@@ -1,0 +1,66 @@
+"""Sizes and numbers of frames that a model can have, and the nearest ones to any other."""
+
+from __future__ import annotations
+
+__all__ = ["check_possible"]
+
+from itertools import product
+
+from wanrun.artifact.model import Model
+from wanrun.errors import UsageError, field
+
+
+def check_possible(
+    model: Model, size: tuple[int, int] | None, num_frames: int | None, least: tuple[int, str] = (1, "")
+) -> None:
+    """Checks that programs of a model can be built for a shape.
+
+    Args:
+        model: the model.
+        size: (width, height) in pixels; None for any.
+        num_frames: frames of a video; None for any.
+        least: the fewest frames, and why.
+
+    Raises:
+        UsageError: naming the nearest shapes that can be built.
+    """
+    if size is not None and (sizes := nearest_sizes(model, size)) != [size]:
+        raise UsageError(
+            f"{field('size')} {_written(size)} cannot be built",
+            expected=f"multiples of {model.size_multiple}",
+            remedy=f"use {' or '.join(map(_written, sizes))}",
+        )
+    if num_frames is not None and (frames := nearest_frames(model, num_frames, least[0])) != [num_frames]:
+        why = f", and at least {least[0]}: {least[1]}" if num_frames < least[0] else ""
+        raise UsageError(
+            f"{field('num_frames')} {num_frames} cannot be built",
+            expected=f"{model.vae_temporal}n + 1{why}",
+            remedy=f"use {' or '.join(map(str, frames))}",
+        )
+
+
+def nearest_sizes(model: Model, size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Returns the two nearest sizes that a model can have, the nearest first; the size alone if it can."""
+
+    def distance(other: tuple[int, int]) -> int:
+        return (other[0] - size[0]) ** 2 + (other[1] - size[1]) ** 2
+
+    widths, heights = (_around(length, model.size_multiple) for length in size)
+    return sorted(product(widths, heights), key=distance)[:2]
+
+
+def nearest_frames(model: Model, num_frames: int, least: int = 1) -> list[int]:
+    """Returns the nearest numbers of frames below and above; the number alone if it is possible."""
+    step = model.vae_temporal
+    latents = _around(num_frames - 1 + step, step)  # one for the first frame
+    return list(dict.fromkeys(max((count - step) + 1, least) for count in latents))
+
+
+def _around(length: int, multiple: int) -> list[int]:
+    """Returns the multiples below and above a length, at least one; one if it is a multiple."""
+    below, above = length // multiple * multiple, -(-length // multiple) * multiple
+    return list(dict.fromkeys(max(one, multiple) for one in (below, above)))
+
+
+def _written(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
