@@ -60,7 +60,7 @@ def select_profile(
         option += f" --frames {num_frames}"
     if num_videos > 1:
         option += f" --num-videos {num_videos}"
-    if guidance not in {profile.guidance for profile in built}:
+    if guidance != (artifact.manifest.model.defaults.guidance_scale > 1):  # as wanbuild compile decides
         option += " --guidance" if guidance else " --no-guidance"
     if num_references or any(profile.num_references for profile in built):
         wanted += f", {num_references} reference image(s)"

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from helpers.manifests import ENVIRONMENT, plain_model
+from helpers.manifests import ENVIRONMENT, plain_manifest, plain_model, with_model
 from wanrun.artifact import select
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
@@ -107,6 +107,16 @@ def test_what_is_not_built_is_refused(asked: Mapping[str, Any], wanted: str, opt
         f"no profile is built for {wanted}; expected one of {LARGE.name}, {SMALL.name}, {TWO.name}; "
         f"choose one of these, or add one with wanbuild compile {options} --artifact artifact"
     )
+
+
+def test_a_remedy_builds_what_was_asked_for() -> None:
+    """With guidance the model's own way, or as an option, whatever the built profiles have."""
+    distilled = with_model(plain_manifest(), {"guidance_scale": 1.0}).model
+    both = SimpleNamespace(model=distilled, profiles={one.name: one for one in (SMALL, WITHOUT)})
+    for guidance, option in ((True, " --guidance "), (False, " --size 96x96 --artifact")):
+        with pytest.raises(ArtifactError) as caught:
+            select_profile(Artifact(cast(Manifest, both), HERE), size=(96, 96), guidance=guidance)
+        assert option in (caught.value.remedy or "")
 
 
 def test_references_are_named_where_there_are_any() -> None:

@@ -62,7 +62,7 @@ def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> No
     plain = Artifact(without, toy_artifact)
     assert not Choice(plain, LoadPolicy()).profile.guidance
     assert Choice(artifact, LoadPolicy()).profile.guidance
-    with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg; .* --guidance "):
+    with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg"):
         _ = Choice(plain, LoadPolicy(guidance=True)).profile
 
 
