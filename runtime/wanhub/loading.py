@@ -63,8 +63,12 @@ def open_artifact(place: str | os.PathLike[str], report: Report = quiet) -> wanr
     return read_copied(folder, f"the copy {folder}", f"remove {folder}, and fetch it again", origin.address)
 
 
+def _opened(artifact: str | os.PathLike[str] | wanrun.Artifact) -> wanrun.Artifact:
+    return artifact if isinstance(artifact, wanrun.Artifact) else open_artifact(artifact)
+
+
 def fetch(
-    artifact: wanrun.Artifact,
+    artifact: str | os.PathLike[str] | wanrun.Artifact,
     names: Iterable[wanrun.Named],
     report: Report = quiet,
     showing: Fetching | None = None,
@@ -72,7 +76,7 @@ def fetch(
     """Fetches files of an artifact that are not there; of one that is no copy nothing.
 
     Args:
-        artifact: the artifact, as of ``open_artifact``.
+        artifact: the artifact, as of ``open_artifact``; or its place, as of ``find``.
         names: its files, such as those of ``wanrun.needed``; of a parameter all.
         report: gets a line about a wait, from any thread.
         showing: shows how many bytes have come, if any are to come.
@@ -80,6 +84,7 @@ def fetch(
     Raises:
         ArtifactError, UsageError: as ``wanhub.copy.Copy.fetch``.
     """
+    artifact = _opened(artifact)
     if not artifact.origin:
         return
     from wanhub.copy import Copy
@@ -109,13 +114,15 @@ def load(place: str | os.PathLike[str], **loading: Any) -> Pipeline:
     return wanrun.load(artifact, **loading)
 
 
-def check_signed(artifact: wanrun.Artifact, public_key: Path) -> None:
+def check_signed(
+    artifact: str | os.PathLike[str] | wanrun.Artifact, public_key: str | os.PathLike[str]
+) -> None:
     """Checks that an artifact was signed with a key, and that its files are those that were (extra ``sign``).
 
     Of a copy those that are there; others are compared as they come. Load it with ``verify="sha256"`` then.
 
     Args:
-        artifact: the artifact.
+        artifact: the artifact; or its place, as of ``find``.
         public_key: an elliptic curve key, PEM.
 
     Raises:
@@ -124,7 +131,8 @@ def check_signed(artifact: wanrun.Artifact, public_key: Path) -> None:
     """
     from wanhub.signature import check_signature
 
-    signed = msgspec.json.decode(check_signature(artifact.folder, public_key), type=wanrun.Manifest)
+    artifact = _opened(artifact)
+    signed = msgspec.json.decode(check_signature(artifact.folder, Path(public_key)), type=wanrun.Manifest)
     if signed != artifact.manifest:
         raise ArtifactError(
             f"{artifact} was changed while its signature was checked",

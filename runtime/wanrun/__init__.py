@@ -28,6 +28,7 @@ __all__ = [
     "Step",
     "Timings",
     "__version__",
+    "errors",
     "file_sha256",
     "from_wire",
     "groups",
@@ -54,6 +55,7 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
+    from wanrun import errors
     from wanrun.artifact.artifact import Artifact, groups, open_artifact
     from wanrun.artifact.layout import EIGHT_BITS
     from wanrun.artifact.manifest import Manifest
@@ -125,12 +127,14 @@ def __getattr__(name: str) -> Any:
         "to_wire": "wanrun.job.outcome",
         "user_copies": "wanrun.files",
     }
-    if name in modules:
-        import importlib
+    import importlib
 
+    if name == "errors":  # a module, for its classes
+        return importlib.import_module("wanrun.errors")
+    if name in modules:
         return getattr(importlib.import_module(modules[name]), "rows" if name == "options" else name)
     raise AttributeError(f"module 'wanrun' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

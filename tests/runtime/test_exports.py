@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import wanhub
 import wanrun
 from wanrun.generation import load, pipeline
 from wanrun.generation.result import Result
@@ -16,7 +17,9 @@ from wanrun.media.types import Media
 def test_each_name_is_what_its_module_defines() -> None:
     assert (wanrun.Pipeline, wanrun.load) == (pipeline.Pipeline, load.load)
     assert (wanrun.Media, wanrun.Result) == (Media, Result)
-    assert set(wanrun.__all__) <= set(dir(wanrun))
+    for module in (wanrun, wanhub):
+        assert dir(module) == sorted(module.__all__)
+        assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_a_name_that_is_not_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,7 +177,7 @@ class Artifact:
                 raise
 
 
-def open_artifact(folder: Path, origin: str = "") -> Artifact:
+def open_artifact(folder: str | os.PathLike[str], origin: str = "") -> Artifact:
     """Reads and checks the manifest in a folder.
 
     Args:
@@ -186,7 +187,7 @@ def open_artifact(folder: Path, origin: str = "") -> Artifact:
     Raises:
         ArtifactError: as ``read_manifest``.
     """
-    return Artifact(read_manifest(folder), folder, origin)
+    return Artifact(read_manifest(folder), Path(folder), origin)
 
 
 def groups(names: Iterable[Named]) -> list[list[Named]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = ["TRANSFORMERS"]
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -228,13 +229,17 @@ class _Header(msgspec.Struct):
     manifest_digest: Any = None
 
 
-def read_manifest(artifact: Path) -> Manifest:
+def read_manifest(artifact: str | os.PathLike[str]) -> Manifest:
     """Reads and checks an artifact's manifest.
+
+    Args:
+        artifact: the artifact's folder.
 
     Raises:
         ArtifactError: if there is no artifact, if it has another format or version, or if the manifest is
             damaged.
     """
+    artifact = Path(artifact)
     path = artifact / MANIFEST
     try:
         data = read_bounded(path, MAX_BYTES)

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from numpy import ndarray
     from PIL.Image import Image
 
-    ImageSource = Path | str | Image
-    VideoSource = Path | str | Sequence[Image]
+    ImageSource = Path | str | Image | ndarray
+    VideoSource = Path | str | Sequence[Image] | Sequence[ndarray] | ndarray
     Images = tuple[ImageSource, ...]
     Mode = str
     Overlap = int
@@ -36,7 +37,8 @@ else:  # as a command line or a line of JSON can name them
 class Media(Struct, frozen=True):
     """The images and videos that a user gives beside the prompt, and the choices for their use.
 
-    An image is a file or a Pillow image; a video is a file, a folder of images, or a list of Pillow images.
+    An image is a file, a Pillow image or a NumPy array, uint8 (height, width, 3); a video is a file, a folder
+    of images, a list of images, or an array with the frames in front.
     None of them is checked before ``wanrun.media.types.check_media``.
     """
 

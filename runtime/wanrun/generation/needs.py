@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from wanrun.errors import ArtifactError
 from wanrun.generation.choice import Choice
 from wanrun.generation.load import python_only
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.arguments import policy_of
+from wanrun.request.arguments import artifact_of, policy_of
 from wanrun.request.options import resolve_loop
 from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
 from wanrun.text.prompt import clean_prompt
@@ -23,7 +24,7 @@ from wanrun.trust.proxy import witness_of
 
 
 def needed(
-    artifact: Artifact,
+    artifact: str | os.PathLike[str] | Artifact,
     loading: Mapping[str, Any] = MappingProxyType({}),
     *,
     profiles: Sequence[Profile] | None = None,
@@ -35,7 +36,7 @@ def needed(
     profiles; the text encoder's weights are left out if the artifact has the embeddings of all prompts.
 
     Args:
-        artifact: the artifact, of which only the manifest needs to be there.
+        artifact: the artifact's folder; or the artifact, of which only the manifest needs to be there.
         loading: keywords of ``load``, of which those decide that choose the target and the weights. Its
             ``prompts`` are those of the next generations, and do not decide.
         profiles: the profiles of the generations; None for all that the target has.
@@ -46,7 +47,7 @@ def needed(
     """
     others = python_only()
     policy = policy_of({name: value for name, value in loading.items() if name not in others}, others)
-    choice = Choice(artifact, policy)
+    choice = Choice(artifact_of(artifact), policy)
     first = profiles[0] if profiles else choice.profile
     selected = choice.target(first)
     resolve_loop(first, policy.form)  # a form that is not built is refused before anything is fetched
@@ -55,11 +56,11 @@ def needed(
     for profile in profiles or ():
         with suppress(ArtifactError):  # told in its turn
             targets.append(choice.target(profile).name)
-    own = artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
+    own = choice.artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
     unread = _unread(own, None if selected.built_elsewhere else prompts, policy)
     unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
     kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
-    return [*kept, *_spreading(artifact, selected)]
+    return [*kept, *_spreading(choice.artifact, selected)]
 
 
 def _read_profiles(choice: Choice, selected: SelectedTarget, profiles: Sequence[Profile] | None) -> set[str]:

@@ -123,7 +123,7 @@ def file_digest(source: Path | str, option: str) -> str:
 
 def _image_path(source: object, option: str) -> Path:
     if not isinstance(source, Path | str):
-        raise wrong_type(option, "a path or a Pillow image", source)
+        raise wrong_type(option, "a path, a Pillow image or an array", source)
     path = existing_path(source, option)
     if path.is_dir():
         raise UsageError(f"{described(source, option)} cannot be read", expected="an image", found="a folder")

@@ -21,6 +21,7 @@ from wanrun.artifact.media import MASKS, ImageSource, MediaOption, VideoSource
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
+from wanrun.media.arrays import without_arrays
 from wanrun.media.images import described, file_digest, probe_image, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.processors import clip_pixels, clip_size
@@ -58,6 +59,7 @@ def load_media(
         UsageError: as ``check_media``, and for an image or video that cannot be read or does not fit the
             profile.
     """
+    media = without_arrays(media)
     check_media(manifest, media)
     return _Loader(manifest, profile, media, cancel).load()
 

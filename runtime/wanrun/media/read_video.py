@@ -65,7 +65,7 @@ def read_video(
     if isinstance(source, list | tuple):
         frames = _listed_frames(source[:max_frames], option, seen, cancel, mask)
     elif not isinstance(source, Path | str):
-        raise wrong_type(option, "a path or a list of Pillow images", source)
+        raise wrong_type(option, "a path, a list of images or an array", source)
     elif (path := existing_path(source, option)).is_dir():
         frames = _folder_frames(path, option, max_frames, seen, cancel, mask)
     else:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 __all__ = ["LoadPolicy"]
 
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Struct, field
 
 from wanrun.errors import UsageError
 from wanrun.errors import field as named
 from wanrun.rows import option, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Size = str | Sequence[int]
+else:  # as ``wanrun.request.arguments.policy_of`` makes it of these
+    Size = tuple[int, int]
 
 LOADING: Final = "Loading"
 """The help's section of those options that the command line has too."""
@@ -30,7 +37,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     """
 
     size: Annotated[
-        tuple[int, int] | None, option("(width, height) in pixels.", default="the first built")
+        Size | None, option("(width, height) in pixels, or 832x480.", default="the first built")
     ] = None
     num_frames: Annotated[int | None, option("Frames of a video.", default="the first built")] = None
     num_videos: Annotated[int, option("Videos per prompt, as built.")] = 1

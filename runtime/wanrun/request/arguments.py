@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,9 +17,25 @@ from wanrun.errors import UsageError, quoted, shortened, wrong_type
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.elsewhere import ELSEWHERE
 from wanrun.request.reading import as_plain, unknown_option
+from wanrun.request.rows import aliases, rows
+from wanrun.request.written import parse_size
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings
+
+_OF_LOADING = MappingProxyType(
+    {
+        **ELSEWHERE,
+        **{
+            name: f"pass {row.name} to generate"
+            for row in rows()
+            if row.name not in LoadPolicy.__struct_fields__
+            for name in (row.name, *row.also)
+        },
+    }
+)
+"""What to do instead of a keyword that ``load`` has not, by its name."""
 
 MAX_PATH_BYTES = 4096
 """Of a path, with the NUL at its end, that Linux takes."""
@@ -103,11 +120,14 @@ def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolic
     known, values = {row.name: row for row in rows_of(LoadPolicy)}, dict[str, Any]()
     for name, value in given.items():
         if name not in known:
-            raise unknown_option(name, {one: one for one in (*known, *others)})
-        row = known[name]
+            also = {other: one for other, one in aliases().items() if one in known}
+            raise unknown_option(name, {**{one: one for one in (*known, *others)}, **also}, _OF_LOADING)
+        row, plain = known[name], as_plain(value)
         try:
-            values[name] = msgspec.convert(as_plain(value), str if row.choices else row.type)
-        except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair
+            if row.base is tuple and isinstance(plain, str):
+                plain = parse_size(plain)
+            values[name] = msgspec.convert(plain, str if row.choices else row.type)
+        except (msgspec.ValidationError, UnicodeEncodeError, UsageError):  # half of a surrogate pair
             raise wrong_type(name, row.kind, value) from None
     policy = LoadPolicy(**values)
     policy.check()

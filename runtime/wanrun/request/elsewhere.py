@@ -6,7 +6,7 @@ The names come from diffusers' pipelines, ComfyUI, SGLang, vllm-omni, LightX2V, 
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE", "by_name", "nearest"]
+__all__ = ["ELSEWHERE", "OF_PYTHON", "by_name", "nearest"]
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -98,6 +98,25 @@ ELSEWHERE = by_name(
     }
 )
 """By a name of other tools that no option has, what to do instead, with options as ``errors.field``."""
+
+OF_PYTHON = by_name(
+    {
+        "pass on_step=FUNCTION: see docs/python.md": (
+            "callback callback_on_step_end callback_on_step_end_tensor_inputs callback_steps"
+        ),
+        "result.frames are a NumPy array, and result.save(PATH) writes a video": (
+            "output output_file output_path output_type save save_path"
+        ),
+        "pass the prompt: wanbuild embed keeps the embeddings of prompts": (
+            "image_embeds negative_prompt_embeds prompt_embeds"
+        ),
+        "pass media=wanrun.Media(...)": "images ip_adapter_image",
+        "leave it out: it changes nothing here": (
+            "attention_kwargs cross_attention_kwargs guidance_rescale return_dict"
+        ),
+    }
+)
+"""The same for keywords of Python, which commands and files have not."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     segment_overlap: Literal[1, 5] | None
     conditioning_scale: float | None
     profile: str | None
-    size: str | tuple[int, int] | None
+    size: str | Sequence[int] | None
     num_frames: int | None
     num_steps: int | None
     guidance_scale: float | None

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from wanrun.errors import UsageError, field
+from wanrun.media.arrays import without_arrays
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
@@ -58,7 +59,7 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
             found=request.segment_overlap,
             remedy="give it to the Media that they are loaded from",
         )
-    given = media if named is None else media_of(request)
+    given = media_of(request) if named is not None else None if media is None else without_arrays(media)
     if request.segment_overlap is not None and inputs is None:
         given = structs.replace(given or Media(), segment_overlap=request.segment_overlap)
     return given

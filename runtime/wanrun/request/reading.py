@@ -35,7 +35,12 @@ def is_drawn(seed: object) -> bool:
     return seed == RANDOM or (type(seed) is int and seed == -1)
 
 
-def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _Kind | None = None) -> _Kind:
+def read_request(
+    given: Iterable[tuple[str, Any]],
+    kind: type[_Kind],
+    shared: _Kind | None = None,
+    instead: Mapping[str, str] = ELSEWHERE,
+) -> _Kind:
     """Checks values by the options' Python names, and makes a request of them.
 
     Args:
@@ -43,6 +48,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
             Python or NumPy.
         kind: ``Request``, or a kind of it with more options.
         shared: a request that was already read, whose values hold for what is not given; not its prompt.
+        instead: what to do, by names that no option has.
 
     Raises:
         UsageError: naming every problem, in one line.
@@ -55,7 +61,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
         if name in values:
             problems.append(UsageError(f"{field(name)} is given twice"))
         elif name not in known:
-            problems.append(unknown_option(name, {**{one: one for one in known}, **aliases(kind)}))
+            problems.append(unknown_option(name, {**{one: one for one in known}, **aliases(kind)}, instead))
         else:
             plain = as_plain(value)
             if name == "seed" and is_drawn(plain):
@@ -76,18 +82,19 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
 
 
-def unknown_option(name: str, known: Mapping[str, str]) -> UsageError:
+def unknown_option(name: str, known: Mapping[str, str], instead: Mapping[str, str]) -> UsageError:
     """Returns the error of an option that there is not, with what to do if the name is known or near.
 
     Args:
         name: the name.
         known: the options that there are, by every name that is understood.
+        instead: what to do, by names that no option has.
     """
     what = f"unknown option {shortened(name)}"
-    meant = name if name in ELSEWHERE else nearest(name, [*known, *ELSEWHERE])
+    meant = name if name in instead else nearest(name, [*known, *instead])
     if meant is None:
         return UsageError(what, expected="one of " + ", ".join(map(field, dict.fromkeys(known.values()))))
-    return UsageError(what, remedy=f"use {field(known[meant])}" if meant in known else ELSEWHERE[meant])
+    return UsageError(what, remedy=f"use {field(known[meant])}" if meant in known else instead[meant])
 
 
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:

@@ -6,6 +6,7 @@ __all__ = ["resolve_request"]
 
 import os
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Unpack
 
 from msgspec import structs
@@ -17,7 +18,9 @@ from wanrun.denoising.noise import check_seed
 from wanrun.denoising.schedule import schedule
 from wanrun.denoising.solvers import SOLVERS
 from wanrun.media.types import Inputs, Media, check_media
+from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, check_media_options, check_objects
+from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
@@ -28,6 +31,16 @@ from wanrun.request.request import Request
 from wanrun.request.rows import aliases
 from wanrun.request.schedules import scheduled
 from wanrun.request.written import parse_size
+from wanrun.rows import rows_of
+
+_OF_GENERATIONS = MappingProxyType(
+    {
+        **ELSEWHERE,
+        **OF_PYTHON,
+        **{row.name: f"pass {row.name} to wanrun.load" for row in rows_of(LoadPolicy) if row.section},
+    }
+)
+"""What to do instead of a keyword that no generation has, by its name."""
 
 
 def resolve(
@@ -70,7 +83,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
     check_media_options(given)
     if isinstance(size := as_plain(given.get("size")), list):
         given["size"] = tuple(size)
-    return read_request(given.items(), Request)
+    return read_request(given.items(), Request, instead=_OF_GENERATIONS)
 
 
 def resolve_request(

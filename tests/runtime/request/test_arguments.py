@@ -58,7 +58,7 @@ def test_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected", "bad"),
     [
-        ("size", "(width, height) in pixels", ["96x64", (96,), (96, 64, 3), (96.0, 64), 96, b"96x64"]),
+        ("size", "(width, height) in pixels", ["96", (96,), (96, 64, 3), (96.0, 64), 96, b"96x64"]),
         ("num_frames", "an integer", ["9", 9.0, True, b"9", [9], "\ud800"]),
         ("num_videos", "an integer", ["1", 1.5, None]),
         ("num_references", "an integer", [(), "0"]),
@@ -89,6 +89,10 @@ def test_every_choice_has_a_type() -> None:
     assert refusal(wanrun.load, "a", sizes=(96, 64)) == "unknown option 'sizes'; use size"
     assert refusal(wanrun.load, "a", progres=True) == "unknown option 'progres'; use progress"
     assert refusal(wanrun.load, "a", xyz=1).startswith("unknown option 'xyz'; expected one of size,")
+    for name, fields in {"frames": ("num_frames",), "steps": (), "device": ("target",)}.items():
+        with pytest.raises(UsageError) as raised:
+            wanrun.load("a", **{name: 1})  # type: ignore[arg-type]
+        assert raised.value.fields == fields and raised.value.remedy is not None
     assert "verify cannot be 'md5'" in refusal(wanrun.load, "a", verify="md5")
 
 
@@ -103,6 +107,7 @@ def test_choices_of_numpy(tmp_path: Path) -> None:
     }
     assert policy_of(given) == policy_of(plain)
     assert policy_of({"size": [np.int64(96), 64]}) == LoadPolicy(size=(96, 64))
+    assert policy_of({"size": "96x64"}) == policy_of({"size": "96*64"}) == LoadPolicy(size=(96, 64))
     assert policy_of({"size": None, "num_frames": None, "guidance": None, "target": None}) == LoadPolicy()
 
 
@@ -198,16 +203,22 @@ def with_image(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield pipeline
 
 
-@pytest.mark.parametrize("value", [b"a.png", 5, np.zeros((8, 8, 3), np.uint8), {"image": 1}])
+@pytest.mark.parametrize("value", [b"a.png", 5, {"image": 1}])
 def test_media_of_another_type(with_image: Pipeline, value: Any) -> None:
     one, frames = picture(96, 64), [picture(96, 64)] * 9
     given = {"image": one, "pose_video": frames, "face_video": frames}
     for name in given:
-        expected = "a path or a Pillow image" if name == "image" else "a path or a list of Pillow images"
+        expected = (
+            "a path, a Pillow image or an array"
+            if name == "image"
+            else "a path, a list of images or an array"
+        )
         line = refusal(with_image.generate, PROMPT, media=wanrun.Media(**{**given, name: value}))
         assert line.startswith(f"{name} has the wrong type; expected {expected}; found ")
     line = refusal(with_image.generate, PROMPT, media=wanrun.Media(**{**given, "face_video": [one, value]}))
-    assert line.startswith("face_video has the wrong type; expected a path or a Pillow image; found ")
+    assert line.startswith(
+        "face_video has the wrong type; expected a path, a Pillow image or an array; found "
+    )
     line = refusal(with_image.generate, PROMPT, media=wanrun.Media(**given, reference_image="a.png"))  # type: ignore[arg-type]
     assert line == 'reference_image has the wrong type; expected a tuple of images; found "a.png"'
 

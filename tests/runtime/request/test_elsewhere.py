@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from wanrun.errors import UsageError
-from wanrun.request.elsewhere import ELSEWHERE, by_name, nearest
+from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON, by_name, nearest
 from wanrun.request.prompts_file import Line
 from wanrun.request.reading import read_request
+from wanrun.request.resolve import request_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,13 @@ def test_a_request_names_what_to_use(name: str, fields: tuple[str, ...]) -> None
         read_request([("prompt", "a fox"), (name, 1)], Line)
     assert raised.value.fields == fields
     assert raised.value.remedy is not None
+
+
+@pytest.mark.parametrize("name", [*OF_PYTHON, "memory", "target"])
+def test_a_keyword_of_python_names_what_to_use(name: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        request_of({"prompt": "a fox", name: 1})
+    assert raised.value.remedy is not None and raised.value.expected is None
 
 
 def test_a_name_that_is_like_none_has_no_remedy() -> None:

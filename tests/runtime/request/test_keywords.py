@@ -9,6 +9,8 @@ from pathlib import Path
 from helpers.keywords import FILE, keywords
 
 PROGRAM = """
+import numpy as np
+import wanhub
 import wanrun
 
 with wanrun.load("a", memory="low") as pipeline:
@@ -19,6 +21,13 @@ with wanrun.load("a", memory="low") as pipeline:
 wanrun.resolve("a", "a fox", solver="heun")
 wanrun.load("a", memori="low")
 wanrun.load("a", memory=3)
+wanrun.load("a", size="96x64")
+wanrun.load("a", size=[96, 64])
+wanrun.resolve("a", "a fox", size=[96, 64], media=wanrun.Media(image=np.zeros((4, 4, 3), np.uint8)))
+wanhub.check_signed("a", "key.pem")
+wanhub.fetch("a", wanrun.needed("a"))
+wanrun.open_artifact("a")
+wanrun.errors.UsageError
 """
 
 
@@ -33,4 +42,4 @@ def test_mypy_refuses_what_is_no_option(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", str(tmp_path / "program.py")]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
     lines = sorted({int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line})
-    assert lines == [6, 7, 8, 9, 10, 11], done.stdout + done.stderr
+    assert lines == [8, 9, 10, 11, 12, 13], done.stdout + done.stderr
