@@ -2,13 +2,15 @@
 # `make test-all` is what CI runs.
 # PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
 # demo's model: one of artifacts/tiny, which have learned from drawn videos, or a toy with random weights, one that
-# `wanbuild toy --help` lists. SAMPLING=four-steps takes the distilled student of a tiny text to video.
+# `wanbuild toy --help` lists. SAMPLING=four-steps takes the distilled student of a tiny text to video. PORT is that of
+# `make serve`; 0 takes a free one.
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV ?= .venv
 DEMO ?= artifacts/demo
 VARIANT ?= wan2.1-t2v
 SAMPLING ?=
+PORT ?= 8000
 
 BIN := $(VENV)/bin
 TINYWAN := PYTHONPATH=training $(BIN)/python -m tinywan
@@ -103,7 +105,7 @@ again:
 # The demo's artifact behind an API, with its page in the browser; make demo first, or this does it.
 serve: $(VENV)/.installed-serve
 	@test -f $(DEMO)/artifact/manifest.json || $(MAKE) demo
-	$(BIN)/wanrun serve demo=$(DEMO)/artifact --data $(DEMO)/videos --open
+	$(BIN)/wanrun serve demo=$(DEMO)/artifact --data $(DEMO)/videos --port $(PORT) --open
 
 # Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint

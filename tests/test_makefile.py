@@ -62,3 +62,11 @@ def test_the_artifact_has_the_sampling(make: Make, tmp_path: Path, words: list[s
     assert again.returncode == 0, again.stderr
     runs = [line for line in (made.stdout + again.stdout).splitlines() if line.startswith("wanrun ")]
     assert len(runs) == 2 and not any("--steps" in run for run in runs)
+
+
+@pytest.mark.parametrize(("words", "port"), [([], "8000"), (["PORT=0"], "0")])
+def test_the_server_has_the_port(make: Make, tmp_path: Path, words: list[str], port: str) -> None:
+    (tmp_path / "venv" / ".installed-serve").touch()
+    served = make("serve", *words)
+    assert served.returncode == 0, served.stderr
+    assert f" --port {port} " in next(line for line in served.stdout.splitlines() if "wanrun serve" in line)
