@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
-        "runtime/wanrun": ((), ()),
+        "runtime/wanrun": ((), ("heif",)),
         "runtime/wancli": ((), ("serve",)),
         "runtime/wanfleet": ((), ("ray",)),
         "runtime/wanhub": ((), ("hub", "sign")),

@@ -53,7 +53,13 @@ class Input(click.Path):
 
     def __init__(self, base: type[Path | str] = Path, tree: bool = False) -> None:
         super().__init__(path_type=base, allow_dash=True, readable=base is Path)
-        self.tree = tree
+        self.tree, self._base = tree, base
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the value as it is written. Raises click's error for an address where a path is read."""
+        if self._base is Path and "://" in str(value):
+            self.fail(f"{value} is an address; name a path here.", param, ctx)
+        return super().convert(value, param, ctx)
 
     def claim(self, claims: Claims, value: str | Path, option: str) -> None:
         """Notes that a value is read; a folder of frames is looked at with its prompt."""

@@ -45,7 +45,11 @@ class Model:
         """The rows of the options that have an effect with this model, by Python name."""
         task, own = self.manifest.model.task, self.manifest.model.default_options()
         shown = dict.fromkeys(own, True)
-        shown |= {"mode": task.modes is not None, "segment_overlap": task.windows is not None}
+        shown |= {
+            "mode": task.modes is not None,
+            "segment_overlap": task.windows is not None,
+            "fit": task.fits,
+        }
         shown |= {name: name in task.inputs for name in files()}
         return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}
 

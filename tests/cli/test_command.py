@@ -11,7 +11,7 @@ import click
 import pytest
 
 from wanbuild.cli import wanbuild
-from wancli.command import ENVIRONMENT, Option, takes_artifact, understood
+from wancli.command import ENVIRONMENT, Checked, Input, Option, takes_artifact, understood
 from wancli.console import run
 from wancli.run import wanrun
 from wancli.serve import serve
@@ -25,6 +25,21 @@ def test_every_option_is_understood_as_itself(command: click.Command) -> None:
         if isinstance(param, click.Option):
             for flag in (*param.opts, *param.secondary_opts):
                 assert understood(flag.lstrip("-")) == flag.lstrip("-")
+
+
+def test_an_address_is_no_path_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a path it would lose a slash, and no such file be found."""
+
+    @click.command(cls=Checked)
+    @click.option("--weights", type=Input())
+    @click.option("--image", type=Input(str))
+    def command(weights: Path | None, image: str | None) -> None:
+        click.echo(image or weights)
+
+    assert run(command, ["--weights", "https://a/b"]) == 2
+    assert "https://a/b" in capsys.readouterr().err
+    assert run(command, ["--image", "https://a/b"]) == 0
+    assert capsys.readouterr().out == "https://a/b\n"
 
 
 def test_numbers_are_finite() -> None:

@@ -33,7 +33,15 @@ from helpers.pictures import (
 from wanbuild.source.images import ImageProcessorConfig
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
-from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, scaled_size
+from wanrun.media.processors import (
+    clip_pixels,
+    cropped,
+    filled,
+    greyscale,
+    reference_canvas,
+    resized,
+    scaled_size,
+)
 from wanrun.media.read_video import read_video
 from wanrun.media.windows import reflected
 
@@ -70,9 +78,12 @@ def test_resized_filled_and_greyscale(size: tuple[int, int], profile: tuple[int,
     found = as_uint8(reference.preprocess(image, height=height, width=width), -1)[0]
     np.testing.assert_array_equal(resized(image, width, height), found)
 
+    found = as_uint8(reference.preprocess(image, height=height, width=width, resize_mode="crop"), -1)[0]
+    np.testing.assert_array_equal(cropped(image, width, height), found)
+
     reference = VideoProcessor(vae_scale_factor=8, do_normalize=False, do_convert_grayscale=True)
     found = as_uint8(reference.preprocess_video([image], height=height, width=width).transpose(1, 2), 0)[0, 0]
-    np.testing.assert_array_equal(greyscale(image, width, height), found)
+    np.testing.assert_array_equal(greyscale(resized(image, width, height)), found)
 
     # Made as WanAnimatePipeline does.
     reference = WanAnimateImageProcessor(

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     Images = tuple[ImageSource, ...]
     Mode = str
     Overlap = int
+    Fit = str
 else:  # as a command line or a line of JSON can name them
     ImageSource = VideoSource = Annotated[str, Meta(min_length=1)]
     Images = ImageSource | tuple[ImageSource, ...]
     Mode = Literal["animate", "replace"]
     Overlap = Literal[1, 5]
+    Fit = Literal["stretch", "crop", "pad"]
 
 
 class Media(Struct, frozen=True):
@@ -125,6 +127,15 @@ class Media(Struct, frozen=True):
             "Frames that a window of a long video shares with the one before.", default="1", models="Animate"
         ),
     ] = None
+    fit: Annotated[
+        Fit | None,
+        option(
+            "How an image or a video of another shape is brought to the size: stretched, as the reference "
+            "does; cropped around the middle; or padded with black.",
+            default="stretch",
+            models="I2V, FLF2V, TI2V, Animate",
+        ),
+    ] = None
 
 
 _KINDS: Mapping[str, str] = MappingProxyType(
@@ -138,6 +149,12 @@ MEDIA_KINDS: Mapping[str, str] = MappingProxyType(
 
 MASKS: Final = frozenset(("mask", "mask_video"))
 """The options whose white parts say where something goes."""
+
+FITS: Final = next(row.choices for row in rows_of(Media) if row.name == "fit")
+"""The values of ``fit``, the default first."""
+
+CHOICES: Final = tuple(row.name for row in rows_of(Media) if row.name not in MEDIA_KINDS)
+"""The options that say how these are used."""
 
 SEVERAL: Final = next(row.name for row in rows_of(Media) if row.many)
 """The only one of them that may be given several times."""

@@ -49,6 +49,14 @@ class Input(Record, frozen=True, kw_only=True):
     default: Colour | None = None
     flag: str | None = None
 
+    @property
+    def fits(self) -> bool:
+        """Whether the option ``fit`` decides its shape.
+
+        Other preparations have a rule of their own, and what belongs to another input has that one's shape.
+        """
+        return self.prepare in ("resize", "greyscale") and self.beside is None
+
     def __post_init__(self) -> None:
         if self.kind != "image" and self.encoded:
             raise ValueError(f"the image encoder takes single images, and {self.array} is {self.kind}")
@@ -117,6 +125,11 @@ class Task(Record, frozen=True, kw_only=True):
     modes: Modes | None = None
     windows: Windows | None = None
     held: HeldFrame | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the option ``fit`` decides the shape of an input."""
+        return any(item.fits for item in self.inputs.values())
 
     def __post_init__(self) -> None:
         if problem := next(self._problems(), None):

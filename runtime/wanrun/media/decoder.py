@@ -119,7 +119,7 @@ def memory_limit() -> int:
 
 
 def read_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
-    """Reads a binary PPM after its first line; its comment is the transparent colour, for ``info``.
+    """Reads a binary PPM after its first line; its comment has entries of ``info``.
 
     Args:
         name: the name of the video or image in messages.
@@ -131,7 +131,7 @@ def read_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
         UsageError: for one above Pillow's limit of pixels.
     """
     line = stream.readline()
-    info = {"transparency": ast.literal_eval(line[1:].decode())} if line.startswith(b"#") else {}
+    info = ast.literal_eval(line[1:].decode()) if line.startswith(b"#") else {}
     width, height = map(int, (stream.readline() if info else line).split())
     if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
         raise too_large(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +15,8 @@ from wanrun.errors import UsageError, wrong_type
 from wanrun.files import open_regular
 from wanrun.media import decoder
 from wanrun.media.decoder import Decoder
-from wanrun.media.pillow import CONVERSIONS, Convert, decoding
+from wanrun.media.pillow import CONVERSIONS, NOTES, Convert, decoding, notes_of
+from wanrun.media.urls import url_error
 from wanrun.opened.cancel import CancelToken
 
 Seen = Callable[[bytes], object]
@@ -24,8 +24,6 @@ Seen = Callable[[bytes], object]
 
 MAX_BYTES = 2**35
 """The largest file, in bytes. All of it is read for a digest, which takes 20 to 60 s for this size."""
-
-_URL = re.compile(r"(https?|ftp|s3|gs|data):")
 
 
 def described(source: object, option: str) -> str:
@@ -40,11 +38,8 @@ def existing_path(source: Path | str, option: str) -> Path:
         UsageError: if the source is neither.
     """
     path, found = Path(source), None
-    if _URL.match(str(source)):
-        raise UsageError(
-            f"{described(source, option)} is a URL, and URLs are not fetched",
-            remedy="download it first, and give the file",
-        )
+    if (refusal := url_error(str(source), option)) is not None:
+        raise refusal
     try:
         if path.is_file():
             with open_regular(path, MAX_BYTES) as file:
@@ -192,11 +187,18 @@ def probe_image(source: ImageSource, option: str, cancel: CancelToken | None = N
         return decoder.image_size(started, path, name)
 
 
+def left_out(image: Image.Image) -> tuple[str, ...]:
+    """Returns what was left out of an image of ``read_image``, one line each."""
+    notes: tuple[str, ...] = image.info.get(NOTES, ())
+    return notes
+
+
 def _in_memory(source: Image.Image, name: str, seen: Seen | None, convert: Convert) -> Image.Image:
     """Decodes an image of Python's caller, in this process."""
     with decoding(name):
         source.load()
         found = convert(ImageOps.exif_transpose(source), name)
+        found.info[NOTES] = notes_of(source)
     if seen is not None:
         seen(f"{found.width}x{found.height}\n".encode())
         seen(found.tobytes())

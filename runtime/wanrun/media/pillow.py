@@ -32,6 +32,12 @@ STRIP_BYTES = 2**22
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
 
+NOTES = "wanrun.notes"
+"""The key of an image's ``info`` with what was left out of its file."""
+
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc")
+"""The brands of HEIC at the beginning of a file. AVIF shares others with it."""
+
 _DEEP = ("I", "F")  # and I;16 with its byte orders
 
 NO_MEMORY = ("out of memory", "allocate memory", "get_buffer() failed", "Resource temporarily unavailable")
@@ -149,8 +155,21 @@ CONVERSIONS: Mapping[str, Convert] = MappingProxyType({"rgb": rgb, "mask": mask}
 """What a frame becomes."""
 
 
+def notes_of(image: Image.Image) -> tuple[str, ...]:
+    """Returns what ``rgb`` leaves out of a decoded image, one line each."""
+    notes = list[str]()
+    # A photo of several pictures, such as an iPhone's with its brightness, is no animation.
+    if getattr(image, "is_animated", False) and image.format not in ("JPEG", "MPO"):
+        notes.append("the first frame of the animation is taken")
+    if image.has_transparency_data:
+        opaque = image.convert("RGBA").getchannel("A").histogram()[255]
+        if opaque < image.width * image.height:
+            notes.append("transparency is left out, and the colours under it show")
+    return tuple(notes)
+
+
 def main() -> None:
-    """Answers requests, a line of JSON each, with frames: as PPM, its comment the transparent colour.
+    """Answers requests, a line of JSON each, with frames: as PPM, its comment what ``info`` has to tell.
 
     The arguments are the most pixels of an image, 0 for no limit, and one of ``CONVERSIONS``. A request has
     ``path``, the ``name`` for messages, and what is ``wanted``: the ``first`` frame, ``all`` frames, after
@@ -191,7 +210,7 @@ def _answer(request: dict[str, Any], answers: IO[bytes], convert: Convert) -> No
 def _size(path: str, name: str) -> dict[str, Any]:
     """Returns width and height of an image, upright, as its header has them; no pixel is decoded."""
     with decoding(name):
-        image = Image.open(path, formats=FORMATS)
+        image = _open(path, name)
         _check_header(image, name)
         # A PNG would be decoded for an orientation after its pixels.
         orientation = image.getexif().get(_ORIENTATION) if image.format != "PNG" else None
@@ -202,17 +221,37 @@ def _size(path: str, name: str) -> dict[str, Any]:
 def _first(path: str, name: str, convert: Convert) -> Image.Image:
     """Returns an image, or the first frame of an animation, turned as its EXIF orientation says."""
     with decoding(name):
-        image = Image.open(path, formats=FORMATS)
+        image = _open(path, name)
         image.load()
+        notes = notes_of(image)
         ImageOps.exif_transpose(image, in_place=True)
-        return convert(image, name)
+        found = convert(image, name)
+        found.info[NOTES] = notes
+        return found
+
+
+def _open(path: str, name: str) -> Image.Image:
+    """Opens an image; refuses a photo in HEIC if the package that reads it is not installed."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        head = file.read(32)  # the kind of an ISO media file, and some of those that it is compatible with
+    if head[4:8] != b"ftyp" or not any(brand in head for brand in _HEIC):
+        return Image.open(path, formats=FORMATS)
+    try:
+        import pillow_heif
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{name} is a photo in HEIC, which Pillow does not read",
+            remedy="pip install '.[heif]' in the checkout, or save it as JPEG",
+        ) from None
+    pillow_heif.register_heif_opener()
+    return Image.open(path, formats=("HEIF",))
 
 
 def _opened(path: str, name: str) -> Image.Image | None:
     """Returns an animation whose frames are not decoded yet; None for what is no image."""
     with decoding(name):
         try:
-            return Image.open(path, formats=FORMATS)
+            return _open(path, name)
         except Image.UnidentifiedImageError:
             return None
 
@@ -229,10 +268,11 @@ def _all(image: Image.Image, name: str, convert: Convert) -> Iterator[Image.Imag
 
 
 def write_ppm(image: Image.Image, answers: IO[bytes]) -> None:
-    """Writes an image in mode RGB as binary PPM, its comment the transparent colour of ``info``."""
+    """Writes an image in mode RGB as binary PPM, its comment the entries of ``info`` that others look at."""
     answers.write(b"P6\n")
-    if (colour := image.info.get("transparency")) is not None:
-        answers.write(f"#{colour!r}\n".encode())
+    told = ((key, image.info.get(key)) for key in (NOTES, "transparency"))
+    if info := {key: value for key, value in told if value not in (None, ())}:
+        answers.write(f"#{info!r}\n".encode())
     answers.write(f"{image.width} {image.height}\n255\n".encode())
     rows = strip_rows(image.width)
     for top in range(0, image.height, rows):

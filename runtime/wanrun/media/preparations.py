@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from wanrun.artifact.media import FITS
 from wanrun.artifact.task import Preparation
 from wanrun.errors import UsageError
 from wanrun.media.processors import (
+    cropped,
+    cropped_size,
     filled,
     filled_size,
     greyscale,
@@ -21,6 +24,9 @@ from wanrun.media.processors import (
     resized,
     scaled_size,
 )
+
+MOST_SQUEEZED = 1.2
+"""By how much an image may be stretched along one side without a word: 3:2 becomes 832x480 by 1.16."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Canvas:
         spatial: pixels of a latent cell's side.
         multiple: widths and heights are multiples of this number of pixels.
         title: the name of the image or video in messages.
+        fit: how one of another shape is brought to the size.
     """
 
     width: int
@@ -40,6 +47,12 @@ class Canvas:
     spatial: int
     multiple: int
     title: str
+    fit: str = FITS[0]
+
+    def squeezes(self, width: int, height: int) -> bool:
+        """Whether stretching an image of this size to the canvas's changes its shape visibly."""
+        ratio = (self.width * height) / (self.height * width)
+        return self.fit == "stretch" and not 1 / MOST_SQUEEZED <= ratio <= MOST_SQUEEZED
 
 
 @dataclass(frozen=True)
@@ -89,9 +102,26 @@ def _check_aspect(size: tuple[int, int], canvas: Canvas) -> None:
         )
 
 
+def _fitted(image: Image.Image, canvas: Canvas) -> np.ndarray:
+    """Brings an image to a size as ``fit`` says."""
+    if canvas.fit == "crop":
+        return cropped(image, canvas.width, canvas.height, canvas.title)
+    if canvas.fit == "pad":
+        return filled(image, canvas.width, canvas.height, canvas.title)
+    return resized(image, canvas.width, canvas.height)
+
+
+def _check_fit(size: tuple[int, int], canvas: Canvas) -> None:
+    """Raises UsageError for an image that ``fit`` cannot bring to a size."""
+    if canvas.fit == "crop":
+        cropped_size(size, canvas.width, canvas.height, canvas.title)
+    if canvas.fit == "pad":
+        filled_size(size, canvas.width, canvas.height, canvas.title)
+
+
 PREPARATIONS: Mapping[Preparation, Prepared] = MappingProxyType(
     {
-        "resize": Prepared(lambda image, to: resized(image, to.width, to.height)),
+        "resize": Prepared(_fitted, _check_fit),
         "resize_same_aspect": Prepared(_resize_same_aspect, _check_aspect),
         "fit_on_black": Prepared(
             lambda image, to: filled(image, to.width, to.height, to.title),
@@ -102,7 +132,7 @@ PREPARATIONS: Mapping[Preparation, Prepared] = MappingProxyType(
             lambda size, to: reference_size(size, to.width, to.height, to.spatial, to.title),
             dtype=np.float32,
         ),
-        "greyscale": Prepared(lambda image, to: greyscale(image, to.width, to.height), channels=()),
+        "greyscale": Prepared(lambda image, to: greyscale(_fitted(image, to)), _check_fit, channels=()),
     }
 )
 """The preparations by their names in the manifest."""

@@ -17,16 +17,24 @@ import numpy as np
 from PIL import Image
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.media import MASKS, ImageSource, MediaOption, VideoSource
+from wanrun.artifact.media import FITS, MASKS, ImageSource, MediaOption, VideoSource
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
 from wanrun.media.arrays import without_arrays
-from wanrun.media.images import described, file_digest, probe_image, read_image
+from wanrun.media.images import described, file_digest, left_out, probe_image, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.processors import clip_pixels, clip_size
 from wanrun.media.read_video import read_video, video_digest
-from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media, chosen_mode, chosen_overlap, is_given
+from wanrun.media.types import (
+    MEDIA_KINDS,
+    Inputs,
+    Media,
+    check_media,
+    chosen_mode,
+    chosen_overlap,
+    is_given,
+)
 from wanrun.media.windows import check_segments, padded_frames, reflected
 from wanrun.opened.cancel import CancelToken
 
@@ -78,13 +86,14 @@ def probe_media(
     Raises:
         CancelledError, UsageError: as ``load_media``.
     """
+    media = without_arrays(media)
     check_media(manifest, media)
     for name, source in _given(manifest, media):
         item, title = manifest.model.task.inputs[name], described(source, field(name))
         if item.kind == "images":
             _check_count(profile, name, len(getattr(media, name)))
         size = _probed_size(item, source, field(name), cancel)
-        PREPARATIONS[item.prepare].check(size, _canvas(manifest, profile, item, title))
+        PREPARATIONS[item.prepare].check(size, _canvas(manifest, profile, item, media.fit, title))
         if item.encoded:
             assert manifest.model.image_processor is not None  # the manifest's check says so
             clip_size(size, manifest.model.image_processor, title)
@@ -160,7 +169,8 @@ class _Loader:
             mode = chosen_mode(self._manifest, self._media)
             arrays[modes.array] = np.array(modes.names.index(mode), np.int32)
         facts = _facts(self._manifest, self._media, self._digests)
-        return Inputs(arrays, facts, self._num_frames, self._overlap, tuple(self._warnings))
+        warnings = tuple(dict.fromkeys(self._warnings))
+        return Inputs(arrays, facts, self._num_frames, self._overlap, warnings)
 
     def _order(self) -> list[MediaOption]:
         """Returns the model's inputs: images, then the video that decides the length, then other videos."""
@@ -182,7 +192,7 @@ class _Loader:
         return self._padded_video(name, item, source)
 
     def _canvas(self, item: Input, title: str = "") -> Canvas:
-        return _canvas(self._manifest, self._profile, item, title)
+        return _canvas(self._manifest, self._profile, item, self._media.fit, title)
 
     def _constant(self, item: Input, value: int) -> np.ndarray:
         """Returns a read-only array of one repeated value, which takes the memory of one value."""
@@ -195,11 +205,29 @@ class _Loader:
         digest, title = hashlib.sha256(), described(source, field(name))
         image = read_image(source, field(name), digest.update, cancel=self._cancel)
         self._digests.setdefault(name, []).append(digest.hexdigest())
-        prepared = PREPARATIONS[item.prepare].process(image, self._canvas(item, title))
+        canvas = self._canvas(item, title)
+        prepared = PREPARATIONS[item.prepare].process(image, canvas)
+        self._warnings += [f"{described(source, name)}: {note}" for note in left_out(image)]
+        self._warn_if_squeezed(name, item, source, image, canvas)
         if item.encoded:
             assert self._model.image_processor is not None  # the manifest's check says so
             self._pixels.append(clip_pixels([image], self._model.image_processor, title))
         return prepared
+
+    def _warn_if_squeezed(
+        self,
+        name: MediaOption,
+        item: Input,
+        source: ImageSource | VideoSource,
+        image: Image.Image,
+        canvas: Canvas,
+    ) -> None:
+        """Notes that an image, or the frames of a video, get another shape."""
+        if item.fits and canvas.squeezes(*image.size):
+            sizes = f"{image.width}x{image.height} is stretched to {canvas.width}x{canvas.height}"
+            self._warnings.append(
+                f"{described(source, name)}: {sizes}; the option fit keeps the shape: crop or pad"
+            )
 
     def _frames(self, name: str, source: VideoSource, max_frames: int) -> Iterator[Image.Image]:
         digest = hashlib.sha256()
@@ -207,7 +235,7 @@ class _Loader:
         self._digests[name] = [digest.hexdigest()]
 
     def _first_frames(
-        self, name: str, item: Input, source: VideoSource, canvas: Canvas, most: int
+        self, name: MediaOption, item: Input, source: VideoSource, canvas: Canvas, most: int
     ) -> tuple[np.ndarray, int]:
         """Returns (total, H, W, ...) that begins with a video's frames, and their number, up to ``most``."""
         prepared = PREPARATIONS[item.prepare]
@@ -216,9 +244,11 @@ class _Loader:
             if count > self._total:
                 break
             frames[count - 1] = prepared.process(frame, canvas)
+            if count == 1:
+                self._warn_if_squeezed(name, item, source, frame, canvas)
         return frames, count
 
-    def _whole_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
+    def _whole_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (F, H, W, ...) of a video that must have the profile's number of frames."""
         expected, canvas = self._total, self._canvas(item, described(source, field(name)))
         frames, count = self._first_frames(name, item, source, canvas, expected + 1)
@@ -231,7 +261,7 @@ class _Loader:
             )
         return frames
 
-    def _deciding_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
+    def _deciding_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (total, H, W, ...) of the video that decides the length, padded to whole windows."""
         prepared, canvas = PREPARATIONS[item.prepare], self._canvas(item, described(source, field(name)))
         limit, step = MAX_BYTES // self._frame_bytes(), -(-_STEP_BYTES // _bytes(item, canvas))
@@ -246,6 +276,8 @@ class _Loader:
                     expected=f"at most {limit} frames at this size",
                     remedy="cut it, and make the parts one by one",
                 )
+            if count == 1:
+                self._warn_if_squeezed(name, item, source, frame, canvas)
             if count > len(frames):
                 frames.resize((len(frames) + step, *shape), refcheck=False)
             frames[count - 1] = prepared.process(frame, canvas)
@@ -264,7 +296,7 @@ class _Loader:
             if item.kind == "video" and getattr(self._media, name) is not None
         )
 
-    def _padded_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
+    def _padded_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (total, H, W, ...) of a video that is cut to the windows, or padded by reflection."""
         canvas = self._canvas(item, described(source, field(name)))
         frames, count = self._first_frames(name, item, source, canvas, self._total)
@@ -276,10 +308,11 @@ class _Loader:
         return frames
 
 
-def _canvas(manifest: Manifest, profile: Profile, item: Input, title: str) -> Canvas:
+def _canvas(manifest: Manifest, profile: Profile, item: Input, fit: str | None, title: str) -> Canvas:
     """Returns the size that an input is brought to, and its name in messages."""
     model, width, height = manifest.model, item.size or profile.width, item.size or profile.height
-    return Canvas(width, height, model.vae_spatial, model.size_multiple, title)
+    shape = fit if fit is not None and item.fits else FITS[0]
+    return Canvas(width, height, model.vae_spatial, model.size_multiple, title, shape)
 
 
 def _check_count(profile: Profile, name: str, found: int) -> None:
@@ -334,6 +367,8 @@ def _facts(manifest: Manifest, media: Media, digests: Mapping[str, list[str]]) -
         facts[f"{name}_sha256"] = digests[name] if many else digests[name][0]
     if manifest.model.task.modes is not None:
         facts["mode"] = chosen_mode(manifest, media)
+    if media.fit not in (None, FITS[0]):  # else as in videos of earlier versions
+        facts["fit"] = media.fit
     return facts
 
 

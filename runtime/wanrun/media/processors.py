@@ -29,12 +29,44 @@ def resized(image: Image.Image, width: int, height: int) -> np.ndarray:
     return np.asarray(image.resize((width, height), _LANCZOS))
 
 
-def greyscale(image: Image.Image, width: int, height: int) -> np.ndarray:
-    """Scales as ``resized``, then converts to greyscale (ITU-R 601): ``WanAnimatePipeline``'s mask processor.
+def greyscale(pixels: np.ndarray) -> np.ndarray:
+    """Converts uint8 (height, width, 3) to greyscale (ITU-R 601): ``WanAnimatePipeline``'s mask processor.
 
     Returns uint8 (height, width).
     """
-    return np.asarray(image.resize((width, height), _LANCZOS).convert("L"))
+    return np.asarray(Image.fromarray(pixels).convert("L"))
+
+
+def cropped(image: Image.Image, width: int, height: int, name: str = "the image") -> np.ndarray:
+    """Covers a size with an image, and cuts off what is outside: ``VaeImageProcessor``'s resize mode "crop".
+
+    Returns uint8 (height, width, 3).
+
+    Raises:
+        UsageError: for an image so narrow that scaling it would fill the memory.
+    """
+    return _centred(image, cropped_size(image.size, width, height, name), width, height)
+
+
+def cropped_size(size: tuple[int, int], width: int, height: int, name: str) -> tuple[int, int]:
+    """Returns the width and height that ``cropped`` scales an image of a size to.
+
+    Raises:
+        UsageError: as ``cropped``.
+    """
+    wide = width / height <= size[0] / size[1]
+    scaled = size[0] * height // size[1] if wide else width, height if wide else size[1] * width // size[0]
+    if scaled[0] * scaled[1] > _MAX_STRETCHED_PIXELS:
+        raise _too_narrow(size, name)
+    return scaled
+
+
+def _centred(image: Image.Image, scaled: tuple[int, int], width: int, height: int) -> np.ndarray:
+    """Returns a scaled image in the middle of a black one, uint8 (height, width, 3)."""
+    canvas = Image.new("RGB", (width, height))
+    left, top = width // 2 - scaled[0] // 2, height // 2 - scaled[1] // 2
+    canvas.paste(image.resize(scaled, _LANCZOS), (left, top))
+    return np.array(canvas)
 
 
 def filled(image: Image.Image, width: int, height: int, name: str = "the image") -> np.ndarray:
@@ -47,11 +79,7 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
     Raises:
         UsageError: if the image is so narrow that nothing is left of it.
     """
-    new_width, new_height = filled_size(image.size, width, height, name)
-    canvas = np.zeros((height, width, 3), np.uint8)
-    top, left = height // 2 - new_height // 2, width // 2 - new_width // 2
-    canvas[top : top + new_height, left : left + new_width] = resized(image, new_width, new_height)
-    return canvas
+    return _centred(image, filled_size(image.size, width, height, name), width, height)
 
 
 def filled_size(size: tuple[int, int], width: int, height: int, name: str) -> tuple[int, int]:

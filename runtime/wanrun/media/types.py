@@ -5,14 +5,14 @@ Neither NumPy nor Pillow is imported before an image or a video is loaded.
 
 from __future__ import annotations
 
-__all__ = ["Inputs"]
+__all__ = ["CHOICES", "MEDIA_KINDS", "Inputs", "Media"]
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.media import MEDIA_KINDS, SEVERAL, Media, MediaOption
+from wanrun.artifact.media import CHOICES, FITS, MEDIA_KINDS, SEVERAL, Media, MediaOption
 from wanrun.errors import UsageError, field, wrong_type
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Inputs:
         facts: entries of a video's metadata: name and sha256 of the content for each option, and the mode.
         num_frames: frames of the result if the media decide their number (a model with windows), else None.
         segment_overlap: frames that a window shares with the one before; the padding depends on it.
-        warnings: what is unusual about the media, one line each.
+        warnings: what is unusual about the media, and what of them is changed or left out, one line each.
     """
 
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -116,6 +116,12 @@ def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     elif media.mode is not None and task.modes is not None and media.mode not in task.modes.names:
         names = " or ".join(task.modes.names)
         yield UsageError(f"{mode} is unknown", expected=names, found=media.mode)
+    if media.fit is not None and not task.fits:
+        yield UsageError(f"{field('fit')} cannot be used with {variant}", remedy="leave it out")
+    elif media.fit is not None and not any(is_given(media, name) for name in task.inputs):
+        yield UsageError(f"{field('fit')} has no effect without an image or a video", remedy="leave it out")
+    elif media.fit not in (None, *FITS):
+        yield UsageError(f"{field('fit')} is unknown", expected=" or ".join(FITS), found=media.fit)
     if media.segment_overlap is not None and task.windows is None:
         yield UsageError(f"{overlap} cannot be used with {variant}", remedy="leave it out")
     elif task.windows is not None and media.segment_overlap not in (None, *task.windows.overlaps):

@@ -15,33 +15,72 @@ File = str | os.PathLike[str]
 class Options(TypedDict, total=False):
     """The fields of ``Request`` besides the prompts; None is the default. For ``**options: Unpack[Options]``.
 
-    A name of diffusers' pipelines that ``generate`` understands too is none of these.
+    Behind each are the names of other tools, such as diffusers' pipelines, that are understood too.
     """
 
     image: File | None
+    first_frame: File | None
+    image_path: File | None
+    input_image: File | None
     last_image: File | None
+    last_frame: File | None
+    last_frame_path: File | None
     video: File | None
+    src_video: File | None
+    video_path: File | None
     mask: File | None
+    src_mask: File | None
     reference_image: File | Sequence[File] | None
+    ref_image: File | Sequence[File] | None
     pose_video: File | None
+    src_pose_path: File | None
     face_video: File | None
+    src_face_path: File | None
     background_video: File | None
+    src_bg_path: File | None
     mask_video: File | None
+    src_mask_path: File | None
     mode: Literal["animate", "replace"] | None
     segment_overlap: Literal[1, 5] | None
+    fit: Literal["stretch", "crop", "pad"] | None
     conditioning_scale: float | None
     profile: str | None
     size: str | Sequence[int] | None
+    resolution: str | Sequence[int] | None
     num_frames: int | None
+    frame_num: int | None
+    frames: int | None
+    length: int | None
+    target_video_length: int | None
     num_steps: int | None
+    infer_steps: int | None
+    num_inference_steps: int | None
+    sample_steps: int | None
+    steps: int | None
     guidance_scale: float | None
+    cfg: float | None
+    cfg_scale: float | None
+    sample_guide_scale: float | None
     guidance_scale_2: float | None
     boundary: float | None
+    boundary_ratio: float | None
     flow_shift: float | None
+    sample_shift: float | None
+    shift: float | None
     solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
+    sample_solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
+    sampler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
+    sampler_name: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
+    scheduler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
     timesteps: Sequence[float] | None
     schedule: str | None
     loop: Literal["step", "scan", "stream"] | None
     seed: int | Literal["random"] | None
+    base_seed: int | Literal["random"] | None
+    noise_seed: int | Literal["random"] | None
     num_videos: int | None
+    num_outputs_per_prompt: int | None
+    num_videos_per_prompt: int | None
     fps: float | None
+    frame_rate: float | None
+    target_fps: float | None

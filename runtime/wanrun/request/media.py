@@ -12,7 +12,7 @@ from msgspec import structs
 
 from wanrun.errors import UsageError, field
 from wanrun.media.arrays import without_arrays
-from wanrun.media.types import MEDIA_KINDS, Inputs, Media
+from wanrun.media.types import CHOICES, MEDIA_KINDS, Inputs, Media
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
@@ -29,7 +29,7 @@ def media_files(request: Request) -> Iterator[tuple[Row, tuple[Path, ...]]]:
 def media_of(request: Request) -> Media:
     """Returns the media that a request names, as files."""
     named = {row.name: files if row.many else files[0] for row, files in media_files(request) if files}
-    given: dict[str, Any] = {**named, "mode": request.mode, "segment_overlap": request.segment_overlap}
+    given: dict[str, Any] = {**named, **{name: getattr(request, name) for name in CHOICES}}
     return Media(**given)
 
 
@@ -52,6 +52,10 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
         )
     if media is not None and inputs is not None:
         raise UsageError("media and inputs exclude each other", remedy="pass one of them")
+    if inputs is not None and request.fit is not None:
+        raise UsageError(
+            f"{field('fit')} is given beside inputs", remedy="give it to the Media that they are loaded from"
+        )
     if inputs is not None and request.segment_overlap not in (None, inputs.segment_overlap):
         raise UsageError(
             f"{field('segment_overlap')} is not that of the inputs",
@@ -60,6 +64,5 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
             remedy="give it to the Media that they are loaded from",
         )
     given = media_of(request) if named is not None else None if media is None else without_arrays(media)
-    if request.segment_overlap is not None and inputs is None:
-        given = structs.replace(given or Media(), segment_overlap=request.segment_overlap)
-    return given
+    choices = {name: value for name in CHOICES if (value := getattr(request, name)) is not None}
+    return structs.replace(given or Media(), **choices) if choices and inputs is None else given

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from wanrun.errors import UsageError, field, quoted, shortened, wrong_type
+from wanrun.media.urls import url_error
 from wanrun.request.elsewhere import ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
@@ -104,7 +105,11 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
         return
     if row.value in ("FILE", "DIR|FILE"):
         names = [value] if isinstance(value, str) else value or ()
-        yield from (_no_file(row, name) for name in names if not _names_a_file(name))
+        for name in names:
+            if (error := url_error(name, field(row.name))) is not None:
+                yield error
+            elif not _names_a_file(name):
+                yield UsageError(f"{field(row.name)} is no file name", found=quoted(name))
         return
     try:
         msgspec.convert(value, row.type)
@@ -130,7 +135,3 @@ def _names_a_file(name: str) -> bool:
         return bool(name) and b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
-
-
-def _no_file(row: Row, name: str) -> UsageError:
-    return UsageError(f"{field(row.name)} is no file name", found=quoted(name))

@@ -79,6 +79,8 @@ def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> 
         assert found.warnings == () and found.options.items() >= generation.options.items()
         cut = pipeline.generate("word " * 600, num_steps=1, guidance_scale=4)
         assert [line.startswith("the prompt is longer than 512 tokens") for line in cut.warnings] == [True]
+        photo = Inputs(warnings=("image a.png: stretched",))
+        assert pipeline.generate(PROMPT, num_steps=1, inputs=photo).warnings == photo.warnings
         assert told == [], "of loading there was nothing to tell"
         with pytest.raises(UsageError, match="generation has the wrong type; expected wanrun's Generation"):
             pipeline.run(PROMPT)  # type: ignore[arg-type]

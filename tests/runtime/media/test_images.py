@@ -13,7 +13,7 @@ from PIL import Image
 from helpers.pictures import picture, pixels, same
 from wanrun.errors import UsageError
 from wanrun.media import images
-from wanrun.media.images import read_image
+from wanrun.media.images import left_out, read_image
 from wanrun.media.pillow import FORMATS
 
 
@@ -63,6 +63,45 @@ def test_transparency_is_dropped(tmp_path: Path) -> None:
     rgba = pixels(20, 12, channels=4)
     image = read_image(saved(Image.fromarray(rgba), tmp_path / "rgba.png"), "--image")
     np.testing.assert_array_equal(np.asarray(image), rgba[..., :3])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [("a.gif", True, 1), ("a.webp", True, 1), ("a.tiff", True, 1), ("a.gif", False, 0), ("a.jpg", False, 0)],
+)
+def test_an_animation_is_told(name: str, options: bool, count: int, tmp_path: Path) -> None:
+    more = {"save_all": True, "append_images": [picture(50, 34, 2)]} if options else {}
+    path = saved(picture(50, 34), tmp_path / name, **more)
+    assert len(left_out(read_image(path, "--image"))) == count
+
+
+def test_transparency_is_told_if_any_is_seen(tmp_path: Path) -> None:
+    rgba = pixels(20, 12, channels=4)
+    opaque = np.concatenate([rgba[..., :3], np.full_like(rgba[..., :1], 255)], axis=-1)
+    for array, count in ((rgba, 1), (opaque, 0)):
+        image = Image.fromarray(array)
+        assert len(left_out(read_image(saved(image, tmp_path / "a.png"), "--image"))) == count
+        assert len(left_out(read_image(image, "--image"))) == count
+        assert images.NOTES not in image.info
+    palette = saved(picture(20, 12).quantize(200), tmp_path / "p.png", transparency=0)
+    read = read_image(palette, "--image")
+    assert len(left_out(read)) == 1 and read.info["transparency"] is not None
+
+
+HEIC = b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic"
+
+
+def test_heic_is_named_or_read_by_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "photo.jpg"  # phones and messengers rename them
+    path.write_bytes(HEIC)
+    assert "HEIC" in refused(path) and "'.[heif]'" in refused(path)
+    (tmp_path / "pillow_heif.py").write_text(
+        "from PIL import Image\n"
+        "def register_heif_opener():\n"
+        "    Image.register_open('HEIF', lambda file, name: Image.new('RGB', (20, 12), 'red'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert same(read_image(path, "--image"), Image.new("RGB", (20, 12), "red"))
 
 
 def test_greyscale_one_bit_palette_and_cmyk_become_rgb(tmp_path: Path) -> None:

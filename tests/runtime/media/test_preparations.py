@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from wanrun.artifact.task import Input, Modes, Task, Windows
 from wanrun.errors import UsageError
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.prepare import load_media
-from wanrun.media.processors import filled, greyscale, reference_canvas, resized
+from wanrun.media.processors import cropped, filled, greyscale, reference_canvas, resized
 from wanrun.media.types import Inputs, Media
 
 WIDTH, HEIGHT = 64, 48
@@ -36,9 +37,27 @@ def test_what_each_computes() -> None:
         ("resize", resized(image, WIDTH, HEIGHT)),
         ("fit_on_black", filled(image, WIDTH, HEIGHT)),
         ("fit_on_white", reference_canvas(image, WIDTH, HEIGHT)),
-        ("greyscale", greyscale(image, WIDTH, HEIGHT)),
+        ("greyscale", greyscale(resized(image, WIDTH, HEIGHT))),
     ):
         np.testing.assert_array_equal(PREPARATIONS[name].process(image, CANVAS), expected)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("fit", "made"), [("stretch", resized), ("crop", cropped), ("pad", filled)])
+def test_what_fit_decides(fit: str, made: Any) -> None:
+    image, canvas = picture(90, 40), replace(CANVAS, fit=fit)
+    expected = made(image, WIDTH, HEIGHT)
+    np.testing.assert_array_equal(PREPARATIONS["resize"].process(image, canvas), expected)
+    np.testing.assert_array_equal(PREPARATIONS["greyscale"].process(image, canvas), greyscale(expected))
+    black = filled(image, WIDTH, HEIGHT)
+    np.testing.assert_array_equal(PREPARATIONS["fit_on_black"].process(image, canvas), black)
+
+
+def test_a_squeeze_that_is_seen() -> None:
+    """4:3 and wider ones are; 3:2 is not, at 832x480."""
+    canvas = Canvas(832, 480, spatial=8, multiple=16, title="the picture")
+    sizes = ((1500, 1000), (1600, 900), (1600, 1200), (4000, 800), (480, 832))
+    assert [canvas.squeezes(*size) for size in sizes] == [False, False, True, True, True]
+    assert not replace(canvas, fit="crop").squeezes(4000, 800)
 
 
 def test_the_aspect_ratio_is_kept_or_refused() -> None:

@@ -24,7 +24,7 @@ from wanrun.media import decoder, preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.images import probe_image, read_image
 from wanrun.media.prepare import load_media, media_facts, probe_media
-from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
+from wanrun.media.processors import clip_pixels, cropped, filled, greyscale, reference_canvas, resized
 from wanrun.media.types import Inputs, Media
 
 A, B = picture(90, 70, 1), picture(50, 80, 2)
@@ -138,6 +138,30 @@ def test_one_image() -> None:
     assert found.keys() == {"image", "pixels"} and found["pixels"].shape == (1, 30, 30, 3)
     assert load("wan2.2-ti2v", Media(image=A)).arrays.keys() == {"image"}
     assert load("wan2.2-ti2v", Media()).arrays == {}
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad"])
+def test_the_fit_of_an_image_is_recorded(fit: str, tmp_path: Path) -> None:
+    path = tmp_path / "wide.png"
+    picture(300, 40).save(path)
+    found = load("wan2.1-i2v", Media(image=path, fit=fit))
+    made = {"crop": cropped, "pad": filled}[fit](picture(300, 40), WIDTH, HEIGHT)
+    np.testing.assert_array_equal(found.arrays["image"], made[None])
+    np.testing.assert_array_equal(found.arrays["pixels"], clip_pixels([picture(300, 40)], CLIP))
+    assert (found.facts["fit"], found.warnings) == (fit, ())
+    assert media_facts(manifest_of("wan2.1-i2v"), profile_of(), Media(image=path, fit=fit)) == found.facts
+    assert "fit" not in load("wan2.1-i2v", Media(image=path, fit="stretch")).facts
+
+
+def test_what_is_changed_of_a_photo_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.zeros((40, 300, 4), np.uint8)).save(path, save_all=True, append_images=[A])
+    found = load("wan2.1-i2v", Media(image=path)).warnings
+    assert len(found) == 3 and all(line.startswith(f"image {path}: ") for line in found)
+    square = [picture(64, 64)] * FRAMES
+    media = animate(pose_video=square, face_video=square)
+    assert [line.partition(":")[0] for line in load("wan2.2-animate", media).warnings] == ["pose_video"]
+    assert load("wan2.1-i2v", Media(image=picture(WIDTH, HEIGHT))).warnings == ()
 
 
 def test_a_last_image_that_is_optional() -> None:
@@ -265,7 +289,7 @@ def test_animate_replaces() -> None:
     np.testing.assert_array_equal(found["background_video"], expected)
     order = [0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0]
     np.testing.assert_array_equal(
-        found["mask_video"], np.stack([greyscale(mask[index], WIDTH, HEIGHT) for index in order])
+        found["mask_video"], np.stack([greyscale(resized(mask[index], WIDTH, HEIGHT)) for index in order])
     )
 
 

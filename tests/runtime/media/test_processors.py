@@ -42,7 +42,7 @@ def test_an_image_of_the_size_is_not_changed() -> None:
     image = picture(40, 24)
     assert np.array_equal(resized(image, 40, 24), np.asarray(image))
     assert np.array_equal(filled(image, 40, 24), np.asarray(image))
-    assert np.array_equal(greyscale(image, 40, 24), np.asarray(image.convert("L")))
+    assert np.array_equal(greyscale(resized(image, 40, 24)), np.asarray(image.convert("L")))
 
 
 def test_resized_whatever_the_aspect_ratio() -> None:
@@ -52,7 +52,7 @@ def test_resized_whatever_the_aspect_ratio() -> None:
 
 
 def test_greyscale_is_itu_r_601() -> None:
-    found = greyscale(plain(9, 9), 4, 2)
+    found = greyscale(resized(plain(9, 9), 4, 2))
     assert found.shape == (2, 4)
     assert (found == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)).all()
 

@@ -46,6 +46,13 @@ def test_what_is_not_taken_is_refused(variant: str) -> None:
         assert "--segment-overlap cannot be used" in check(variant, Media(segment_overlap=5))
 
 
+def test_a_fit_without_an_effect_is_refused() -> None:
+    assert check("wan2.1-i2v", Media(image=A, fit="crop")) == ""
+    assert check("wan2.1-vace", Media(video=MOVING, fit="crop")).startswith("--fit cannot be used")
+    assert check("wan2.2-ti2v", Media(fit="pad")).startswith("--fit has no effect")
+    assert check("wan2.1-i2v", Media(image=A, fit="zoom")).startswith("--fit is unknown")
+
+
 def test_all_problems_are_said_at_once() -> None:
     found = check("wan2.1-flf2v", Media(video="v.mp4", mode="animate"))
     for option in ("--image is missing", "--last-image is missing", "--video cannot", "--mode cannot"):

@@ -27,6 +27,7 @@ wanrun.resolve("a", "a fox", size=[96, 64], media=wanrun.Media(image=np.zeros((4
 wanhub.check_signed("a", "key.pem")
 wanhub.fetch("a", wanrun.needed("a"))
 wanrun.open_artifact("a")
+wanrun.resolve("a", "a fox", num_inference_steps=4, frame_num=81, sampler_name="euler")
 wanrun.errors.UsageError
 """
 
