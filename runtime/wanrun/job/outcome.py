@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,9 @@ class Outcome(Struct, frozen=True, kw_only=True, tag=True):
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options as JSON can hold them; what it cannot becomes its ``str``."""
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(options), enc_hook=str))
+    decoded: dict[str, Any] = json.loads(
+        json.dumps(dict(options), default=str)
+    )  # surrogates too
     return decoded
 
 

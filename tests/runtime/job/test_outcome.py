@@ -54,4 +54,5 @@ def test_errors_of_other_classes() -> None:
 
 
 def test_metadata_as_json_holds_it() -> None:
-    assert plain({"a": (1, 2), "b": ValueError("x")}) == {"a": [1, 2], "b": "x"}
+    half = "a byte that is no UTF-8: \udcff"
+    assert plain({"a": (1, 2), "b": ValueError("x"), "c": half}) == {"a": [1, 2], "b": "x", "c": half}
