@@ -10,6 +10,7 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest o
 __version__ = "0.1.0"
 __all__ = [
     "EIGHT_BITS",
+    "ELSEWHERE",
     "SUFFIXES",
     "Artifact",
     "CancelToken",
@@ -35,6 +36,7 @@ __all__ = [
     "in_bytes",
     "join",
     "load",
+    "nearest",
     "needed",
     "open_artifact",
     "open_regular",
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from wanrun.media.types import Media
     from wanrun.media.video_paths import SUFFIXES
     from wanrun.opened.cancel import CancelToken
+    from wanrun.request.elsewhere import ELSEWHERE, nearest
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
     from wanrun.request.rows import rows as options
@@ -88,6 +91,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     modules = {
         "EIGHT_BITS": "wanrun.artifact.layout",
+        "ELSEWHERE": "wanrun.request.elsewhere",
         "SUFFIXES": "wanrun.media.video_paths",
         "Artifact": "wanrun.artifact.artifact",
         "CancelToken": "wanrun.opened.cancel",
@@ -111,6 +115,7 @@ def __getattr__(name: str) -> Any:
         "in_bytes": "wanrun.units",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
+        "nearest": "wanrun.request.elsewhere",
         "needed": "wanrun.generation.needs",
         "open_artifact": "wanrun.artifact.artifact",
         "open_regular": "wanrun.files",

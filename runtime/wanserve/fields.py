@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 import wanrun
-from wanrun.errors import quoted
+from wanrun.errors import UsageError, quoted
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
@@ -186,10 +185,14 @@ def _unknown(name: str, body: Body) -> RefusedError:
     """Returns the error of a field that has no meaning here."""
     if (remedy := INSTEAD.get(name)) is not None:
         return RefusedError(f"there is no field {name}: {remedy}", param=name, code="unknown_parameter")
-    known = [*body.model.options, *OWN]
-    near = difflib.get_close_matches(name, [*options_by_name(), *OWN, *MEDIA], 1, 0.75)
-    hint = f"use {near[0]}" if near else f"expected one of {', '.join(known)}"
-    return unknown(name, f"; {hint}")
+    known = [*options_by_name(), *OWN, *MEDIA]
+    meant = name if name in wanrun.ELSEWHERE else wanrun.nearest(name, [*known, *wanrun.ELSEWHERE])
+    if meant in known:
+        return unknown(name, f"; use {meant}")
+    error = UsageError("", remedy=wanrun.ELSEWHERE.get(meant or ""))
+    if meant is not None and set(error.fields) <= body.model.options.keys():  # not how a server is started
+        return unknown(name, error.spelled(body.spell))
+    return unknown(name, f"; expected one of {', '.join([*body.model.options, *OWN])}")
 
 
 def _typed(row: Any, value: Any, text: bool, name: str) -> Any:

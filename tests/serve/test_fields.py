@@ -124,6 +124,9 @@ def test_options_of_two_experts() -> None:
     ("fields", "param", "line"),
     [
         ({"stepz": 3}, "stepz", "unknown field 'stepz'; use steps"),
+        ({"teacache": 0.2}, "teacache", "unknown field 'teacache'; pass schedule, steps"),
+        ({"offload_model": True}, "offload_model", "unknown field 'offload_model'; expected one of"),
+        ({"torch_dtype": "bf16"}, "torch_dtype", "unknown field 'torch_dtype'; it belongs to a program"),
         ({"foo": 3}, "foo", "unknown field 'foo'; expected one of prompt, negative_prompt"),
         ({"steps": 3, "num_inference_steps": 3}, "num_inference_steps", "is given twice, also as steps"),
         ({"steps": 3, "extra_body": {"steps": 3}}, "steps", "steps is given twice"),
