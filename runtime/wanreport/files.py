@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import datetime
+import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from wanreport.page import html
-from wanreport.report import Report
+from wanreport.report import Fact, Facts, Report, Section
 from wanrun import replace_file
 from wanrun.errors import unwritable
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Writes a report's page; who reads the file sees the old page or the new one.
+    """Writes a report's page, which ends with the command of this process: run again, it makes the same.
+
+    Who reads the file sees the old page or the new one.
 
     Raises:
         UsageError: if it cannot be written.
     """
+    repeat = Section("Repeat", (Facts((Fact("Command", command(), code=True),)),))
     try:
-        replace_file(path, html(report).encode("utf-8", errors="backslashreplace"))
+        page = html(replace(report, sections=(*report.sections, repeat)))
+        replace_file(path, page.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise unwritable(f"the report {path}", error, "choose another --report") from error
+
+
+def command() -> str:
+    """Returns the command of this process, for a shell."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def now() -> str:

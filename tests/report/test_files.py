@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,13 @@ def test_a_report_replaces_what_is_there(tmp_path: Path) -> None:
         assert f"<h1>{title[:5]}" in path.read_text()
     assert list(tmp_path.iterdir()) == [path]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", now())
+
+
+def test_a_report_has_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/venv/bin/wanrun", "a b", "--prompt", "a <fox>'s"])
+    write_report(tmp_path / "r.html", report())
+    (code,) = re.findall("<code>(.*?)</code>", (tmp_path / "r.html").read_text())
+    assert shlex.split(html.unescape(code)) == ["wanrun", "a b", "--prompt", "a <fox>'s"]
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
