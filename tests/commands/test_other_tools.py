@@ -111,7 +111,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "--keys": "api-key",
             "--host": "listen",
             "--data": "output-path",
-            "wanrun serve --help": "log-level workers-per-gpu share",
+            "wanrun serve --help": "workers-per-gpu share",
             "--tls-certificate": "ssl-certfile",
         },
     }
