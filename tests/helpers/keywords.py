@@ -5,8 +5,8 @@ PYTHONPATH=tests python tests/helpers/keywords.py
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from wanrun.request.rows import rows
 from wanrun.rows import Row
@@ -51,9 +51,9 @@ def _kind(row: Row) -> str:
         return f"Literal[{', '.join(map(_quoted, row.choices))}]"
     if row.numbers:
         return f"Sequence[{row.base.__name__}]"
-    if row.base is str and row.parse is not None:  # a text in a form of its own, or what it stands for
-        stands_for = inspect.signature(row.parse).return_annotation
-        return f"str | {'Sequence[int]' if stands_for == 'tuple[int, int]' else stands_for}"  # a list too
+    if row.base is str and row.parse is not None:  # a text in a form of its own, or the values it stands for
+        made = get_args(get_type_hints(row.parse)["return"])
+        return f"str | Sequence[{made[0].__name__}]"
     _, _, word = row.value.partition("|")
     return (
         f"{row.base.__name__} | Literal[{_quoted(word)}]"
