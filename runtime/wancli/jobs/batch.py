@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from wancli.jobs.existing import check_same
 from wancli.jobs.outputs import check_folder
 from wancli.jobs.planned import Planned
 from wancli.jobs.worklist import Worklist
-from wanrun import Job, Outcome, Progress, in_bytes, run_job
+from wanrun import Job, Outcome, Output, Progress, in_bytes, run_job
 from wanrun.errors import ArtifactError, WanError
 from wanrun.job.outputs import VIDEO
 from wanrun.request.prompts_file import key_of
@@ -22,7 +23,6 @@ from wanrun.terminal.status import Status
 from wanrun.undo import say
 
 if TYPE_CHECKING:
-    from wanfleet.uploads import VideoStore
     from wanrun import Pipeline, Timings
 
 
@@ -130,7 +130,7 @@ class Batch:
 
     def _make(self, planned: Planned, pipeline: Pipeline) -> Outcome:
         """Makes the videos of a prompt, and reports those that this process has written."""
-        work, job = self._work, planned.job
+        work, job, began = self._work, planned.job, time.monotonic()
         if not self._leads:
             job = replace(job, outputs=())
         self._status.place = f"[{job.id}] " if work.many else ""
@@ -140,9 +140,9 @@ class Batch:
             inputs, facts = work.media.inputs(job.generation), planned.metadata
             progress = Progress(job.id, timings=self._timings)
             given: dict[str, Any] = {"inputs": inputs, "latents": work.noise, "facts": facts}
-            outcome = run_job(pipeline, job, progress, **given, warn=self.warn, overwrite=self._overwrite)
-            if outcome.error is None and work.store is not None:
-                self._deliver(job, outcome, work.store)
+            given |= {"warn": self.warn, "overwrite": self._overwrite, "written": self._deliver}
+            outcome = run_job(pipeline, job, progress, **given)
+            outcome = structs.replace(outcome, elapsed=time.monotonic() - began)
         except WanError as error:
             return Outcome(id=job.id, error=error)
         finally:
@@ -151,14 +151,12 @@ class Batch:
             self._report_videos(job, outcome)
         return outcome
 
-    def _deliver(self, job: Job, outcome: Outcome, store: VideoStore) -> None:
-        """Puts the videos that were made into the object store."""
-        with self._timings.phase("encode_video"):
-            for output in job.outputs:
-                if output.kind == VIDEO:
-                    check = partial(check_same, self._work.shown(output.path))
-                    facts = {**outcome.metadata, "video": output.video}
-                    store.deliver(output.path, facts, self._overwrite, check)
+    def _deliver(self, output: Output, metadata: Mapping[str, Any]) -> None:
+        """Puts a video that was made into the object store, if there is one."""
+        if self._work.store is not None and output.kind == VIDEO:
+            facts = {**metadata, "video": output.video}
+            check = partial(check_same, self._work.shown(output.path))
+            self._work.store.deliver(output.path, facts, self._overwrite, check)
 
     def _report_videos(self, job: Job, outcome: Outcome) -> None:
         """Prints which videos were written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,10 @@ class Job:
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
+def _no_more(output: Output, metadata: Mapping[str, Any]) -> None:
+    pass
+
+
 def run_job(
     pipeline: Pipeline,
     job: Job,
@@ -53,6 +57,7 @@ def run_job(
     cancel: CancelToken | None = None,
     warn: Warn = silent,
     overwrite: bool = False,
+    written: Callable[[Output, Mapping[str, Any]], object] = _no_more,
 ) -> Outcome:
     """Makes the videos of a job, writes its outputs, and returns how it ended.
 
@@ -63,6 +68,7 @@ def run_job(
         inputs, latents, cancel, warn: as of ``Pipeline.run``.
         facts: entries of the metadata beside the generation's own, such as the name of the latents' file.
         overwrite: whether existing videos are replaced.
+        written: gets each output once it is written, with the metadata of the videos, before the next one is.
 
     Returns:
         The outcome, which has any WanError. Other errors are raised.
@@ -84,6 +90,7 @@ def run_job(
             with progress.timings.phase("encode_video"):
                 for output in job.outputs:
                     sizes[str(output.path)] = output.write(result, metadata, overwrite)
+                    written(output, metadata)
     except WanError as error:
         elapsed = time.monotonic() - began
         return Outcome(

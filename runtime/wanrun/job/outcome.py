@@ -38,9 +38,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag=True):
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options as JSON can hold them; what it cannot becomes its ``str``."""
-    decoded: dict[str, Any] = json.loads(
-        json.dumps(dict(options), default=str)
-    )  # surrogates too
+    decoded: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))  # surrogates too
     return decoded
 
 

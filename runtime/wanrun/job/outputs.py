@@ -143,7 +143,7 @@ class _Kind:
 KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
     {
         VIDEO: _Kind(_write_video),
-        LATENTS: _Kind(_write_latents, ".npy"),
+        LATENTS: _Kind(_write_latents, ".latents.npy"),
         THUMBNAIL: _Kind(_write_thumbnail, ".thumbnail.webp"),
         LAST_FRAME: _Kind(_write_last_frame, ".last.png"),
     }

@@ -45,7 +45,7 @@ class Progress:
 
     Args:
         id: the job.
-        listener: gets each change, from any thread.
+        listener: gets each change, from any thread; None for nobody.
         timings: where the times are recorded; of several jobs, perhaps. None for new ones.
 
     Attributes:
@@ -55,14 +55,15 @@ class Progress:
     def __init__(
         self,
         id: str,
-        listener: Callable[[Event], object] = lambda event: None,
+        listener: Callable[[Event], object] | None = None,
         timings: Timings | None = None,
     ) -> None:
         self.timings = timings if timings is not None else Timings.from_now()
         self._listener, self._last = listener, Event(id, "")
         self._step, self._steps = 0, None  # type: int, int | None
         self._began, self._steps_before = self.timings.now(), len(self.timings.step_seconds)
-        self.timings.changed = self._look
+        if listener is not None:
+            self.timings.changed = self._look
 
     def step(self, done: int, total: int) -> None:
         """Records a step; it is an ``on_step`` of ``Pipeline.run``."""
@@ -71,6 +72,8 @@ class Progress:
 
     def _look(self) -> None:
         """Tells the listener if something has changed."""
+        if self._listener is None:  # a run of many jobs has many spans to look at
+            return
         running = {span.phase for span in self.timings.running}
         phase = next((name for span, name in _PHASES if span in running), None)
         if phase is None:  # between two phases nothing runs

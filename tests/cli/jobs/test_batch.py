@@ -20,8 +20,8 @@ from wanrun.timing.timings import Timings
 WorklistOf = Callable[..., Worklist]
 
 
-def raising(error: BaseException) -> Callable[[], object]:
-    def call() -> None:
+def raising(error: BaseException) -> Callable[..., object]:
+    def call(*_: object, **__: object) -> None:
         raise error
 
     return call
@@ -139,3 +139,19 @@ def test_a_folder_that_went_meanwhile(worklist_of: WorklistOf, pipeline: Fake, t
     with pytest.raises(UsageError, match="results is not there; mkdir -p"):
         batch_of(work).run(pipeline)  # type: ignore[arg-type]
     assert pipeline.asked == []  # which is found before anything is generated
+
+
+def test_what_cannot_be_delivered_is_made_by_the_next_run(
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A video is delivered before the next file is written: latents would refuse the next run."""
+    file = write_lines(tmp_path / "p.txt", "one")
+    output, latents = f"file://{tmp_path}/v.npy", tmp_path / "z-{index}.npy"
+    work = worklist_of(prompts=file, output=output, save_latents=latents)
+    assert work.store is not None
+    monkeypatch.setattr(type(work.store), "put_video", raising(UsageError("the store does not answer")))
+    with work.store:
+        batch = batch_of(work)
+        batch.run(pipeline)  # type: ignore[arg-type]
+    assert batch.exit_code == 2 and not (tmp_path / "z-1.npy").exists()
+    assert len(worklist_of(prompts=file, output=output, save_latents=latents).jobs) == 1
