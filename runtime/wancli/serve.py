@@ -216,7 +216,7 @@ def _started(settings: Settings) -> WorkerProcess | None:
     places = environments((), settings.workers)
     if len(places) > 1:
         return None
-    return WorkerProcess(places[0], begin_line(settings.artifacts, settings.loading))
+    return WorkerProcess(places[0], begin_line(settings.artifacts, settings.loading, settings.max_pixels))
 
 
 def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | None) -> int:

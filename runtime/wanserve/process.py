@@ -28,18 +28,20 @@ class Begin(Struct, tag=True):
         artifacts: of each artifact by model its folder, the address that it comes from or "", and its content
             digest. The first is loaded now.
         loading: keywords of ``wanrun.load``.
+        max_pixels: of an image.
     """
 
     artifacts: dict[str, tuple[str, str, str]]
     loading: dict[str, Any]
+    max_pixels: int
 
 
-def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any]) -> bytes:
-    """Returns the first line for a worker: the artifact of each model, and keywords of ``wanrun.load``."""
+def begin_line(artifacts: Mapping[str, Artifact], loading: Mapping[str, Any], max_pixels: int) -> bytes:
+    """Returns the first line for a worker: the artifact of each model, and the others as of ``Begin``."""
     places = {
         name: (str(one.folder), one.origin, one.manifest.content_digest) for name, one in artifacts.items()
     }
-    return msgspec.json.encode(Begin(places, dict(loading))) + b"\n"
+    return msgspec.json.encode(Begin(places, dict(loading), max_pixels)) + b"\n"
 
 
 class WorkerProcess:

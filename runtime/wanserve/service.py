@@ -102,7 +102,7 @@ class Service:
         manifests = [model.manifest for model in self.catalog.models.values()]
         places, begin = (
             environments(manifests, settings.workers),
-            begin_line(settings.artifacts, settings.loading),
+            begin_line(settings.artifacts, settings.loading, settings.max_pixels),
         )
         self.devices = [
             Device(

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from starlette.datastructures import UploadFile
 
+from wanrun.media.pillow import HEIC
 from wanserve.refusal import RefusedError
 from wanserve.video import Upload
 
@@ -52,6 +53,7 @@ IMAGE_TYPES: Mapping[str, str] = MappingProxyType(
         ".bmp": "image/bmp",
         ".webp": "image/webp",
         ".avif": "image/avif",
+        ".heic": "image/heic",
         ".mp4": "video/mp4",
         ".mkv": "video/x-matroska",
     }
@@ -104,7 +106,9 @@ def kind_of(head: bytes) -> tuple[str, Literal["image", "video"]]:
     if head[:4] == b"RIFF":
         return (".webp", "image") if head[8:12] == b"WEBP" else (".avi", "video")
     if head[4:8] == b"ftyp":
-        return (".avif", "image") if head[8:12] in (b"avif", b"avis") else (".mp4", "video")
+        if head[8:12] in (b"avif", b"avis"):
+            return ".avif", "image"
+        return (".heic", "image") if any(brand in head for brand in HEIC) else (".mp4", "video")
     for beginning, suffix in _BEGINNINGS.items():
         if head.startswith(beginning):
             return suffix, "video" if suffix == ".mkv" else "image"

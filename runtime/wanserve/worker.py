@@ -144,6 +144,9 @@ def main() -> None:
 
     begin = to_worker(lines.readline() or b"null")
     assert isinstance(begin, Begin)
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = begin.max_pixels  # decoders take it over
     pipelines = Pipelines(begin.artifacts, begin.loading)
     worker = Worker(send, pipelines)
 

@@ -281,6 +281,7 @@ def test_kinds_and_names() -> None:
     assert kind_of(b"RIFF....AVI ") == (".avi", "video")
     assert kind_of(b"\0\0\0\x18ftypisom") == (".mp4", "video")
     assert kind_of(b"\0\0\0\x18ftypavif") == (".avif", "image")
+    assert kind_of(b"\0\0\0\x18ftypheic") == (".heic", "image")
     assert kind_of(b"hello") == (".bin", "video")
     assert [safe_name(name) for name in ("../../a.png", "C:\\x\\b.png", "a\nb", "", None)] == [
         "a.png",

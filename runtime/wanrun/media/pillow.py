@@ -6,6 +6,8 @@ GIL meanwhile. Here nothing else waits for it. It imports little, and is ready a
 
 from __future__ import annotations
 
+__all__ = ["HEIC"]
+
 import json
 import os
 import resource
@@ -35,7 +37,7 @@ _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
 NOTES = "wanrun.notes"
 """The key of an image's ``info`` with what was left out of its file."""
 
-_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc")
+HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc")
 """The brands of HEIC at the beginning of a file. AVIF shares others with it."""
 
 _DEEP = ("I", "F")  # and I;16 with its byte orders
@@ -234,7 +236,7 @@ def _open(path: str, name: str) -> Image.Image:
     """Opens an image; refuses a photo in HEIC if the package that reads it is not installed."""
     with open(path, "rb") as file:  # noqa: PTH123
         head = file.read(32)  # the kind of an ISO media file, and some of those that it is compatible with
-    if head[4:8] != b"ftyp" or not any(brand in head for brand in _HEIC):
+    if head[4:8] != b"ftyp" or not any(brand in head for brand in HEIC):
         return Image.open(path, formats=FORMATS)
     try:
         import pillow_heif
