@@ -147,7 +147,7 @@ def read_recipe(path: Path) -> Recipe:
             a wrong type or out of range.
     """
     try:
-        data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
+        data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
     # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are no text.
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the recipe {escaped(str(path))} cannot be read: {error}") from None
@@ -188,6 +188,10 @@ def _place(text: str, folder: Path) -> Path:
     return folder / text if (folder / text).exists() or not is_hub_id(text) else Path(text)
 
 
+MEANING = 2
+"""Raised where the same recipe comes to make another artifact: 2 since a missing shift is 1, and ``dmd``."""
+
+
 def fingerprint(recipe: Recipe) -> str:
     """Returns the digest of everything that a build from a recipe depends on.
 
@@ -202,7 +206,7 @@ def fingerprint(recipe: Recipe) -> str:
             "compile": recipe.compile,
         },
         "files": [one for path in _files(recipe) for one in _state(path)],
-        "versions": {"wanbuild": __version__, "jax": version("jax")},
+        "versions": {"wanbuild": __version__, "jax": version("jax"), "meaning": MEANING},
     }
     return sha256_of(canonical_json(facts))
 

@@ -86,10 +86,12 @@ def calibrate(request: CalibrateRequest, report: Report, warn: Report) -> Manife
     schedules = {
         name: made_for(own, one.steps, _measured(one, request, profile, prompts, published))
         for name, one in found.items()
+        # Where steps of another artifact are not nearer, those that this one has of the name stay.
+        if taken is None or one.better or name not in artifact.manifest.schedules
     }
     changed = _written(artifact, schedules)
     memo.forget()
-    if found:
+    if schedules:
         _drawn(changed, report)
     return changed.manifest
 

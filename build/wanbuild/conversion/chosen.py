@@ -182,11 +182,12 @@ def widened_lines(
     """
     for name, nbytes in written.items():
         if source[name].quantised:
-            eight = any(tensor.eight_bit is not None for tensor in source[name].tensors.values())
+            tensors = source[name].tensors.values()
+            kept = any(one.eight_bit is not None and one.entry.dtype.name in EIGHT_BITS for one in tensors)
+            remedy = f"; --quantise {'source' if kept else 'int8'} keeps the artifact small"
             yield (
                 f"{name}: {in_bytes(source[name].stored_bytes)} of quantised weights become "
-                f"{in_bytes(nbytes)} of {dtypes[name]}; --quantise {'source' if eight else 'int8'} keeps the "
-                "artifact small"
+                f"{in_bytes(nbytes)} of {dtypes[name]}{remedy if _table_name(name) in TABLE else ''}"
             )
 
 

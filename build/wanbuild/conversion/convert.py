@@ -281,7 +281,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         source = stack.enter_context(_open(request))
         variant = variant_of(source)
         files = {name: source.component(name).files[0] for name in variant.transformers}
-        check_experts(files, variant.name)
+        check_experts(files, variant.name, given=not request.files.keys().isdisjoint(files))
         loras = stack.enter_context(_open_loras(source, variant, request))
         report(*loras.lines)
         plans = _plan_components(source, variant, request, loras)

@@ -110,7 +110,7 @@ def with_sampling(sampling: str | None, given: Mapping[str, Any]) -> dict[str, A
         raise UsageError(f"there is no sampling {shortened(sampling)}", expected=expected)
     what = f"the sampling {escaped(sampling)}"
     try:
-        read = tomllib.loads(read_bounded(Path(sampling), MAX_BYTES).decode("utf-8"))
+        read = tomllib.loads(read_bounded(Path(sampling), MAX_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{what} cannot be read", found=error) from None
     if unknown := read.keys() - default_rows().keys():

@@ -27,12 +27,12 @@ LOW_NOISE = TRANSFORMERS[1]
 NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, ("high", "low"), strict=True)))
 """What the experts are named after in published files, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
 
-_ELSE = "quality|res|motion|detail|vram|memory|light(?!x2v|ning)|key|angle|poly|fps|speed|dynamic|contrast"
-"""What else files call high or low."""
+_AFTER = r"fp|bf|int|q\d|e\dm|scaled|kj|lora|light(?:x2v|ning)|model|cn"
+"""What stands after the name of an expert in published files; others are of high or low quality, rank, ..."""
 
 _NAMED = (
     re.compile(r"(high|low)[ _.-]?noise"),
-    re.compile(rf"(?<![a-z])(high|low)(?![a-z]|[ _-]?(?:{_ELSE}))"),
+    re.compile(rf"(?<![a-z])(high|low)(?=$|\.|[ _-]*v?\d|[ _-]+(?:{_AFTER}))"),
 )
 """How they are named, the surer way first: by Wan, lightx2v and Comfy-Org (``high_noise_model``), QuantStack
 (``HighNoise``), Kijai and trainers (``A14B-HIGH_fp8``, ``lora_LOW_fp16``)."""
@@ -46,17 +46,20 @@ def expert_named(file: Path) -> str | None:
     return None
 
 
-def check_experts(files: Mapping[str, Path], variant: str) -> None:
+def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -> None:
     """Refuses one file for both experts and names that say that it is the other one; warns of one alone.
 
     Args:
         files: a weight file of each transformer, by component, from wherever it comes.
         variant: the name of the model that they make.
+        given: whether one of them is of an option: a SOURCE may have one file for both.
 
     Raises:
         UsageError: if both transformers are the same file, or one is named after the other.
     """
-    named = {name: found for name, file in files.items() if (found := expert_named(file)) is not None}
+    together = len({file.parent for file in files.values()}) < len(files)  # their folder is named after both
+    looked = {name: Path(file.name) if together else file for name, file in files.items()}
+    named = {name: found for name, file in looked.items() if (found := expert_named(file)) is not None}
     if len(files) == 1:
         for expert in named.values():
             warn(
@@ -65,7 +68,7 @@ def check_experts(files: Mapping[str, Path], variant: str) -> None:
             )
         return
     first, second = files.values()
-    if first.samefile(second):
+    if given and first.samefile(second):
         raise UsageError(
             "one file is given for both experts",
             expected=_PLACES,

@@ -50,6 +50,9 @@ def test_they_are_measured_on_the_new_model(
     assert found.coefficients is None and len(found.timesteps) == 3
     assert found.measured["reported_by"] == 1 and "decided" in found.measured
     check_intact(Artifact(manifest, artifact_copy), print)
+    manifest.changed(schedules={"3-steps": FEW}).write(artifact_copy)
+    assert run(wanbuild, [*command, "--reference-steps", "12"]) == 0
+    assert read_manifest(artifact_copy).schedules["3-steps"] == FEW  # no worse ones take their place
 
 
 def test_their_steps_are_judged_as_they_are(artifact_copy: Path, source: Path) -> None:

@@ -53,10 +53,28 @@ KEY, PATH, LAYER = "blocks.1.attn1.to_v.weight", "blocks/attn1/to_v/weight", 1
         ("wan_high_quality_slow.safetensors", None),
         ("wan2.1_t2v_14B_flow_shift5_low-vram.safetensors", None),
         ("high_noise_or_low_noise.safetensors", None),
+        ("SmoothMix_t2v_HIGHv1.0.safetensors", "transformer"),
+        ("high_heels_wan22.safetensors", None),
+        ("Wan2.1-T2V-merged_low_rank.safetensors", None),
+        ("high-definition/low_bit.safetensors", None),
     ],
 )
 def test_what_files_of_experts_are_named_after(name: str, expert: str | None) -> None:
     assert expert_named(Path("models", name)) == expert
+
+
+def test_a_folder_that_both_share_names_neither(tmp_path: Path) -> None:
+    files = {
+        name: tmp_path / "high_noise" / f"{name}.safetensors" for name in ("transformer", "transformer_2")
+    }
+    (tmp_path / "high_noise").mkdir()
+    for name, file in files.items():
+        file.write_text(name)
+    check_experts(files, "wan2.2-t2v")
+    files["transformer_2"] = files["transformer"]
+    check_experts(files, "wan2.2-t2v", given=False)  # as a SOURCE has them
+    with pytest.raises(UsageError):
+        check_experts(files, "wan2.2-t2v")
 
 
 @pytest.fixture(scope="module")
