@@ -119,7 +119,9 @@ class VideoMaker:
             return self._delivered(name, files, facts)
 
     def _resolved(self, asked: Row) -> wanrun.Generation:
-        """Returns the generation of options by name."""
+        """Returns the generation of options by any of their names."""
+        names = {also: row.name for row in wanrun.options() for also in row.also}
+        asked = {names.get(name, name): value for name, value in asked.items()}
         given = {name: asked[name] for name in asked.keys() & _MEDIA}
         others = {name: value for name, value in asked.items() if name not in {*given, "prompt"}}
         media = wanrun.Media(**given) if given else None

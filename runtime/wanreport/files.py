@@ -15,7 +15,7 @@ from wanrun.errors import unwritable
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Writes a report's page, which ends with the command of this process: run again, it makes the same.
+    """Writes a report's page, which ends with the command of this process.
 
     Who reads the file sees the old page or the new one.
 
@@ -32,7 +32,9 @@ def write_report(path: Path, report: Report) -> None:
 
 def command() -> str:
     """Returns the command of this process, for a shell."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def now() -> str:

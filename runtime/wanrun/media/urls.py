@@ -8,7 +8,7 @@ import re
 
 from wanrun.errors import UsageError, shortened
 
-_URL = re.compile(r"(https?|ftp|s3|gs|data):")
+_URL = re.compile(r"(https?|ftp|s3|gs):/|data:[\w.+/-]*[;,]")
 
 
 def url_error(source: object, name: str) -> UsageError | None:

@@ -77,6 +77,7 @@ def _find(name: str, manifest: Manifest) -> Schedule:
         names = ", ".join(manifest.schedules) or "no schedules; wanbuild calibrate makes some"
         raise UsageError(what, expected="a .json file, or one of the artifact's: " + names)
     try:
-        return msgspec.json.decode(read_bounded(Path(name), MAX_BYTES), type=Schedule)
+        data = read_bounded(Path(name), MAX_BYTES).removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+        return msgspec.json.decode(data, type=Schedule)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the schedule {shortened(name)} cannot be read", found=error) from None

@@ -21,6 +21,6 @@ def test_an_address_is_shown_as_it_is_given(url: str) -> None:
     assert url in raised.value.what and raised.value.fields == ("image",)
 
 
-@pytest.mark.parametrize("source", ["a.png", "C:/a.png", Path("https://x"), 5])
+@pytest.mark.parametrize("source", ["a.png", "C:/a.png", Path("https://x"), 5, "data:1.png", "http:.png"])
 def test_what_is_no_address(source: object) -> None:
     assert url_error(source, "image") is None
