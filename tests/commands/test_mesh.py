@@ -103,6 +103,6 @@ def test_impossible_meshes(cli: Any, toy_artifact: Path, tmp_path: Path) -> None
     assert (
         "the heads are not divisible by context; expected a divisor of 2; found 4; use --mesh data=2" in line
     )
-    assert "unknown axis; expected one of data, ring, fsdp, context, tensor" in cli.fails(2, *command, "x=2")
+    assert "no such axis; expected one of data, ring, fsdp, context, tensor" in cli.fails(2, *command, "x=2")
     assert "does not divide the batch" in cli.fails(2, *command, "data=4")
     assert sorted(artifact.rglob("*")) == before

@@ -72,7 +72,7 @@ def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: 
 
 def test_the_openai_client_understands_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.videos.create(prompt=PROMPT, model="toy", size="100x100")  # type: ignore[arg-type]
+        client.videos.create(prompt=PROMPT, model="toy", size="112x96")  # type: ignore[arg-type]
     assert (caught.value.code, caught.value.param) == ("not_built", "size")
     assert "expected one of 96x64x9-b1-cfg" in str(caught.value)
     with pytest.raises(openai.BadRequestError, match=r"expected one of 0.5625"):

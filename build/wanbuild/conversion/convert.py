@@ -285,10 +285,6 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         loras = stack.enter_context(_open_loras(source, variant, request))
         report(*loras.lines)
         plans = _plan_components(source, variant, request, loras)
-        if request.quantise is None:
-            sizes = {name: plan.nbytes for name, plan in plans.items()}
-            dtypes = {name: plan.policy.weights for name, plan in plans.items()}
-            report(*widened_lines(source.components, sizes, dtypes))
         model = _model_record(source, variant, plans, request)
         small = read_small_files(source)
         with build_lock(artifact):
@@ -305,6 +301,10 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
                     manifest = keep_valid(artifact, manifest, building)
                 manifest.write(building)
                 commit(artifact)
+        if request.quantise is None:
+            sizes = {name: plan.nbytes for name, plan in plans.items()}
+            dtypes = {name: plan.policy.weights for name, plan in plans.items()}
+            report(*widened_lines(source.components, sizes, dtypes))
     report(*lost_lines({name: item.lost for name, item in written.items()}))
     return manifest
 

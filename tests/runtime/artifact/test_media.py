@@ -12,7 +12,7 @@ from wanrun.request.rows import rows
 def test_media_are_rows() -> None:
     """What is given as files on the command line is given in memory as ``Media``, under the same names."""
     names = [row.name for row in rows()]
-    assert set(Media.__struct_fields__) == {*MEDIA_KINDS, "mode", "segment_overlap"} <= set(names)
+    assert set(Media.__struct_fields__) == {*MEDIA_KINDS, "mode", "segment_overlap", "fit"} <= set(names)
     assert names[:3] == ["prompt", "negative_prompt", "image"]
 
 
