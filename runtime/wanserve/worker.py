@@ -144,9 +144,6 @@ def main() -> None:
 
     begin = to_worker(lines.readline() or b"null")
     assert isinstance(begin, Begin)
-    from PIL import Image
-
-    Image.MAX_IMAGE_PIXELS = begin.max_pixels  # decoders take it over
     pipelines = Pipelines(begin.artifacts, begin.loading)
     worker = Worker(send, pipelines)
 
@@ -165,6 +162,9 @@ def main() -> None:
         send(first)
         os._exit(first.exit_code)
     send(Ready())
+    from PIL import Image  # takes time to import, and no job is begun before
+
+    Image.MAX_IMAGE_PIXELS = begin.max_pixels  # decoders take it over
     os._exit(worker.serve())
 
 
