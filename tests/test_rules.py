@@ -1,4 +1,4 @@
-"""Rules that are kept by counting: tests/exemptions.json lists what breaks one, and may only shrink."""
+"""Rules that are kept by counting: tests/exemptions.tsv lists what breaks one, and may only shrink."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from helpers.rules import REPOSITORY, RULES, counted, exempted
 @pytest.mark.parametrize("rule", RULES)
 def test_nothing_new_breaks_a_rule(rule: str) -> None:
     """Fewer than listed: PYTHONPATH=tests python tests/helpers/rules.py takes them out. More: mend them."""
-    assert counted(rule) == exempted()[rule]
+    assert counted(rule) == {file: most for (listed, file), most in exempted().items() if listed == rule}
 
 
-def test_there_is_no_list_of_another_rule() -> None:
-    assert exempted().keys() == RULES.keys()
+def test_nothing_of_another_rule_is_listed() -> None:
+    assert {rule for rule, _ in exempted()} <= RULES.keys()
 
 
 @pytest.mark.parametrize(

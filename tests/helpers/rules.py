@@ -1,4 +1,5 @@
-"""Rules of the house that are kept by counting: the files that break one are listed in tests/exemptions.json.
+"""Rules of the house that are kept by counting: the files that break one are listed in tests/exemptions.tsv,
+a line for a rule and a file, with how often.
 
 PYTHONPATH=tests python tests/helpers/rules.py
 
@@ -8,14 +9,13 @@ The list may only shrink. Run as a script it takes out what is mended, and never
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 REPOSITORY = Path(__file__).parents[2]
-EXEMPTIONS = REPOSITORY / "tests" / "exemptions.json"
+EXEMPTIONS = REPOSITORY / "tests" / "exemptions.tsv"
 MOST_LINES = 400
 SENTENCE = 4
 """Words that make a text one: no code, name or number has as many."""
@@ -124,27 +124,27 @@ RULES: Mapping[str, tuple[Callable[[], list[Path]], Rule]] = MappingProxyType(
 """By what breaks one: the files that it is for, and the places in a file."""
 
 
+@cache
 def counted(rule: str) -> Counted:
     """How often each file breaks a rule."""
     files, broken = RULES[rule]
     found = {}
     for file in files():
         found[file.relative_to(REPOSITORY).as_posix()] = sum(1 for _ in broken(file, _parsed(file)))
-    return {name: count for name, count in found.items() if count}
+    return MappingProxyType({name: count for name, count in found.items() if count})
 
 
-def exempted() -> Mapping[str, Counted]:
-    listed: dict[str, dict[str, int]] = json.loads(EXEMPTIONS.read_text(encoding="utf-8"))
-    return listed
+def exempted() -> dict[tuple[str, str], int]:
+    """How often each file may break each rule, by both."""
+    lines = [line.split("\t") for line in EXEMPTIONS.read_text(encoding="utf-8").splitlines()]
+    return {(rule, file): int(count) for rule, file, count in lines}
 
 
 def main() -> None:
     """Takes out of the list what is mended."""
-    left = {}
-    for rule, listed in exempted().items():
-        now = counted(rule)
-        left[rule] = {name: min(count, now[name]) for name, count in listed.items() if name in now}
-    EXEMPTIONS.write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")
+    left = {(rule, file): min(most, counted(rule).get(file, 0)) for (rule, file), most in exempted().items()}
+    lines = [f"{rule}\t{file}\t{most}\n" for (rule, file), most in left.items() if most]
+    EXEMPTIONS.write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
