@@ -112,16 +112,20 @@ def build_lock(artifact: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def changing(folder: Path) -> Iterator[Artifact]:
+def changing(folder: Path, again: bool = False) -> Iterator[Artifact]:
     """Holds the build lock of an artifact, and yields it; leaves no file that its manifest does not list.
 
     That holds however the block ends, by an error or by a signal too; after SIGKILL the next build does it.
+
+    Args:
+        folder: the artifact's folder.
+        again: as of ``read_manifest``.
 
     Raises:
         ArtifactError: if there is none, or it is a copy.
         UsageError: as ``build_lock``.
     """
-    open_artifact(folder)
+    open_artifact(folder, again=again)
     if is_copy(folder):
         raise ArtifactError(
             f"{folder} is a partial copy",
@@ -131,11 +135,11 @@ def changing(folder: Path) -> Iterator[Artifact]:
 
     def tidy() -> None:
         with contextlib.suppress(WanError, OSError):
-            remove_unlisted(open_artifact(folder))
+            remove_unlisted(open_artifact(folder, again=again))
 
     with build_lock(folder), undone_at_exit(tidy):
         try:
-            yield open_artifact(folder)
+            yield open_artifact(folder, again=again)
         except BaseException:
             tidy()
             raise

@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 import wanrun
 from wanhub.marker import is_copy
 from wanhub.report import Report, quiet
@@ -129,10 +127,11 @@ def check_signed(
         ArtifactError: if it is not signed, by another key, or if a file is missing or another one.
         UsageError: if the key is none, or the extra is not installed.
     """
-    from wanhub.signature import check_signature
+    from wanhub.signature import MANIFEST, check_signature
+    from wanrun.artifact.manifest import manifest_of
 
     artifact = _opened(artifact)
-    signed = msgspec.json.decode(check_signature(artifact.folder, Path(public_key)), type=wanrun.Manifest)
+    signed = manifest_of(check_signature(artifact.folder, Path(public_key)), artifact.folder / MANIFEST)
     if signed != artifact.manifest:
         raise ArtifactError(
             f"{artifact} was changed while its signature was checked",

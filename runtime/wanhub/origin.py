@@ -13,7 +13,7 @@ import wanrun
 from wanhub.address import Address, parse_address
 from wanhub.marker import MARKER, is_copy
 from wanhub.signature import MANIFEST
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, OtherReleaseError
 
 MAX_MARKER_BYTES: Final = 2**16
 
@@ -75,4 +75,7 @@ def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanr
     except ArtifactError as error:
         what = error.what.replace(str(folder / MANIFEST), f"{MANIFEST} of {where}")
         what = what.replace(str(folder), where)
-        raise ArtifactError(what, expected=error.expected, found=error.found, remedy=remedy) from None
+        other = "use the release that wrote it, or " if isinstance(error, OtherReleaseError) else ""
+        raise type(error)(
+            what, expected=error.expected, found=error.found, remedy=f"{other}{remedy}"
+        ) from None

@@ -314,7 +314,7 @@ def _artifact(artifact: wanrun.Artifact, rows: Sequence[_Row], target: str | Non
         )
         for profile in profiles
     ]
-    facts.append(Fact("Made by", " ".join(manifest.tool.values())))
+    facts.append(Fact("Made by", manifest.written_by))
     facts.append(Fact("Run by", f"wanrun {wanrun.__version__}"))
     return tuple(facts)
 

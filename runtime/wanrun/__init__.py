@@ -7,7 +7,7 @@ The exported names are resolved on first use.
 from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "EIGHT_BITS",
     "ELSEWHERE",

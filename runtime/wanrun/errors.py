@@ -186,6 +186,10 @@ class ArtifactError(WanError):
     exit_code = 3
 
 
+class OtherReleaseError(ArtifactError):
+    """Another release wrote the artifact, and this one cannot read it (exit 3)."""
+
+
 class SourceError(WanError):
     """The source checkpoint is not usable, or there is no space (exit 4)."""
 

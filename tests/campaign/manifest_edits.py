@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from wanrun.artifact.manifest import MANIFEST, Manifest
+from wanrun.artifact.manifest import MANIFEST, digests_of
 
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 0.0, -0.0, 0.5, -1.5, 1e-300, 1e300),
@@ -68,9 +66,7 @@ def edit_manifest(rng: random.Random, artifact: Path) -> tuple[str, bool]:
 def _sign(data: dict[str, Any]) -> bool:
     """Makes the digests anew, where the edited manifest is one at all."""
     try:
-        manifest = msgspec.json.decode(json.dumps(data), type=Manifest)
-        digests = {"content_digest": manifest.content_digest, "manifest_digest": manifest.manifest_digest}
+        data.update(digests_of(data))
     except Exception:
         return False
-    data.update(digests)
     return True

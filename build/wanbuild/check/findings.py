@@ -245,7 +245,7 @@ def _digests(manifest: Manifest) -> Iterator[Fact]:
         yield Fact(name[0].upper() + name[1:], digest, code=True)
     yield Fact("Profiles", ", ".join(manifest.profiles) or "none")
     yield Fact("Targets", ", ".join(manifest.targets) or "none")
-    yield Fact("Made by", " ".join(manifest.tool.values()))
+    yield Fact("Made by", manifest.written_by)
 
 
 def _shape(frames: np.ndarray) -> str:

@@ -126,6 +126,7 @@ def table(manifest: Manifest) -> Iterator[str]:
 def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     model, defaults = manifest.model, manifest.model.default_options()
     yield f"variant         {model.variant} ({model.task.name})"
+    yield f"written by      {manifest.written_by}"
     yield f"content digest  {data['content_digest']}"
     yield f"manifest digest {data['manifest_digest']}"
     source = data["source"]

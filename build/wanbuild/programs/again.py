@@ -1,6 +1,7 @@
 """Exports and compiles what an artifact's manifest records once more; weights are not read.
 
-This replaces programs that are damaged, or that the installed JAX does not read.
+This replaces programs that are damaged, that the installed JAX does not read, or that an older release wrote
+in another form.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wanbuild.programs.compile import built_for, write_built
+from wanbuild.programs.export import used_sets
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.staging import changing
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import Manifest, runs_here
 from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
@@ -23,7 +25,8 @@ from wanrun.machine.environment import built_elsewhere, device_mismatches, host_
 def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
     """Builds all profiles, with their recorded options, for every target that this machine can build.
 
-    A target that this machine cannot build stays as it is. Nothing is replaced before all is built.
+    A target that this machine cannot build stays as it is; if its programs are of an older format, which
+    nothing here runs, it goes. Nothing is replaced before all is built.
 
     Args:
         folder: the artifact's folder.
@@ -35,25 +38,29 @@ def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
     Raises:
         ArtifactError: if there is no artifact, or if none of its targets can be built here.
     """
-    with changing(folder.resolve()) as before, pinned(platforms_of(before.manifest.targets)):
-        artifact, left = before, list[str]()
+    with changing(folder.resolve(), again=True) as before, pinned(platforms_of(before.manifest.targets)):
+        artifact, left, stay = before, dict[str, str](), runs_here(before.folder)
         for name, target in before.manifest.targets.items():
             try:
                 mesh = before.manifest.program_sets[target.program_set].mesh
                 spec = _like_here(before.folder, name, target, mesh)
             except UsageError as error:
-                left.append(f"target {name} is left as it is: {error}")
+                left[name] = f"target {name} {'is left as it is' if stay else 'goes'}: {error}"
                 continue
             profiles = [before.manifest.profiles[profile] for profile in target.executables]
             artifact = built_for(artifact, spec, profiles, report)
-        if len(left) == len(before.manifest.targets):
+        if len(left) == len(before.manifest.targets) and (left or stay):
             raise ArtifactError(
                 f"no target of {before} can be built here",
-                found="; ".join(left) or "no targets",
+                found="; ".join(left.values()) or "no targets",
                 remedy="run it on a machine of that kind" if left else "run wanbuild compile",
             )
+        if not stay:
+            targets = {name: one for name, one in artifact.manifest.targets.items() if name not in left}
+            sets = used_sets(artifact.manifest.program_sets, targets)
+            artifact = artifact.changed(targets=targets, program_sets=sets)
         write_built(artifact)
-    for reason in left:
+    for reason in left.values():
         report(reason)
     return artifact.manifest
 

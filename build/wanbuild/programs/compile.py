@@ -20,7 +20,6 @@ from wanbuild.programs.wiring import check_set
 from wanbuild.staging import changing
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
-from wanrun import __version__
 from wanrun.artifact.artifact import Artifact, named_executable
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import EXECUTABLE
@@ -117,7 +116,6 @@ def built_for(
     return exported.changed(
         targets=targets,
         program_sets=used_sets(sets, targets),
-        tool={**manifest.tool, "name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
 

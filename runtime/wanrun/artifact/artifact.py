@@ -177,17 +177,18 @@ class Artifact:
                 raise
 
 
-def open_artifact(folder: str | os.PathLike[str], origin: str = "") -> Artifact:
+def open_artifact(folder: str | os.PathLike[str], origin: str = "", again: bool = False) -> Artifact:
     """Reads and checks the manifest in a folder.
 
     Args:
         folder: the artifact's folder.
         origin: the address that it comes from; empty for none.
+        again: as of ``read_manifest``.
 
     Raises:
         ArtifactError: as ``read_manifest``.
     """
-    return Artifact(read_manifest(folder), Path(folder), origin)
+    return Artifact(read_manifest(folder, again), Path(folder), origin)
 
 
 def groups(names: Iterable[Named]) -> list[list[Named]]:

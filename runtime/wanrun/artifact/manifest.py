@@ -7,7 +7,7 @@ the facts that decide results, and is the same for equal sources and options; ``
 
 from __future__ import annotations
 
-__all__ = ["TRANSFORMERS"]
+__all__ = ["TRANSFORMERS", "manifest_of"]
 
 import json
 import os
@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from wanrun import __version__
+from wanrun.artifact.formats import FORMAT_VERSION, is_read, upgraded
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
@@ -25,11 +27,10 @@ from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, R
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Target
 from wanrun.artifact.wrong_path import wrong_path
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, OtherReleaseError
 from wanrun.files import canonical_json, plain_relative, read_bounded, replace_file, sha256_of
 
 FORMAT: Final = "wan-artifact"
-FORMAT_VERSION: Final = 4
 MANIFEST = "manifest.json"
 MAX_BYTES = 2**26
 """The largest manifest; that of a 14B model with two experts and one profile has a quarter of a megabyte."""
@@ -45,8 +46,6 @@ EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 
 _CONTENT = ("model", "configs", "loras", "dtypes", "components", "tokenizer")
 """The fields that the content digest covers whole."""
-
-_DIGESTS = ("content_digest", "manifest_digest")
 
 
 class Tokenizer(ListedFile, frozen=True, kw_only=True):
@@ -106,12 +105,13 @@ class Manifest(Record, frozen=True, kw_only=True):
         targets: executables by target name.
         golden: the recorded outputs, by profile name.
         embeddings: every precomputed prompt embedding, by key.
-        tool: name and version of the tool that wrote the artifact.
+        tool: name of the tool that wrote the artifact, and the version of its release.
         times: when each part was made.
         schedules: steps that were chosen for the model, by name.
         content_digest: sha256 of the facts that decide results, the same for equal sources and options.
         manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
-            digests are always computed, whatever is given.
+            digests are computed unless they are given: an artifact that is read has those that it was written
+            with, whatever fields its records have got since.
     """
 
     format: Literal["wan-artifact"] = FORMAT
@@ -138,8 +138,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         if not isinstance(self.source.get("files"), Mapping):
             raise ValueError("the source has no files")
         self._check_references()
-        msgspec.structs.force_setattr(self, "content_digest", self._content_digest())
-        msgspec.structs.force_setattr(self, "manifest_digest", self._manifest_digest())
+        if not self.manifest_digest:  # else it is read, or made of one that is
+            for name, digest in digests_of(self._records()).items():
+                msgspec.structs.force_setattr(self, name, digest)
 
     def _check_references(self) -> None:
         """Raises ValueError for a name that differs from its record's, or that refers to no record."""
@@ -176,82 +177,151 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns the programs of a profile for a target, by name; empty if they are not built."""
         return self.program_sets[target.program_set].programs.get(profile.name, {})
 
-    def _content_digest(self) -> str:
-        # All of a profile except its index, the place in the order of building.
-        profiles = {
-            name: msgspec.structs.replace(profile, index=0) for name, profile in self.profiles.items()
-        }
-        whole = {name: getattr(self, name) for name in _CONTENT}
-        content = {
-            **whole,
-            "source": self.source["files"],
-            "profiles": profiles,
-            "program_sets": {key: programs.content for key, programs in self.program_sets.items()},
-        }
-        return _digest(content)
+    @property
+    def written_by(self) -> str:
+        """The release that wrote the artifact, such as ``wanbuild 0.2.0``."""
+        return f"{self.tool.get('name', 'wanbuild')} {self.tool.get('version', '')}".rstrip()
 
-    def _manifest_digest(self) -> str:
-        covered = {*_CONTENT, "manifest_digest"}
-        if not self.schedules:
-            covered.add("schedules")
-        return _digest({name: getattr(self, name) for name in self.__struct_fields__ if name not in covered})
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the content of ``manifest.json``; without schedules as if there were no such field."""
+    def _records(self) -> dict[str, Any]:
+        """Returns all records; without schedules as if there were no such field."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         return content if self.schedules else {name: content[name] for name in content if name != "schedules"}
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of ``manifest.json``, with the digests of just this content."""
+        content = self._records()
+        return content | digests_of(content)
+
     def changed(self, **fields: Any) -> Manifest:
-        """Returns a copy with these fields replaced."""
-        return msgspec.structs.replace(self, **fields)
+        """Returns a copy with these fields replaced, as this release writes it."""
+        written = {"tool": {**self.tool, "version": __version__}, "content_digest": "", "manifest_digest": ""}
+        return msgspec.structs.replace(self, **written | fields)
 
     def encoded(self) -> bytes:
         """The bytes of ``manifest.json``."""
-        text = json.dumps(self.as_json(), sort_keys=True, indent=1, allow_nan=False)
-        return text.encode("utf-8") + b"\n"
+        return spelled(self.as_json())
 
     def write(self, artifact: Path) -> None:
         """Commits the artifact: replaces manifest.json atomically and durably."""
         replace_file(artifact / MANIFEST, self.encoded())
 
 
+def spelled(content: Mapping[str, Any]) -> bytes:
+    """Returns the bytes of a manifest with this content."""
+    return json.dumps(content, sort_keys=True, indent=1, allow_nan=False).encode("utf-8") + b"\n"
+
+
+def digests_of(content: Mapping[str, Any]) -> dict[str, str]:
+    """Returns both digests of a manifest's content as JSON has it, of whatever format.
+
+    Raises:
+        KeyError, TypeError, AttributeError: if there are no such records.
+    """
+    facts = {
+        **{name: content[name] for name in _CONTENT},
+        "source": content["source"]["files"],
+        # All of a profile except its index, the place in the order of building; and no days of export.
+        "profiles": {name: {**profile, "index": 0} for name, profile in content["profiles"].items()},
+        "program_sets": {
+            key: {name: programs[name] for name in programs if name != "exported"}
+            for key, programs in content["program_sets"].items()
+        },
+    }
+    whole = {name: content[name] for name in content if name not in {*_CONTENT, "manifest_digest"}}
+    whole["content_digest"] = _digest(facts)
+    return {"content_digest": whole["content_digest"], "manifest_digest": _digest(whole)}
+
+
 def _digest(content: Any) -> str:
-    """Returns the sha256 of records in canonical JSON."""
-    return "sha256:" + sha256_of(canonical_json(msgspec.to_builtins(content)))
+    """Returns the sha256 of canonical JSON."""
+    return "sha256:" + sha256_of(canonical_json(content))
 
 
 class _Header(msgspec.Struct):
-    """The fields that show whether a file is a manifest of this format and version."""
+    """What shows whether a file is a manifest, of which format, and which release wrote it."""
 
     format: Any = None
     format_version: Any = None
-    content_digest: Any = None
-    manifest_digest: Any = None
+    tool: Any = None
+
+    @property
+    def version(self) -> str:
+        """The version of the release that wrote it; empty if it does not say so."""
+        return str(self.tool.get("version", ""))[:40] if isinstance(self.tool, dict) else ""
 
 
-def read_manifest(artifact: str | os.PathLike[str]) -> Manifest:
+def read_manifest(artifact: str | os.PathLike[str], again: bool = False) -> Manifest:
     """Reads and checks an artifact's manifest.
 
     Args:
         artifact: the artifact's folder.
+        again: whether all programs are about to be built again: then they may be of an older format.
 
     Raises:
-        ArtifactError: if there is no artifact, if it has another format or version, or if the manifest is
-            damaged.
+        ArtifactError: if there is no artifact, or if the manifest is damaged.
+        OtherReleaseError: if it has a format that is not read.
     """
     artifact = Path(artifact)
     path = artifact / MANIFEST
     try:
         data = read_bounded(path, MAX_BYTES)
-        if not data:
-            raise ArtifactError(f"{path} is empty", remedy="build the artifact again")
-        header = msgspec.json.decode(data, type=_Header)
     except (FileNotFoundError, NotADirectoryError):
         found, remedy = wrong_path(artifact, MANIFEST)
         raise ArtifactError(f"{artifact} is not an artifact", found=found, remedy=remedy) from None
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
+    return manifest_of(data, path, again)
+
+
+def runs_here(artifact: Path) -> bool:
+    """Whether the programs of an artifact have a form that this release runs; as ``read_manifest`` else."""
+    header = _header(read_bounded(artifact / MANIFEST, MAX_BYTES), artifact / MANIFEST)
+    return is_read(header.format_version, again=False)
+
+
+def manifest_of(data: bytes, path: Path, again: bool = False) -> Manifest:
+    """Decodes and checks the bytes of a manifest.
+
+    Args:
+        data: the bytes.
+        path: the file that they are from, for messages.
+        again: as of ``read_manifest``.
+
+    Raises:
+        ArtifactError, OtherReleaseError: as ``read_manifest``.
+    """
+    header = _header(data, path)
+    if not is_read(header.format_version, again):
+        raise _of_another_format(header, path)
+    try:
+        manifest = msgspec.convert(upgraded(msgspec.json.decode(data)), type=Manifest)
+        content = msgspec.json.decode(data)
+        written = digests_of(content)
+    except ArtifactError as error:  # of a record that names a file
+        raise error.located(str(path)) from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _undecodable(header, path, error) from None
+    _check_complete(manifest, path)
+    for name, digest in written.items():
+        if content.get(name) != digest:
+            raise ArtifactError(
+                f"{path} was changed after it was written",
+                expected=f"{name} {content.get(name)}",
+                found=digest,
+                remedy="build the artifact again",
+            )
+    return manifest
+
+
+def _header(data: bytes, path: Path) -> _Header:
+    """Returns the header of a manifest; raises ArtifactError for other bytes."""
+    if not data:
+        raise ArtifactError(f"{path} is empty", remedy="build the artifact again")
+    try:
+        header = msgspec.json.decode(data, type=_Header)
     except msgspec.ValidationError:  # JSON, but no object
         header = _Header("no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
     if header.format != FORMAT:
         raise ArtifactError(
@@ -260,19 +330,37 @@ def read_manifest(artifact: str | os.PathLike[str]) -> Manifest:
             found=header.format or "no format",
             remedy="build the artifact again, or give another folder",
         )
-    if header.format_version != FORMAT_VERSION:
-        raise ArtifactError(
-            f"{artifact} has another format version",
-            expected=FORMAT_VERSION,
-            found=repr(header.format_version)[:80],
-            remedy="convert and compile it again with this version, or use the version that made it",
-        )
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again") from None
-    except ArtifactError as error:  # of a record that names a file
-        raise error.located(str(path)) from None
+    return header
+
+
+def _of_another_format(header: _Header, path: Path) -> OtherReleaseError:
+    """Returns the error of a manifest whose format is not read here, with what makes it one that is."""
+    if is_read(header.format_version, again=True):
+        remedy = f"run wanbuild compile {path.parent} --again"
+    else:
+        remedy = "use the release that wrote it, or convert and compile it again"
+    return OtherReleaseError(
+        f"{path.parent} has another format",
+        expected=f"format {FORMAT_VERSION}, of {__version__}",
+        found=f"format {repr(header.format_version)[:20]}, of {header.version or 'an unknown release'}",
+        remedy=remedy,
+    )
+
+
+def _undecodable(header: _Header, path: Path, error: Exception) -> ArtifactError:
+    """Returns the error of a manifest of a known format with other records: damage, or a newer release's."""
+    if header.version in ("", __version__):
+        return ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again")
+    return OtherReleaseError(
+        f"{path} is damaged, or of another release: {error}",
+        expected=f"one of {__version__}",
+        found=f"one of {header.version}",
+        remedy="use the release that wrote it, or build the artifact again",
+    )
+
+
+def _check_complete(manifest: Manifest, path: Path) -> None:
+    """Raises ArtifactError unless all components are there that every model has."""
     for field in ("components", "configs", "dtypes"):
         there = getattr(manifest, field)
         if not there.keys() >= set(NEEDED):
@@ -282,12 +370,3 @@ def read_manifest(artifact: str | os.PathLike[str]) -> Manifest:
                 found=", ".join(sorted(there)) or "none",
                 remedy="build the artifact again",
             )
-    for name in _DIGESTS:
-        if getattr(header, name) != getattr(manifest, name):
-            raise ArtifactError(
-                f"{path} was changed after it was written",
-                expected=f"{name} {getattr(header, name)}",
-                found=getattr(manifest, name),
-                remedy="build the artifact again",
-            )
-    return manifest

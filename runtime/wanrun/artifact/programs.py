@@ -241,13 +241,6 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
         check_rules(self.rules)
 
     @property
-    def content(self) -> dict[str, Any]:
-        """All fields except the days of export: equal for equal programs."""
-        fields = msgspec.structs.asdict(self)
-        empty = {name for name in ("rules", "layers") if not fields[name]}
-        return {name: value for name, value in fields.items() if name not in {"exported", *empty}}
-
-    @property
     def key(self) -> str:
         """The platform, and a digest of the facts that change a profile's programs: ``cpu-1a2b3c4d``."""
         facts = {"kernels": self.kernels, "mesh": self.mesh, "jax": self.jax}

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.artifacts import compiled_store
 from helpers.compiled_once import compiled_once
-from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, one_error, program
+from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, one_error, program, resealed
 from helpers.manifests import programs_of, without_profiles
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
@@ -25,8 +25,10 @@ from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.targets.target import resolve_target
 from wancli.console import run
 from wancli.run import wanrun
+from wanrun.artifact import formats
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.formats import FORMAT_VERSION, Older
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest, spelled
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 
@@ -192,6 +194,22 @@ def test_other_packages_and_a_kill_in_the_middle(
     assert (after.targets["cpu"].folder, after.profiles) == ("executables/cpu-2", before.profiles)
     assert (artifact_copy / "requirements.txt").is_file()
     assert not (artifact_copy / "executables" / "cpu").exists()
+    assert video(artifact_copy, tmp_path) == expected
+
+
+def test_programs_of_an_older_format_are_built_again(
+    artifact_copy: Path, tmp_path: Path, expected: bytes, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing runs them, and a target that cannot be built here goes."""
+    before = with_target(artifact_copy, "tpu-v9", platform="tpu")
+    content = {**before.as_json(), "format_version": FORMAT_VERSION - 1}
+    (artifact_copy / MANIFEST).write_bytes(spelled(resealed(content)))
+    older = Older(lambda content: None, runs=False)
+    monkeypatch.setattr(formats, "OLDER", {FORMAT_VERSION - 1: older})
+    assert refused(artifact_copy).endswith(f"; run wanbuild compile {artifact_copy} --again")
+    after, lines = built_again(artifact_copy)
+    assert after.targets.keys() == {"cpu"} and sum("tpu-v9" in line for line in lines) == 1
+    assert after.components == before.components and len(after.program_sets) == 1
     assert video(artifact_copy, tmp_path) == expected
 
 

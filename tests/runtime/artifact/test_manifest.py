@@ -15,7 +15,7 @@ import pytest
 
 from helpers.damage import resealed
 from helpers.manifests import full_manifest, without_profiles
-from wanrun.artifact.manifest import FORMAT, FORMAT_VERSION, MANIFEST, MAX_BYTES, Manifest, read_manifest
+from wanrun.artifact.manifest import MANIFEST, MAX_BYTES, Manifest, read_manifest
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 
@@ -89,17 +89,13 @@ def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
         (b"[" * 100_000, "is not a Wan artifact"),
         (b"[]", "is not a Wan artifact; expected format wan-artifact; found no JSON object"),
         (b'{"format": "other"}', "is not a Wan artifact; expected format wan-artifact; found other"),
-        (
-            b'{"format": "wan-artifact", "format_version": 1}',
-            "another format version; expected 4; found 1; convert and compile it again with this version",
-        ),
-        (b'{"format": "wan-artifact", "format_version": 3}', "another format version; expected 4; found 3"),
-        (b'{"format": "wan-artifact", "format_version": 5}', "another format version; expected 4; found 5"),
+        (b'{"format": "wan-artifact", "format_version": 1}', "has another format"),
+        (b'{"format": "wan-artifact", "format_version": 3}', "is damaged"),
+        (b'{"format": "wan-artifact", "format_version": 5}', "has another format"),
         (b'{"format": "wan-artifact", "format_version": 4}', "is damaged: Object missing required field"),
     ],
 )
 def test_something_else_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
-    assert (FORMAT, FORMAT_VERSION) == ("wan-artifact", 4)
     if content is not None:
         (tmp_path / MANIFEST).write_bytes(content)
     with pytest.raises(ArtifactError) as caught:

@@ -1,0 +1,97 @@
+"""Formats of a manifest before today's, and how the records of each become the next one's.
+
+| format | the next one changed | an artifact of it |
+|---|---|---|
+| 1, 2 | stored programs | is converted and compiled again |
+| 3 | records: a program has a role, and the task has no order of programs | is read |
+
+A field that is added with a default needs no format: a manifest without it is read, and means the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+FORMAT_VERSION: Final = 4
+"""What is written now. Another number: an older release of wanrun cannot read it."""
+
+Content = dict[str, Any]
+"""A manifest as JSON has it."""
+
+
+@dataclass(frozen=True)
+class Older:
+    """A format before today's, whose weights are as they are now.
+
+    Attributes:
+        upgrade: makes a manifest of this format one of the next, in place.
+        runs: whether its programs do; else ``wanbuild compile --again`` makes those of today.
+    """
+
+    upgrade: Callable[[Content], None]
+    runs: bool = True
+
+
+_ROLES: Final = (
+    ("encode_text_64", "text"),
+    ("encode_text_128", "text"),
+    ("encode_text_256", "text"),
+    ("encode_text", "text"),
+    ("encode_image", "once"),
+    ("encode_video", "window"),
+    ("prepare", "prepare"),
+    ("denoise_step", "step"),
+    ("denoise_loop", "scan"),
+    ("decode_video", "decode"),
+    ("spread_text_encoder", "spread"),
+    ("spread_image_encoder", "spread"),
+    ("spread_transformer", "spread"),
+    ("spread_vae", "spread"),
+)
+"""All programs of format 3 by name, with their roles in format 4; those of one role in order."""
+
+
+def _with_roles(content: Content) -> None:
+    """Format 3: the runtime knew a program by its name."""
+    del content["model"]["task"]["order"]
+    for one in content["program_sets"].values():
+        for programs in one["programs"].values():
+            places: dict[str, int] = {}
+            for name, role in _ROLES:
+                if name in programs:
+                    place = places.setdefault(role, 0)
+                    programs[name] |= {"role": role, "place": place}
+                    places[role] += 1
+
+
+OLDER: Final[Mapping[int, Older]] = MappingProxyType({3: Older(_with_roles)})
+"""The formats that are read, by number; each one's successor is the next number."""
+
+
+def is_read(version: object, again: bool) -> bool:
+    """Whether manifests of a format are read.
+
+    Args:
+        version: the format's number, as a manifest has it.
+        again: whether the programs are about to be built again, so that they need not run.
+    """
+    if not isinstance(version, int) or version not in {*OLDER, FORMAT_VERSION}:
+        return False
+    return again or all(older.runs for number, older in OLDER.items() if number >= version)
+
+
+def upgraded(content: Content) -> Content:
+    """Makes a manifest of a format that is read one of today's, in place, and returns it.
+
+    Args:
+        content: the manifest. Its digests stay those of what was written.
+
+    Raises:
+        LookupError, TypeError, AttributeError: if its records are not those of its format.
+    """
+    for version in range(content["format_version"], FORMAT_VERSION):
+        OLDER[version].upgrade(content)
+    return content | {"format_version": FORMAT_VERSION}
