@@ -7,7 +7,7 @@ the facts that decide results, and is the same for equal sources and options; ``
 
 from __future__ import annotations
 
-__all__ = ["TRANSFORMERS", "manifest_of"]
+__all__ = ["MAX_BYTES", "TRANSFORMERS", "manifest_of", "runs_here", "spelled"]
 
 import json
 import os
