@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +21,17 @@ from wanserve.sizes import MAX_ITEMS, check_json
 from wanserve.uploads import Source, check_file, decoded_text, head_of, kind_of, safe_name, stored_upload
 from wanserve.video import Upload
 
-FORMATS = ("mp4", "webm", "gif", "webp", "mov")
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {
+        "mp4": "video/mp4",
+        "webm": "video/webm",
+        "gif": "image/gif",
+        "webp": "image/webp",
+        "mov": "video/quicktime",
+    }
+)
+"""The media type of a video by its suffix."""
+
 MAX_NAME = 200
 """Characters of a field's name."""
 
@@ -140,7 +151,7 @@ def _format(given: dict[str, Any]) -> str | None:
     """Takes the suffix of the videos out of the fields; None if it is not given."""
     values = [given.pop(name) for name in ("format", "output_format") if name in given]
     value = next((one for one in values if one is not None), None)
-    if value is not None and value not in FORMATS:
+    if value is not None and (not isinstance(value, str) or value not in FORMATS):
         raise RefusedError(
             f"format cannot be {quoted(value)}; expected one of {', '.join(FORMATS)}", param="format"
         )

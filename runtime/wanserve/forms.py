@@ -20,6 +20,9 @@ from starlette.types import Message
 from wanserve.refusal import RefusedError
 from wanserve.sizes import MAX_DEPTH, check_json, check_plain, plain_bytes
 
+FORM_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
+"""The media types of forms; only the first one has files."""
+
 MAX_FIELDS = 200
 MAX_FILES = 20
 MAX_TEXT = 48 << 20
@@ -63,7 +66,7 @@ async def read_form(request: Request, file: IO[bytes]) -> Form:
     kind = written.decode("latin-1").strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         return Form(await asyncio.to_thread(_object, file))
-    if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+    if kind not in FORM_TYPES:
         raise RefusedError(
             f"the content type {kind[:60] or 'is missing and'} is not understood; "
             "expected application/json or multipart/form-data",

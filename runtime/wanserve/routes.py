@@ -15,7 +15,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from wanserve import hub as hubs
 from wanserve.catalog import Catalog
+from wanserve.fields import FORMATS
 from wanserve.folders import Folders
+from wanserve.forms import FORM_TYPES
 from wanserve.intake import Intake
 from wanserve.keys import Client
 from wanserve.queue import Queue
@@ -35,13 +37,6 @@ from wanserve.store import Store
 from wanserve.uploads import IMAGE_TYPES
 from wanserve.video import ENDED, Video
 
-TYPES: Final[Mapping[str, str]] = {
-    "mp4": "video/mp4",
-    "mov": "video/quicktime",
-    "webm": "video/webm",
-    "gif": "image/gif",
-    "webp": "image/webp",
-}
 STATES: Final = ("queued", "in_progress", *ENDED)
 
 CACHED: Final[Mapping[str, str]] = {"cache-control": "private, max-age=3600, immutable"}
@@ -53,11 +48,16 @@ MAX_PAGE: Final = 1 << 20
 POLL_MS: Final = (100, 10_000)
 """The shortest and the longest pause that a client is told between two looks at a job."""
 
-_FORMS: Final = (JSON, "multipart/form-data")
-CREATE: Final = Content(schema_of("CreateVideo"), _FORMS)
-CHANGE: Final = Content(schema_of("ChangeVideo"), _FORMS)
+OTHER_BYTES: Final = "application/octet-stream"
+PICTURES: Final[Mapping[str, str]] = {"thumbnail": "image/webp", "last_frame": "image/png"}
+"""The media types of a video's pictures."""
+
+CREATE: Final = Content(schema_of("CreateVideo"), (JSON, *FORM_TYPES))
+CHANGE: Final = Content(schema_of("ChangeVideo"), (JSON, *FORM_TYPES))
 VIDEO: Final = Content(schema_of("Video"))
-VIDEO_FILE: Final = Content(BINARY, ("video/mp4",))
+VIDEO_FILE: Final = Content(BINARY, tuple(FORMATS.values()))
+RESULT_FILE: Final = Content(BINARY, tuple(dict.fromkeys([*FORMATS.values(), *PICTURES.values()])))
+MEDIA_FILE: Final = Content(BINARY, (*IMAGE_TYPES.values(), OTHER_BYTES))
 EVENTS: Final = Content(TEXT, ("text/event-stream",))
 _ID: Final[Mapping[str, Any]] = {"anyOf": [TEXT, {"type": "null"}]}
 VIDEOS: Final = Content(
@@ -84,7 +84,7 @@ ORDER: Final = Parameter("order", {"enum": ["asc", "desc"], "default": "desc"}, 
 STATUS: Final = Parameter("status", TEXT, "States with commas between them.")
 WORDS: Final = Parameter("q", TEXT, "Words of the prompt.")
 VARIANT: Final = Parameter(
-    "variant", {"enum": ["video", "thumbnail", "last_frame"], "default": "video"}, "Which file."
+    "variant", {"enum": ["video", *PICTURES], "default": "video"}, "Which file."
 )
 NUMBER: Final = Parameter(
     "index", {"type": "integer", "minimum": 0, "default": 0}, "Which of several videos."
@@ -206,7 +206,7 @@ class Routes:
                 "the video was cancelled", 409, code="cancelled", headers={"x-video-id": video.id}
             )
         headers = {**CACHED, "x-video-id": video.id}
-        return self._file(self._folders.result(video, 0, "video"), TYPES[video.format], headers)
+        return self._file(self._folders.result(video, 0, "video"), FORMATS[video.format], headers)
 
     @route("GET", "/v1/videos/{id}", answer=VIDEO)
     async def retrieve(self, request: Request) -> Response:
@@ -237,7 +237,7 @@ class Routes:
         await self._queue.cancel(video)
         return self._shown(video)
 
-    @route("GET", "/v1/videos/{id}/content", VARIANT, NUMBER, answer=VIDEO_FILE)
+    @route("GET", "/v1/videos/{id}/content", VARIANT, NUMBER, answer=RESULT_FILE)
     async def content(self, request: Request) -> Response:
         """Answers a video, its small picture or its last frame. Ranges are answered."""
         video, variant = self._video(request), VARIANT.choice(request)
@@ -245,8 +245,8 @@ class Routes:
             code = "not_ready" if not video.over else video.status
             raise RefusedError(f"there is no content: the video is {video.status}", 409, code=code)
         index = NUMBER.whole(request, most=video.shape["num_videos"] - 1)
-        kinds = {"video": TYPES[video.format], "thumbnail": "image/webp", "last_frame": "image/png"}
-        return self._file(self._folders.result(video, index, variant), kinds[variant], CACHED)
+        kind = PICTURES.get(variant, FORMATS[video.format])
+        return self._file(self._folders.result(video, index, variant), kind, CACHED)
 
     @route("GET", "/v1/videos/{id}/events", answer=EVENTS)
     async def events(self, request: Request) -> Response:
@@ -260,9 +260,7 @@ class Routes:
             hubs.stream(self._queue.hub, video.owner, video.id, lambda: self._queue.board.shown(video)[0])
         )
 
-    @route(
-        "GET", "/v1/videos/{id}/media/{option}/{index}", answer=Content(BINARY, ("application/octet-stream",))
-    )
+    @route("GET", "/v1/videos/{id}/media/{option}/{index}", answer=MEDIA_FILE)
     async def media(self, request: Request) -> Response:
         """Answers a file that came with a job."""
         video, option = self._video(request), request.path_params["option"]
@@ -271,7 +269,7 @@ class Routes:
             raise RefusedError("there is no such file of this video", 404, code="not_found")
         index = whole(request.path_params["index"], 0, len(files) - 1, "index")
         path = self._folders.upload(video, files[index])
-        kind = IMAGE_TYPES.get(path.suffix, "application/octet-stream")
+        kind = IMAGE_TYPES.get(path.suffix, OTHER_BYTES)
         return self._file(path if path.is_file() else None, kind)
 
     def _file(self, path: Path | None, kind: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -48,7 +48,7 @@ class ShownVideo(Struct, frozen=True, kw_only=True):
     fps: float
     seed: int
     num_videos: int
-    format: Annotated[str, Meta(extra_json_schema={"enum": FORMATS})]
+    format: Annotated[str, Meta(extra_json_schema={"enum": tuple(FORMATS)})]
     options: Annotated[dict[str, Any], Meta(description="What was given, to send again.")]
     resolved: Annotated[dict[str, Any] | None, Meta(description="Every option, as the video's metadata.")]
     media: list[VideoFile]

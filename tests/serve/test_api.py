@@ -250,6 +250,12 @@ def test_formats_and_models(server: Server) -> None:
     assert (video["model"], video["format"]) == ("other", "gif")
     answer = server.call("GET", f"/v1/videos/{video['id']}/content")
     assert answer.headers["content-type"] == "image/gif" and answer.body[:4] == b"GIF8"
+    paths = server.call("GET", "/openapi.json").json["paths"]
+    described = paths["/v1/videos/{id}/content"]["get"]["responses"]["200"]["content"]
+    for variant in ("video", "thumbnail", "last_frame"):
+        answer = server.call("GET", f"/v1/videos/{video['id']}/content?variant={variant}")
+        assert answer.headers["content-type"] in described
+    assert "application/x-www-form-urlencoded" in paths["/v1/videos"]["post"]["requestBody"]["content"]
     models = server.call("GET", "/v1/models").json["data"]
     assert [model["id"] for model in models] == ["toy", "other"]
     assert server.call("GET", "/v1/models/toy").json == models[0]
