@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,10 @@ import wanhub
 import wanrun
 from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
 from wancli.console import leave, run
+from wancli.options import click_option
 from wanrun.errors import UsageError
+from wanrun.opened.policy import LoadPolicy
+from wanrun.rows import rows_of
 from wanserve.process import WorkerProcess, begin_line
 from wanserve.settings import Settings
 
@@ -23,6 +27,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 KEYS = "WANRUN_API_KEYS"
 OPEN_FILES = 8192
 """Each connection is one; the usual limit is 1024."""
+
+OF_LOADING = ("target", "allow_compile", "verify", "memory")
+"""The options of ``wanrun.load`` that a server has."""
 
 MOST_SECONDS = 1e6
 """Of an option."""
@@ -37,6 +44,14 @@ _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
 _path = Input()
 _positive = click.IntRange(min=1)
+
+
+def _of_loading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds those options of loading that hold for every artifact of a server, in the order of the table."""
+    for row in reversed(rows_of(LoadPolicy)):
+        if row.name in OF_LOADING:
+            function = click_option(row, row.section)(function)
+    return function
 
 
 def named(words: tuple[str, ...]) -> dict[str, Path]:
@@ -129,23 +144,13 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     type=click.IntRange(1, MOST_WORKERS),
     help="Processes with a device.  [default: one for each, or for a mesh]",
 )
-@_loading("--target", help="A built target.  [default: the one that matches this machine]")
-@_loading(
-    "--memory",
-    type=click.Choice(["auto", "low", "stream"]),
-    default="auto",
-    help="As of wanrun.  [default: auto]",
-)
-@_loading(
-    "--verify", type=click.Choice(["fast", "sha256"]), default="fast", help="As of wanrun.  [default: fast]"
-)
+@_of_loading
 @_loading(
     "--require-signature",
     type=_path,
     metavar="KEY",
     help="Refuse artifacts that were not signed with this key (PEM), or whose files are not those.",
 )
-@_loading("--allow-compile", is_flag=True, help="As of wanrun.")
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
     """Serves artifacts: OpenAI's video API, and a page at its root."""
@@ -154,7 +159,7 @@ def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
         for artifact in opened.values():
             wanhub.check_signed(artifact, given["require_signature"])
         given["verify"] = "sha256"  # also of what is read now
-    loading = {name: given[name] for name in ("target", "memory", "verify", "allow_compile") if given[name]}
+    loading = {name: given[name] for name in OF_LOADING if given[name]}
     settings = _settings(opened, loading, given)
     for artifact in opened.values():
         _fetch(artifact, loading)

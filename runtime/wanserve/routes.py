@@ -83,9 +83,7 @@ AFTER: Final = Parameter("after", TEXT, "The last id of the page before.")
 ORDER: Final = Parameter("order", {"enum": ["asc", "desc"], "default": "desc"}, "By the time of acceptance.")
 STATUS: Final = Parameter("status", TEXT, "States with commas between them.")
 WORDS: Final = Parameter("q", TEXT, "Words of the prompt.")
-VARIANT: Final = Parameter(
-    "variant", {"enum": ["video", *PICTURES], "default": "video"}, "Which file."
-)
+VARIANT: Final = Parameter("variant", {"enum": ["video", *PICTURES], "default": "video"}, "Which file.")
 NUMBER: Final = Parameter(
     "index", {"type": "integer", "minimum": 0, "default": 0}, "Which of several videos."
 )
