@@ -10,7 +10,6 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest o
 __version__ = "0.2.0"
 __all__ = [
     "EIGHT_BITS",
-    "ELSEWHERE",
     "SUFFIXES",
     "Artifact",
     "CancelToken",
@@ -36,7 +35,6 @@ __all__ = [
     "in_bytes",
     "join",
     "load",
-    "nearest",
     "needed",
     "open_artifact",
     "open_regular",
@@ -78,7 +76,6 @@ if TYPE_CHECKING:
     from wanrun.media.types import Media
     from wanrun.media.video_paths import SUFFIXES
     from wanrun.opened.cancel import CancelToken
-    from wanrun.request.elsewhere import ELSEWHERE, nearest
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
     from wanrun.request.rows import rows as options
@@ -91,7 +88,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     modules = {
         "EIGHT_BITS": "wanrun.artifact.layout",
-        "ELSEWHERE": "wanrun.request.elsewhere",
         "SUFFIXES": "wanrun.media.video_paths",
         "Artifact": "wanrun.artifact.artifact",
         "CancelToken": "wanrun.opened.cancel",
@@ -115,7 +111,6 @@ def __getattr__(name: str) -> Any:
         "in_bytes": "wanrun.units",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
-        "nearest": "wanrun.request.elsewhere",
         "needed": "wanrun.generation.needs",
         "open_artifact": "wanrun.artifact.artifact",
         "open_regular": "wanrun.files",

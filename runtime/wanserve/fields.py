@@ -13,6 +13,7 @@ import msgspec
 
 import wanrun
 from wanrun.errors import UsageError, quoted
+from wanrun.request.elsewhere import nearest
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
@@ -194,14 +195,12 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
 
 def _unknown(name: str, body: Body) -> RefusedError:
     """Returns the error of a field that has no meaning here."""
-    if (remedy := INSTEAD.get(name)) is not None:
-        return RefusedError(f"there is no field {name}: {remedy}", param=name, code="unknown_parameter")
     known = [*options_by_name(), *OWN, *MEDIA]
-    meant = name if name in wanrun.ELSEWHERE else wanrun.nearest(name, [*known, *wanrun.ELSEWHERE])
+    meant = name if name in INSTEAD else nearest(name, [*known, *INSTEAD])
     if meant in known:
         return unknown(name, f"; use {meant}")
-    error = UsageError("", remedy=wanrun.ELSEWHERE.get(meant or ""))
-    if meant is not None and set(error.fields) <= body.model.options.keys():  # not how a server is started
+    error = UsageError("", remedy=INSTEAD.get(meant or ""))
+    if meant is not None and set(error.fields) <= body.model.options.keys():  # which this model has
         return unknown(name, error.spelled(body.spell))
     return unknown(name, f"; expected one of {', '.join([*body.model.options, *OWN])}")
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 import wanrun
+from wanrun.request.elsewhere import OF_CLIENTS, by_name
 from wanrun.rows import Row
 
 MERGED = ("extra_body", "extra_params", "extra_json", "extra_args", "diffusers_kwargs", "nvext")
@@ -41,31 +42,21 @@ NO_EFFECT: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 """Fields that change nothing, with the values that they may have; any value if there is none."""
 
-_LORA = "a LoRA is merged when the artifact is converted; ask for that model"
 _NO_PATH = "no path of the server is read or written; send the file itself, and fetch the content"
-_GUIDED = "Wan has one kind of guidance: guidance_scale"
+
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "lora": _LORA,
-        "loras": _LORA,
-        "lora_name": _LORA,
-        "lora_path": _LORA,
-        "lora_strength": _LORA,
-        "output_path": _NO_PATH,
-        "video_path": _NO_PATH,
-        "image_path": _NO_PATH,
-        "last_frame_path": _NO_PATH,
-        "save_result_path": _NO_PATH,
-        "presigned_url": "nothing is sent elsewhere; fetch the content",
-        "true_cfg_scale": _GUIDED,
-        "audio_reference": "these models have no sound",
-        "generator": "give seed",
-        "characters": "there are no stored characters; send images",
-        "duration": "give seconds",
-        "strength": "a video is not made from another one by noising",
+        **OF_CLIENTS,
+        **by_name(
+            {
+                _NO_PATH: "image_path last_frame_path output_path save_result_path video_path",
+                "nothing is sent elsewhere; fetch the content": "presigned_url",
+                "there are no stored characters; send images": "characters",
+            }
+        ),
     }
 )
-"""Fields of other servers that have no meaning here, with what to do instead."""
+"""Fields of other servers and tools that have no meaning here, with what to do instead."""
 
 
 def page_text(row: Row, *, default: bool = False) -> str:

@@ -26,7 +26,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Model
 from wanserve.fields import Body, read_body
 from wanserve.forms import Form, nested
-from wanserve.names import page_text
+from wanserve.names import INSTEAD, page_text
 from wanserve.refusal import RefusedError
 
 
@@ -115,6 +115,13 @@ def test_the_page_names_options_as_the_api_does() -> None:
         assert not re.search(r"--[a-z]|printed|\.json", text)
 
 
+def test_clients_are_told_what_a_client_can_do() -> None:
+    """Of another tool's name: no command, and no option that a request has not."""
+    for remedy in INSTEAD.values():
+        assert not re.search(r"wan(run|build)|docs/|--[a-z]", remedy)
+        assert set(UsageError("", remedy=remedy).fields) <= {row.name for row in wanrun.options()}
+
+
 def test_options_of_two_experts() -> None:
     fields = {"guidance_scale": 4.0, "guidance_scale_2": 3.0, "boundary_ratio": 0.9}
     assert options(fields, "full") == {"guidance_scale": 4.0, "guidance_scale_2": 3.0, "boundary": 0.9}
@@ -124,9 +131,9 @@ def test_options_of_two_experts() -> None:
     ("fields", "param", "line"),
     [
         ({"stepz": 3}, "stepz", "unknown field 'stepz'; use steps"),
-        ({"teacache": 0.2}, "teacache", "unknown field 'teacache'; pass schedule, steps"),
-        ({"offload_model": True}, "offload_model", "unknown field 'offload_model'; expected one of"),
-        ({"torch_dtype": "bf16"}, "torch_dtype", "unknown field 'torch_dtype'; it belongs to a program"),
+        ({"teacache": 0.2}, "teacache", "unknown field 'teacache'; pass schedule"),
+        ({"offload_model": True}, "offload_model", "unknown field 'offload_model'; leave it out"),
+        ({"torch_dtype": "bf16"}, "torch_dtype", "unknown field 'torch_dtype'; an artifact is made"),
         ({"foo": 3}, "foo", "unknown field 'foo'; expected one of prompt, negative_prompt"),
         ({"steps": 3, "num_inference_steps": 3}, "num_inference_steps", "is given twice, also as steps"),
         ({"steps": 3, "extra_body": {"steps": 3}}, "steps", "steps is given twice"),

@@ -6,18 +6,33 @@ The names come from diffusers' pipelines, ComfyUI, SGLang, vllm-omni, LightX2V, 
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE", "OF_PYTHON", "by_name", "nearest"]
+__all__ = ["ELSEWHERE", "OF_CLIENTS", "OF_PYTHON", "by_name", "nearest"]
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from wanrun.errors import field
+
+_Remedy = TypeVar("_Remedy")
 
 NEAR = 0.8
 """Of two names: the share of letters in the same order that makes one look like the other misspelt."""
 
 
-def by_name(rows: Mapping[str, str]) -> Mapping[str, str]:
+class Remedy(NamedTuple):
+    """What to do instead of an option of another tool, with options as ``errors.field``.
+
+    Attributes:
+        own: for those who run the artifact.
+        client: for clients of a server, who can neither build nor load it; empty for the same.
+    """
+
+    own: str
+    client: str = ""
+
+
+def by_name(rows: Mapping[_Remedy, str]) -> Mapping[str, _Remedy]:
     """Returns the remedy by each name, of rows with a remedy and names with spaces between them.
 
     Raises:
@@ -29,75 +44,95 @@ def by_name(rows: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(pairs))
 
 
-ELSEWHERE = by_name(
+_MODEL = "an artifact is made ahead; ask for a model that the server has"
+_SERVER = "leave it out: it is decided where the server is started"
+
+_REMEDIES = by_name(
     {
-        "convert it first: wanbuild convert CHECKPOINT --artifact DIR": (
+        Remedy("convert it first: wanbuild convert CHECKPOINT --artifact DIR", _MODEL): (
             "checkpoint ckpt ckpt_dir model model_path model_id pretrained_model_name_or_path"
         ),
-        "an artifact has it; another one is made of single files: wanbuild convert --help": (
-            "clip diffusion_model image_encoder text_encoder tokenizer transformer transformer_2 unet vae"
-        ),
-        "it is merged into the weights: wanbuild convert --lora FILE:SCALE": (
-            "lora lora_path lora_scale lora_strength lora_weight loras use_relighting_lora"
-        ),
-        "an artifact is one model; wanbuild inspect DIR says which": (
+        Remedy(
+            "an artifact has it; another one is made of single files: wanbuild convert --help", _MODEL
+        ): "clip diffusion_model image_encoder text_encoder tokenizer transformer transformer_2 unet vae",
+        Remedy(
+            "it is merged into the weights: wanbuild convert --lora FILE:SCALE",
+            "a LoRA is merged when the artifact is converted; ask for that model",
+        ): ("lora lora_name lora_path lora_scale lora_strength lora_weight loras use_relighting_lora"),
+        Remedy("an artifact is one model; wanbuild inspect DIR says which", _MODEL): (
             "model_cls model_type task workload_type"
         ),
-        "programs are compiled ahead: run wanbuild compile": (
+        Remedy("programs are compiled ahead: run wanbuild compile", _SERVER): (
             "compile enable_torch_compile enforce_eager torch_compile"
         ),
-        "it belongs to a program: wanbuild compile --dtype": (
+        Remedy("it belongs to a program: wanbuild compile --dtype", _MODEL): (
             "convert_model_dtype dtype precision torch_dtype"
         ),
-        "weights have 8 bits if they are converted so: wanbuild convert --quantise int8": (
+        Remedy("weights have 8 bits if they are converted so: wanbuild convert --quantise int8", _MODEL): (
             "fp8 fp8_e4m3fn int8 load_in_8bit quantisation quantise quantization quantize transformer_quant"
         ),
-        "attention is compiled in the target's own form: wanbuild compile --target": (
+        Remedy("attention is compiled in the target's own form: wanbuild compile --target", _SERVER): (
             "attention attention_backend attn attn_mode flash_attention sage sage_attention "
             "use_flash_attention use_sage_attention"
         ),
-        "the VAE decodes a few frames at a time: wanbuild compile --vae-decode-chunk": (
+        Remedy("the VAE decodes a few frames at a time: wanbuild compile --vae-decode-chunk", _SERVER): (
             "enable_vae_slicing enable_vae_tiling tile_size vae_slicing vae_tiling vae_use_slicing "
             "vae_use_tiling"
         ),
-        "a mesh belongs to a program: wanbuild compile --mesh, see docs/meshes.md": (
+        Remedy("a mesh belongs to a program: wanbuild compile --mesh, see docs/meshes.md", _SERVER): (
             "cfg_parallel cfg_parallel_size dit_fsdp enable_cfg_parallel gpus n_gpus num_gpus ring_degree "
             "ring_size sp sp_degree sp_size t5_fsdp tensor_parallel_size tp tp_size ulysses_degree "
             "ulysses_size use_fsdp_inference"
         ),
-        f"pass {field('memory')} low, or {field('memory')} stream: see docs/small-cards.md": (
+        Remedy(
+            f"pass {field('memory')} low, or {field('memory')} stream: see docs/small-cards.md", _SERVER
+        ): (
             "block_swap blocks_to_swap cpu_offload dit_cpu_offload dit_layerwise_offload enable_cpu_offload "
             "enable_model_cpu_offload enable_sequential_cpu_offload low_memory low_vram lowvram novram "
             "offload offload_model pin_cpu_memory vae_cpu_offload"
         ),
-        f"pass {field('text_encoder_device')} cpu": "t5_cpu text_encoder_cpu_offload",
-        f"pass {field('target')}, one of those that wanrun --list prints": (
+        Remedy(f"pass {field('text_encoder_device')} cpu", _SERVER): "t5_cpu text_encoder_cpu_offload",
+        Remedy(f"pass {field('target')}, one of those that wanrun --list prints", _SERVER): (
             "cpu device device_id gpu gpu_id platform"
         ),
-        f"pass {field('schedule')}, steps that wanbuild calibrate has chosen: none is skipped": (
-            "cache_backend cache_dit enable_teacache magcache tea_cache teacache use_teacache VSA_sparsity"
-        ),
-        f"pass {field('num_videos')}, as built, or several prompts": "batch_size n_iter",
-        f"pass {field('num_frames')}: seconds times frames per second, as built": "duration seconds",
-        f"pass {field('size')} as WIDTHxHEIGHT": "aspect_ratio height width",
-        f"pass {field('guidance_scale')}, and {field('guidance_scale_2')} for the low-noise expert": (
+        Remedy(
+            f"pass {field('schedule')}, steps that wanbuild calibrate has chosen: none is skipped",
+            f"pass {field('schedule')}, one of the model's presets: none of its steps is skipped",
+        ): "cache_backend cache_dit enable_teacache magcache tea_cache teacache use_teacache VSA_sparsity",
+        Remedy(f"pass {field('num_videos')}, as built, or several prompts"): "batch_size n_iter",
+        Remedy(
+            f"pass {field('num_frames')}: seconds times frames per second, as built", "pass seconds"
+        ): "duration seconds",
+        Remedy(f"pass {field('size')} as WIDTHxHEIGHT"): "aspect_ratio height width",
+        Remedy(f"pass {field('guidance_scale')}, and {field('guidance_scale_2')} for the low-noise expert"): (
             "guidance_scale_high guidance_scale_low"
         ),
-        f"pass {field('reference_image')} for each image": "ref_images reference_images src_ref_images",
-        f"pass {field('mode')} replace": "replace_flag",
-        f"pass {field('segment_overlap')}": "refert_num",
-        f"pass {field('pose_video')} and {field('face_video')}": "src_root_path",
-        f"pass {field('seed')}": "generator",
-        "write the longer prompt, or give several": (
+        Remedy(f"Wan has one kind of guidance: {field('guidance_scale')}"): "true_cfg_scale",
+        Remedy(
+            f"pass {field('reference_image')} for each image"
+        ): "ref_images reference_images src_ref_images",
+        Remedy(f"pass {field('mode')} replace"): "replace_flag",
+        Remedy(f"pass {field('segment_overlap')}"): "refert_num",
+        Remedy(f"pass {field('pose_video')} and {field('face_video')}"): "src_root_path",
+        Remedy(f"pass {field('seed')}"): "generator",
+        Remedy("write the longer prompt, or give several", "write the longer prompt"): (
             "enhance_prompt prompt_extend_method prompt_extend_model prompt_extend_target_lang "
             "use_prompt_enhancer use_prompt_extend"
         ),
-        "a video is not made from another one by noising": "denoise denoising_strength strength",
-        "these models have no sound": "audio audio_path enable_tts",
-        "leave it out: the model reads 512 tokens": "max_sequence_length",
+        Remedy("a video is not made from another one by noising"): "denoise denoising_strength strength",
+        Remedy("these models have no sound"): "audio audio_path audio_reference enable_tts",
+        Remedy("leave it out: the model reads 512 tokens"): "max_sequence_length",
     }
 )
-"""By a name of other tools that no option has, what to do instead, with options as ``errors.field``."""
+"""By a name of other tools that no option has, what to do instead."""
+
+ELSEWHERE: Mapping[str, str] = MappingProxyType({name: one.own for name, one in _REMEDIES.items()})
+"""The same for those who run an artifact."""
+
+OF_CLIENTS: Mapping[str, str] = MappingProxyType(
+    {name: one.client or one.own for name, one in _REMEDIES.items()}
+)
+"""The same for clients of a server."""
 
 OF_PYTHON = by_name(
     {
