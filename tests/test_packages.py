@@ -65,7 +65,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanserve": Package(
             "wanrun wanhub wanreport",
             (
-                "devices names process refusal retention settings video",
+                "devices log names process refusal retention settings video",
                 "room route sizes",
                 "catalog folders forms hub keys messages metrics pipelines progress protocol",
                 "resolved store uploads",

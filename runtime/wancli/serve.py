@@ -41,7 +41,7 @@ MOST_WORKERS = 1024
 """Of an option."""
 
 _network, _limits = options_of("Network"), options_of("Limits")
-_jobs, _loading = options_of("Jobs"), options_of("Loading")
+_jobs, _loading, _log = options_of("Jobs"), options_of("Loading"), options_of("Log")
 _path = Input()
 _positive = click.IntRange(min=1)
 
@@ -151,6 +151,20 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     metavar="KEY",
     help="Refuse artifacts that were not signed with this key (PEM), or whose files are not those.",
 )
+@_log(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="debug: also those who only look, and the options of jobs with their prompts.",
+)
+@_log(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: an object in each line.",
+)
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
     """Serves artifacts: OpenAI's video API, and a page at its root."""
@@ -226,25 +240,27 @@ def _started(settings: Settings) -> WorkerProcess | None:
 
 def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | None) -> int:
     import asyncio
-    import logging
     from dataclasses import replace
 
     try:
         from wanserve.keys import read_keys
+        from wanserve.log import LOG, start_log
         from wanserve.service import Service
     except ModuleNotFoundError as error:
         raise UsageError(
             f"wanrun serve needs {error.name}", remedy="pip install '.[serve]' in the checkout"
         ) from None
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients are told of broken forms
+    start_log(given["log_level"], given["log_format"])
     keys = read_keys(given["keys"], given["more_keys"])
     local = settings.host in LOOPBACK
     if not keys and (local or settings.hosts):
         settings = replace(settings, hosts=(*settings.hosts, *LOOPBACK))
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        if given["log_format"] == "json":
+            LOG.info(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def opened(url: str) -> None:
         if given["open_page"]:
@@ -255,7 +271,7 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
     async def main() -> None:
         service = Service(settings, keys, first)
         if not keys and not local:
-            say(f"warning: everybody who reaches {service.url} may use it; --keys FILE changes that")
+            LOG.warning("everybody who reaches %s may use it; --keys FILE changes that", service.url)
         await service.run(say, opened)
 
     asyncio.run(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Final
 
 from wanrun import Event, Outcome
 from wanrun.errors import WanError, lacks_space
+from wanserve.log import LOG, WARNING, tell
 from wanserve.messages import (
     NO_ROOM,
     Broken,
@@ -29,8 +29,6 @@ from wanserve.process import WorkerProcess, how
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.video import Video
-
-LOG = logging.getLogger("wanserve")
 
 MOST_SECONDS: Final = 60.0
 """The longest pause before another worker is started."""
@@ -108,7 +106,7 @@ class Device:
             good = self._worked or time.monotonic() - began > GOOD_SECONDS
             failures = 0 if good else failures + 1
             pause = 0.0 if failures < 2 else min(2.0 ** (failures - 2), MOST_SECONDS)
-            LOG.warning("a worker has ended (%s); another one starts in %g s", self.problem, pause)
+            tell("worker ended", WARNING, reason=self.problem, next_in_seconds=pause)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
@@ -158,6 +156,7 @@ class Device:
             match message:
                 case Ready():
                     self.problem, self._queue.loads = None, True
+                    tell("worker ready")
                     self.ready.set()
                 case Broken():
                     return message
@@ -201,6 +200,7 @@ class Device:
             self._told = False
             self._free.clear()
             cancel = partial(writer.write, line(Cancel(video.id)))
+            tell("begun", id=video.id, attempt=video.attempts if video.attempts > 1 else None)
             with self._stored():
                 await self._queue.begin(video, cancel)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
@@ -14,11 +14,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wanserve.keys import Client, Keys
+from wanserve.log import DEBUG, INFO, WARNING, tell
 from wanserve.metrics import Metrics
 from wanserve.refusal import RefusedError
 from wanserve.settings import Settings
-
-LOG = logging.getLogger("wanserve")
 
 PAGE: Final = "/page/"
 PAGE_ITSELF: Final = ("/", "/favicon.ico")
@@ -71,12 +70,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        origin = headers.get("origin")
+        origin, began = headers.get("origin"), time.monotonic()
 
         async def safe_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._complete(MutableHeaders(scope=message), origin)
                 self._metrics.answered(scope["method"], message["status"])
+                self._tell(scope, message["status"], time.monotonic() - began)
             await send(message)
 
         try:
@@ -135,6 +135,22 @@ class Guard:
             yield
         finally:
             self._open[client.name] -= 1
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        """Logs an answer; of those who look again and again at debug alone."""
+        method, path, state = scope["method"], scope["path"], scope.get("state", {})
+        looks = method in ("GET", "HEAD") and (status < 400 or path in self._open_paths)
+        failed = WARNING if status >= 500 else INFO
+        tell(
+            "answered",
+            DEBUG if looks else failed,
+            method=method,
+            path=path,  # without the query, which may have words of prompts
+            status=status,
+            seconds=round(seconds, 3),
+            client=getattr(state.get("client"), "name", None) or None,
+            address=(scope.get("client") or [None])[0],
+        )
 
     def _most(self, path: str) -> int:
         """Returns the bytes of a body that are taken; few where no key is needed."""

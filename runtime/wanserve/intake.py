@@ -23,6 +23,7 @@ from wanserve.fields import Body, read_body
 from wanserve.folders import Folders
 from wanserve.forms import Form
 from wanserve.keys import Client
+from wanserve.log import DEBUG, tell
 from wanserve.messages import Make
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
 from wanserve.queue import Queue
@@ -92,6 +93,9 @@ class Intake:
                 self._keep(video, generation)
 
             kept = await self._queue.accept(video, keep, client.max_waiting)
+            if kept is video:
+                tell("accepted", id=video.id, model=video.model, client=video.owner or None, **video.shape)
+                tell("options", DEBUG, id=video.id, **video.options)
             return kept, kept is not video
 
     async def change(self, request: Request, client: Client, video: Video) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
-import logging
 import sqlite3
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from wanserve import store as stored
 from wanserve.board import Board
 from wanserve.folders import Folders
 from wanserve.hub import Hub
+from wanserve.log import INFO, LOG, WARNING, tell
 from wanserve.messages import code_of
 from wanserve.metrics import Metrics
 from wanserve.process import from_outside
@@ -33,8 +33,6 @@ from wanserve.video import Failure, Video
 
 if TYPE_CHECKING:
     from wanrun import Event, Outcome
-
-LOG = logging.getLogger("wanserve")
 
 ROOM_SECONDS = 2.0
 """After which a video that waits for room on the disk looks again."""
@@ -314,7 +312,7 @@ class Queue:
             told: whether the worker had begun the video.
         """
         if (from_outside(code) or not told) and video.attempts < self._settings.attempts:
-            LOG.warning("%s runs again: %s", video.id, reason)
+            tell("runs again", WARNING, id=video.id, reason=reason)
             await self.put_back(video)
         elif video.unwanted:
             await self._end(video, "cancelled")
@@ -358,6 +356,9 @@ class Queue:
             self._unstored[video.id] = video
         video.bytes = await asyncio.to_thread(self._folders.size, video.id)
         self._metrics.ended(video)
+        took = None if video.started is None else round(video.ended - video.started, 2)
+        why = None if video.error is None else f"{video.error.code}: {video.error.message}"
+        tell(status, WARNING if why else INFO, id=video.id, seconds=took, error=why)
         try:
             await self._store.change(put)
             self._unstored.pop(video.id, None)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sqlite3
 from pathlib import Path
 from typing import Final
 
 from wanrun.errors import lacks_space
+from wanserve.log import LOG
 from wanserve.refusal import RefusedError
 from wanserve.video import Video
-
-LOG = logging.getLogger("wanserve")
 
 RESERVE: Final = 16 << 20
 """Bytes of the disk that no request and no video is to take: the states of videos are stored there."""

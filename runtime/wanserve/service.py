@@ -7,7 +7,6 @@ __all__ = ["Service"]
 import asyncio
 import contextlib
 import ctypes
-import logging
 import resource
 import signal
 import socket
@@ -51,8 +50,6 @@ from wanserve.routes import Routes
 from wanserve.server_routes import ServerRoutes
 from wanserve.settings import Settings
 from wanserve.store import Store
-
-LOG = logging.getLogger("wanserve")
 
 ROUTES: Final = (*routes_of(Routes), *routes_of(ServerRoutes))
 """Of the API, without the page."""

@@ -76,7 +76,7 @@ class Worker:
         except Exception as raised:
             outcome, error = Outcome(id=id), raised
         if error is not None:
-            outcome = structs.replace(outcome, error=told(id, error))
+            outcome = structs.replace(outcome, error=told(error))
         self._tokens.pop(id, None)
         self._send(outcome)
         return not isinstance(outcome.error, OutOfMemoryError)
@@ -96,10 +96,10 @@ class Worker:
         return OUT_OF_MEMORY
 
 
-def told(id: str, error: Exception) -> WanError:
-    """Returns the error that the server gets for one that ended a job, which is printed for the log.
+def told(error: Exception) -> WanError:
+    """Returns the error that the server gets for one that ended a job.
 
-    Of an error that is not ``wanrun``'s the server gets only the kind.
+    Of an error that is not ``wanrun``'s the server gets only the kind; its traceback is printed.
     """
     if isinstance(error, CancelledError):
         return error
@@ -108,7 +108,6 @@ def told(id: str, error: Exception) -> WanError:
         what = "the device has too little memory for this video"
         return OutOfMemoryError(what, remedy="ask for a smaller one")
     if isinstance(error, UsageError) or lacks_space(error):  # what a client has sent, or a full disk
-        print(f"{id} has failed: {error}", file=sys.stderr)
         return error if isinstance(error, UsageError) else NoSpaceError(str(error))
     traceback.print_exception(error)
     if isinstance(error, WanError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator
@@ -209,6 +210,22 @@ def test_a_key_after_a_change(server: Server) -> None:
     )
     for video in (blocks, first):
         server.call("DELETE", f"/v1/videos/{video['id']}")
+
+
+def test_the_client_of_the_page(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines of Python in docs/serving.md make a video."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    code = textwrap.dedent(page[page.index("    import json, time") : page.index("The openai package")])
+    own = {"http://127.0.0.1:8000": server.url, "wan2.1-1.3b": "toy", "832x480": "96x64"}
+    for text, other in own.items():
+        assert code.count(text) == 1
+        code = code.replace(text, other)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert (tmp_path / "cat.mp4").read_bytes()[4:8] == b"ftyp"
+    assert capsys.readouterr().out.splitlines()[-1].startswith("completed None 100 %")
 
 
 def test_contents(server: Server) -> None:
