@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,8 +62,10 @@ class Body:
         return self.spelled.get(option, option)
 
 
-async def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = None) -> Body:
+def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = None) -> Body:
     """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
+
+    It may decode and write megabytes: a thread's work.
 
     Args:
         form: the fields and files.
@@ -75,7 +76,7 @@ async def read_body(form: Form, catalog: Catalog, folder: Path, model: str | Non
     Raises:
         RefusedError: for a field that is unknown, mistyped, given twice or without a meaning here.
     """
-    given = await asyncio.to_thread(lambda: dict(_flat(form.fields)))  # it may decode megabytes
+    given = dict(_flat(form.fields))
     named = given.pop("model", model)
     if not isinstance(named, str | None):
         raise _mistyped("model", "a string", named)
@@ -91,8 +92,8 @@ async def read_body(form: Form, catalog: Catalog, folder: Path, model: str | Non
         arrived.append(_File(name, option, safe_name(file.filename), file))
     for name, value in given.items():
         if name in MEDIA or options_by_name().get(name) in files():
-            if value not in (None, ""):  # in a thread: base64 of megabytes takes a while
-                arrived += await asyncio.to_thread(list, _files_of(name, value))
+            if value not in (None, ""):
+                arrived += _files_of(name, value)
         else:
             _take_option(name, value, name in form.fields, body)
     if seconds is not None:
@@ -100,7 +101,7 @@ async def read_body(form: Form, catalog: Catalog, folder: Path, model: str | Non
     if len(arrived) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for one in arrived:
-        await _take_file(one, folder, body)
+        _take_file(one, folder, body)
     return body
 
 
@@ -311,7 +312,7 @@ def _files_of(name: str, value: Any) -> Iterator[_File]:
         yield _File(name, option, "data", decoded_text(one, name))
 
 
-async def _take_file(file: _File, folder: Path, body: Body) -> None:
+def _take_file(file: _File, folder: Path, body: Body) -> None:
     """Stores an image or a video for the option that it belongs to.
 
     Raises:
@@ -320,7 +321,7 @@ async def _take_file(file: _File, folder: Path, body: Body) -> None:
     inputs = {option: (kind, many) for option, kind, _, many in body.model.inputs}
     name, option = file.field, file.option
     if option not in inputs and name in MEDIA:  # a name that stands for any input
-        _, kind = kind_of(await head_of(file.source))
+        _, kind = kind_of(head_of(file.source))
         option = next((one for one, (takes, _) in inputs.items() if takes == kind), "")
     if option not in inputs:
         taken = f"images or videos as {', '.join(inputs)} alone" if inputs else "no images or videos"
@@ -329,4 +330,4 @@ async def _take_file(file: _File, folder: Path, body: Body) -> None:
         raise RefusedError(f"{option} is given twice", param=name)
     body.spelled.setdefault(option, name.removesuffix("[]"))
     number = len(body.media)
-    body.media.append(await stored_upload(file.source, option, file.name, folder, number))
+    body.media.append(stored_upload(file.source, option, file.name, folder, number))

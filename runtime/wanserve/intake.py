@@ -72,7 +72,7 @@ class Intake:
         self._queue.room.check(_length(request))
         async with self._folders.incoming() as folder:
             async with self._bodies.read(request, client.name) as form:
-                body = await read_body(form, self._catalog, folder)
+                body = await asyncio.to_thread(read_body, form, self._catalog, folder)
             with told_with(self._names(body, folder)):
                 paths = _paths(body.model, body.media, folder)
                 generation = await self._resolve(client, body, body.options, paths)
@@ -123,7 +123,7 @@ class Intake:
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
         gone = {option for name in empty for option in _named(name, video)}
         form.fields = {name: value for name, value in form.fields.items() if name not in empty}
-        body = await read_body(form, self._catalog, folder, video.model)
+        body = await asyncio.to_thread(read_body, form, self._catalog, folder, video.model)
         if body.model.name != video.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
         place = None if position is None else whole(position, 1, 10**9, "position")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -65,15 +64,15 @@ Source = UploadFile | bytes
 """A file of a form, or the bytes of a data: URL."""
 
 
-async def head_of(source: Source) -> bytes:
+def head_of(source: Source) -> bytes:
     """Returns the first bytes."""
     if isinstance(source, bytes):
         return source[:32]
-    await source.seek(0)
-    return await source.read(32)
+    source.file.seek(0)
+    return source.file.read(32)
 
 
-async def stored_upload(source: Source, option: str, name: str, folder: Path, number: int) -> Upload:
+def stored_upload(source: Source, option: str, name: str, folder: Path, number: int) -> Upload:
     """Writes an image or a video into a folder, which is made for the first one.
 
     Args:
@@ -83,9 +82,9 @@ async def stored_upload(source: Source, option: str, name: str, folder: Path, nu
         folder: the folder of the request's files.
         number: its place among these.
     """
-    suffix, kind = kind_of(await head_of(source))
+    suffix, kind = kind_of(head_of(source))
     file = f"{option}-{number}{suffix}"
-    return Upload(option, file, name, kind, await asyncio.to_thread(_write, source, folder / file))
+    return Upload(option, file, name, kind, _write(source, folder / file))
 
 
 def _write(source: Source, path: Path) -> str:

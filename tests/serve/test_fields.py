@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import hashlib
@@ -62,9 +61,7 @@ def body(fields: dict[str, Any], model: str = "text", **files: bytes) -> Body:
         for name, data in files.items()
     ]
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(
-            read_body(Form({"prompt": "p", **fields}, uploads), catalog(), Path(folder), model)
-        )
+        return read_body(Form({"prompt": "p", **fields}, uploads), catalog(), Path(folder), model)
 
 
 def options(fields: dict[str, Any], model: str = "text") -> dict[str, Any]:
