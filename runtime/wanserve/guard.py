@@ -37,6 +37,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
 }
 
 
@@ -192,9 +193,10 @@ class Guard:
 
     def _complete(self, headers: MutableHeaders, origin: str | None) -> None:
         """Adds the headers that every answer has."""
+        there = set(headers.keys())
         for name, value in HEADERS.items():
-            headers.setdefault(name, value)
-        headers.setdefault("cache-control", "no-store")
+            if name not in there:
+                headers.append(name, value)
         if self._settings.certificate is not None:
             headers.setdefault("strict-transport-security", "max-age=31536000")
         if origin is not None and origin in self._settings.origins:
