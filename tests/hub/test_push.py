@@ -271,10 +271,11 @@ def _has_signature(path: Path) -> bool:
         return SIGNATURE in archive.getnames()
 
 
-def refused(arguments: Sequence[object]) -> str:
-    """The error of a command."""
+def refused(arguments: Sequence[object], code: int | None = None) -> str:
+    """The error of a command, and its exit code if that is told."""
     result = CliRunner().invoke(wanbuild, [str(one) for one in arguments])
     assert isinstance(result.exception, WanError), result.output
+    assert code in (None, result.exception.exit_code)
     return str(result.exception)
 
 
@@ -285,10 +286,17 @@ def test_what_is_refused_sends_nothing(hub: UploadHub, two_targets: Path, tmp_pa
     os.mkfifo(tmp_path / "w.mp4")
     assert "it is not a file" in refused(["push", two_targets, NAME, "--example", tmp_path / "w.mp4"])
     assert "is no example; expected .mp4 or" in refused(["push", two_targets, NAME, "--example", tmp_path])
-    assert hub.repositories == {}
+    for name in ("wan", "me/wan/x", "me/w an", "me/a--b", f"hf://{NAME}", f"{NAME}@main", "", "-"):
+        assert "OWNER/NAME" in refused(["push", two_targets, name], code=2)
+    for address in ("hf://wan", "hf://me/w an", "ftp://host/wan", "me/wan"):
+        refused(["pull", address], code=2)
+    refused(["oci", two_targets, "-o", tmp_path / "layout", "--tag", "a b"], code=2)
+    assert hub.repositories == {} and not hub.calls
     hub.shutdown()
     hub.server_close()
-    assert f"hf://{NAME} was not written; found" in refused(["push", two_targets, NAME])
+    assert f"hf://{NAME} was not written; found" in refused(["push", two_targets, NAME], code=1)
+    refused(["pull", f"hf://{NAME}"], code=1)
+    refused(["convert", NAME, "--artifact", tmp_path / "artifact"], code=1)
 
 
 def test_a_pull_goes_on_and_spares_what_is_not_its_own(

@@ -17,12 +17,22 @@ _REFUSED = frozenset({401, 403, 404})
 """The hub's answers for a repository that does not exist, is private, or is gated."""
 
 
+class SilentHubError(SourceError):
+    """The hub does not answer, or not as a hub does; it may do so later (exit 1)."""
+
+    exit_code = 1
+
+
 @contextlib.contextmanager
 def explained(repository: str) -> Iterator[None]:
     """Turns the exceptions of huggingface_hub's functions into SourceError.
 
     Args:
         repository: the hub id, for messages.
+
+    Raises:
+        SourceError: if there is no such repository, or the hub's cache cannot be written.
+        SilentHubError: for what may be otherwise later.
     """
     from huggingface_hub.errors import HTTPError
 
@@ -55,7 +65,7 @@ def _explain(error: Exception, repository: str) -> SourceError:
             " that page, and log in (hf auth login) or set HF_TOKEN to a token of that account",
         )
     message = str(error).partition("\n")[0]
-    return SourceError(
+    return SilentHubError(
         f"{absent}, and {page} cannot be downloaded: {type(error).__name__}: {message}",
         remedy="try again (files that are whole are kept); check the network, HF_ENDPOINT and proxies; set "
         f"HF_HUB_OFFLINE=1 to use the cache alone; or give the folder of: hf download {repository}",

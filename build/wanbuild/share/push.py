@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.conversion.orbax import add_metadata
+from wanbuild.hub.errors import SilentHubError
 from wanbuild.share.card import CARD, Example, merged_card
 from wanbuild.share.layers import layers_of
 from wanbuild.share.requests import PushRequest
@@ -23,7 +24,7 @@ from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
 from wanhub.store import Store
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
-from wanrun.errors import ArtifactError, SourceError, UsageError
+from wanrun.errors import ArtifactError, UsageError
 from wanrun.intact import check_intact
 
 GIT_ATTRIBUTES = ".gitattributes"
@@ -52,9 +53,9 @@ def push(request: PushRequest, report: Report) -> str:
 
     Raises:
         ArtifactError: if the artifact is damaged.
-        SourceError: if the hub refuses or does not answer.
-        UsageError: for an unknown target, an example of another artifact, or if somebody else has pushed
-            meanwhile.
+        SilentHubError: if the hub does not answer.
+        UsageError: for an unknown target, an example of another artifact, if the repository may not be
+            written, or if somebody else has pushed meanwhile.
     """
     from huggingface_hub import CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -165,9 +166,9 @@ def _explained(repository: str) -> Iterator[None]:
         raise _unsent(repository, error) from None
 
 
-def _unsent(repository: str, error: Exception) -> SourceError:
+def _unsent(repository: str, error: Exception) -> SilentHubError:
     cause = error.__cause__ or error
-    return SourceError(
+    return SilentHubError(
         f"hf://{repository} was not written",
         found=f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300],
         remedy="try again: what was uploaded is kept",

@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from wanrun.claims import ARTIFACT, FOLDER
+from wanrun.errors import UsageError, quoted
 from wanrun.rows import ARGUMENT, option
 
 Targets = Annotated[Sequence[str], option("Repeatable; a built target.", default="all", flag="--target")]
@@ -37,7 +38,11 @@ class OciRequest(Struct, frozen=True):
 
 
 class PushRequest(Struct, frozen=True):
-    """What ``wanbuild push`` publishes."""
+    """What ``wanbuild push`` publishes.
+
+    Raises:
+        UsageError: for a name that no repository can have.
+    """
 
     artifact: Annotated[Path, ARGUMENT]
     """The artifact's folder."""
@@ -50,6 +55,14 @@ class PushRequest(Struct, frozen=True):
     example: Annotated[
         Path | None, option("A video that wanrun made from it, for the model card.", value="VIDEO")
     ] = None
+
+    def __post_init__(self) -> None:
+        from wanbuild.hub.repository import is_hub_id
+
+        if not is_hub_id(self.repository):
+            raise UsageError(
+                "the hub has no repository of this name", expected="OWNER/NAME", found=quoted(self.repository)
+            )
 
 
 class PullRequest(Struct, frozen=True):
