@@ -18,8 +18,13 @@ from typing import Any, Final, Self
 import wanrun
 from wanrun.errors import UsageError, WanError, unwritable
 
-SCHEMES: Final = ("gs", "s3", "memory")
+SCHEMES: Final = ("gs", "s3")
+"""Those of fsspec's that every process sees: what is in ``memory://`` ends with its process."""
+
+_BEGUN: Final = re.compile(rf"\w+://|(?:file|{'|'.join(SCHEMES)}):/")
 _URL: Final = re.compile(r"file:///+[^/]|(?!file:)\w+://[^/]")
+"""A URL, of what begins like one."""
+
 _FIRST: Final = "0001.png"
 """Of a folder of pictures, which it is put into last: with it the folder is whole."""
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
@@ -45,7 +50,7 @@ class Uploads:
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
         told = os.fspath(place)
-        if "://" in told and _URL.match(told) is None:
+        if _BEGUN.match(told) and _URL.match(told) is None:
             raise UsageError(f"{told} names no folder", expected="s3://BUCKET, gs://BUCKET or file:///FOLDER")
         self._place = told.rstrip("/")
         scheme = self._place.partition("://")[0] if "://" in self._place else ""

@@ -82,11 +82,11 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     record.with_stem(video.stem).write_text(json.dumps(whole))
     assert "no profile is named" in maker({"prompt": "a", "profile": "1x1x1-b1-cfg"})["error"]
     assert "is no name" in maker({"prompt": "a", "output": "../x"})["error"]
-    url = VideoMaker(str(toy_artifact), "memory://bucket/videos", ".frames")
-    assert url(row)["videos"] == [f"memory://bucket/videos/{video.stem}.frames"] and not url(row)["made"]
+    url = VideoMaker(str(toy_artifact), "s3://bucket/videos", ".frames")
+    assert url(row)["videos"] == [f"s3://bucket/videos/{video.stem}.frames"] and not url(row)["made"]
     assert url._uploads.read(f"{video.stem}.frames/0001.png") is not None
     with pytest.raises(UsageError, match=r"no kind of video; expected one of \.mp4"):
-        VideoMaker(str(toy_artifact), "memory://bucket/videos", "mp4")
+        VideoMaker(str(toy_artifact), "s3://bucket/videos", "mp4")
 
 
 def test_each_prompt_has_a_video_though_a_worker_is_killed(toy_artifact: Path, tmp_path: Path) -> None:

@@ -94,18 +94,18 @@ def test_errors_name_the_url(artifact: Path, tmp_path: Path, here: Path) -> None
     """Not the folder here, of which nobody has heard; of the command line, and of a line of a file."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a", "output": "b.xyz"}\n{"prompt": "a", "num_steps": 0}\n')
-    one = run_options(prompt="a", output="memory://b/a.xyz")
-    with pytest.raises(UsageError, match=r"^memory://b/a\.xyz has no known video format"):
+    one = run_options(prompt="a", output="s3://b/a.xyz")
+    with pytest.raises(UsageError, match=r"^s3://b/a\.xyz has no known video format"):
         make_worklist(lambda: open_artifact(artifact), one, {}, Timings())
-    many = run_options(prompts=prompts, output="memory://b/{index}.npy")
+    many = run_options(prompts=prompts, output="s3://b/{index}.npy")
     first = make_worklist(lambda: open_artifact(artifact), many, {}, Timings()).failures[1]
-    assert f"{prompts}:1: memory://b/b.xyz has no known" in str(first) and str(here) not in str(first)
+    assert f"{prompts}:1: s3://b/b.xyz has no known" in str(first) and str(here) not in str(first)
 
 
 def test_a_record_is_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder and in a store."""
     monkeypatch.setattr(uploads, "MAX_BYTES", 99)
-    for place in (str(tmp_path), "memory://small"):
+    for place in (str(tmp_path), "s3://small"):
         for size in (99, 100):
             (tmp_path / "there").write_bytes(bytes(size))
             Uploads(place).put(tmp_path / "there", f"{size}.json")
@@ -150,7 +150,7 @@ def at_most(times: int, function: Callable[..., bool]) -> Callable[..., bool]:
     return limited
 
 
-PLACES = pytest.mark.parametrize("place", ["file://{folder}/store", "memory:/{folder}/store"])
+PLACES = pytest.mark.parametrize("place", ["file://{folder}/store", "s3:/{folder}/store"])
 
 
 def delivered(store: VideoStore, pictures: dict[str, str], facts: dict[str, Any], overwrite: bool) -> None:
@@ -234,6 +234,9 @@ def test_what_a_killed_process_began_is_finished(place: str, tmp_path: Path, her
     ("url", "message"),
     [
         ("ftp://host/a.npy", "results cannot be written to ftp://host"),
+        ("memory://host/a.npy", "results cannot be written to memory://host"),
+        ("hf://me/videos/a.npy", "results cannot be written to hf://me/videos"),
+        ("s3:/bucket/a.npy", "s3:/bucket/ names no folder"),
         ("file:///tmp/{seed}/a.npy", "the folder file:///tmp/{seed} has a field"),
         ("file:///tmp/", "'' is no name of a video"),
         ("s3://a.npy", "s3:// names no folder; expected s3://BUCKET, gs://BUCKET or file:///FOLDER"),
@@ -246,7 +249,7 @@ def test_what_is_no_place(url: str, message: str, here: Path) -> None:
         VideoStore(url)
     assert message in str(caught.value)
     with pytest.raises(UsageError, match="without a folder"):
-        VideoStore("memory://a/{index}.npy").file("b/c.npy")
+        VideoStore("s3://a/{index}.npy").file("b/c.npy")
 
 
 def test_a_store_that_cannot_be_read_says_so(tmp_path: Path) -> None:
@@ -254,7 +257,7 @@ def test_a_store_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
     with pytest.raises(UsageError, match=r"a\.json cannot be read"):
         Uploads(tmp_path.as_uri()).read("a.json")
-    away, uploads = OSError("503 Slow Down"), Uploads(f"memory:/{tmp_path}")
+    away, uploads = OSError("503 Slow Down"), Uploads(f"s3:/{tmp_path}")
     for method, asked in (("cat_file", uploads.read), ("exists", uploads.has), ("find", uploads.remove)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(uploads._files, method, raises(away))
