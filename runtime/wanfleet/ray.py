@@ -6,6 +6,9 @@
 
 Each worker loads the artifact once. Ray gives the rows of a worker that has died to another one. A row whose
 video is there already is not made again; if two workers make it at once, the second video is discarded.
+
+A dataset of Ray is computed each time that it is read, also by ``show``: then workers load the artifact
+again, find the videos, and ``made`` is False. ``materialize`` computes it once.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,10 +30,11 @@ from wanfleet.uploads import Uploads
 from wanrun.errors import ArtifactError, UsageError, WanError, quoted
 
 if TYPE_CHECKING:
+    import pyarrow
     from ray.data import Dataset
 
-RETRIES: Final = 3
-"""How often a row is tried again whose worker has died."""
+ROWS_OF_A_BLOCK: Final = 64
+"""Rows that come back together: a block is a file of a table that is written."""
 
 _MEDIA: Final = frozenset(inspect.signature(wanrun.Media).parameters)
 """The options that ``wanrun.Media`` has."""
@@ -170,6 +174,33 @@ class VideoMaker:
         return {"videos": [self._uploads.where(one) for one in record.videos], "metadata": record.text}
 
 
+class _TableMaker(VideoMaker):
+    """Makes the rows of a table of Arrow: its columns keep their types, and those that are added have one."""
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:  # type: ignore[override]
+        import pyarrow
+
+        rows = [super(_TableMaker, self).__call__(row) for row in table.to_pylist()]
+        types = _added_types()
+        table = table.drop_columns([name for name in table.column_names if name in types])
+        for name, kind in types.items():
+            table = table.append_column(name, pyarrow.array([row[name] for row in rows], kind))
+        return table
+
+
+def _added_types() -> dict[str, pyarrow.DataType]:
+    """Returns the types of the columns that are added: a list without videos would be one of nothing."""
+    import pyarrow
+
+    return {
+        "videos": pyarrow.list_(pyarrow.string()),
+        "metadata": pyarrow.string(),
+        "made": pyarrow.bool_(),
+        "error": pyarrow.string(),
+        "seconds": pyarrow.float64(),
+    }
+
+
 def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:
     """Returns a digest of what decides the videos of a row: the files' names do not."""
     if inputs is not None:
@@ -206,6 +237,7 @@ def make_videos(
     suffix: str = ".mp4",
     num_cpus: float | None = None,
     num_gpus: float | None = None,
+    actor: Mapping[str, Any] | None = None,
     **loading: Any,
 ) -> Dataset:
     """Makes a video of each row, by actors that load the artifact once.
@@ -218,23 +250,29 @@ def make_videos(
         suffix: the kind of video.
         num_cpus: CPUs of an actor, for Ray.
         num_gpus: GPUs of an actor, for Ray.
+        actor: what else Ray is asked of an actor, by the names that ``Dataset.map_batches`` has, such as
+            ``memory``, ``resources``, ``accelerator_type`` and ``runtime_env``.
         loading: keywords of ``wanrun.load``.
 
     Returns:
-        The rows with ``videos``, ``metadata``, ``made``, ``seconds`` and ``error``, in no particular order.
-        As all of Ray's datasets it is computed when it is read.
+        The rows with ``videos``, ``metadata``, ``made``, ``error`` and ``seconds``, in no particular order.
+        As all of Ray's datasets it is computed whenever it is read.
 
     Raises:
         UsageError: for an unknown suffix.
     """
+    from ray.data import ActorPoolStrategy
+
     _check_suffix(suffix)
-    return rows.repartition(target_num_rows_per_block=1).map(
-        VideoMaker,  # type: ignore[arg-type]
+    made = rows.repartition(target_num_rows_per_block=1).map_batches(
+        _TableMaker,  # type: ignore[arg-type]
+        batch_size=1,
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(size=workers),
         fn_constructor_args=(os.fspath(artifact), os.fspath(output), suffix),
         fn_constructor_kwargs=loading,
-        concurrency=workers,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        max_restarts=-1,
-        max_task_retries=RETRIES,
+        **(actor or {}),
     )
+    return made.repartition(target_num_rows_per_block=ROWS_OF_A_BLOCK, strict=True)

@@ -1,7 +1,8 @@
 """A driver of Ray on a cluster of this machine: makes videos of prompts, and kills a worker meanwhile.
 
 Its arguments are the artifact, the folder of the videos, a file, and the numbers of prompts and workers. The
-file gets the rows that came, the workers that were killed, and the seconds that it took:
+file gets the rows that came, the workers that were killed, the seconds that it took, the rows of a second
+pass as pandas reads its table, and how many files that has:
 
     PYTHONPATH=build:runtime:tests python -m helpers.ray_job ARTIFACT VIDEOS told.json 40 4
 """
@@ -14,9 +15,12 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
+import pandas
 import ray
+from ray.util.annotations import RayDeprecationWarning
 
 from wanfleet.ray import make_videos
 
@@ -37,9 +41,19 @@ def main() -> None:
     artifact, videos, told = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     prompts, workers, started = int(sys.argv[4]), int(sys.argv[5]), time.monotonic()
     ray.init(num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
-    rows = [{"id": number, "prompt": f"cat {number}", "num_steps": 1} for number in range(prompts)]
+    warnings.simplefilter("error", RayDeprecationWarning)
+    rows = [
+        {"id": number, "prompt": f"cat {number}", "num_steps": 1, "size": None if number else "1x1"}
+        for number in range(prompts)
+    ]
     dataset = make_videos(
-        ray.data.from_items(rows), artifact, videos, workers=workers, suffix=".npy", num_cpus=1
+        ray.data.from_items(rows),
+        artifact,
+        videos,
+        workers=workers,
+        suffix=".npy",
+        num_cpus=1,
+        actor={"memory": 2**20},
     )
     killed = list[int]()
 
@@ -54,7 +68,13 @@ def main() -> None:
     killer.start()
     made = dataset.take_all()
     seconds = time.monotonic() - started
-    told.write_text(json.dumps({"killed": killed, "rows": made, "seconds": seconds}))
+    table = told.with_name("table")
+    dataset.write_parquet(str(table))
+    second, files = pandas.read_parquet(table), len(list(table.iterdir()))
+    again = json.loads(second.to_json(orient="records"))
+    told.write_text(
+        json.dumps({"killed": killed, "rows": made, "seconds": seconds, "again": again, "files": files})
+    )
 
 
 if __name__ == "__main__":
