@@ -13,13 +13,14 @@ again, find the videos, and ``made`` is False. ``materialize`` computes it once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,6 +33,9 @@ from wanrun.errors import ArtifactError, UsageError, WanError, quoted
 if TYPE_CHECKING:
     import pyarrow
     from ray.data import Dataset
+
+RETRIES: Final = 3
+"""How often a row is tried again whose worker has died."""
 
 ROWS_OF_A_BLOCK: Final = 64
 """Rows that come back together: a block is a file of a table that is written."""
@@ -112,7 +116,7 @@ class VideoMaker:
             return self._told(begun)
         if drawn:  # the same for each worker that gets the row
             generation = self._resolved(asked | dict.fromkeys(drawn, int(_digest([request, name])[:8], 16)))
-        with tempfile.TemporaryDirectory(prefix="wan-video-") as folder:
+        with tempfile.TemporaryDirectory(prefix="wan-video-") as folder, self._counted(name, Path(folder)):
             path = Path(folder) / f"{name}{self._suffix}"
             outputs = wanrun.outputs_of(path, generation.profile.num_videos)
             outcome = wanrun.run_job(self._pipeline, wanrun.Job(name, generation, outputs), inputs=inputs)
@@ -121,6 +125,22 @@ class VideoMaker:
             files = [output.path for output in outputs]
             facts = {"request": request, "videos": [file.name for file in files], **outcome.metadata}
             return self._delivered(name, files, facts)
+
+    @contextlib.contextmanager
+    def _counted(self, name: str, folder: Path) -> Iterator[None]:
+        """Counts beside the videos how many workers began a row and did not end it: Ray has no bound."""
+        tries = f"{name}.tries"
+        died = len(self._uploads.read(tries) or b"")
+        try:
+            if died > RETRIES:
+                raise UsageError(
+                    f"{died} workers have ended in the middle of it", remedy="see Ray's log, and run it again"
+                )
+            (folder / tries).write_bytes(bytes(died + 1))
+            self._uploads.put(folder / tries, tries, overwrite=True)
+            yield
+        finally:
+            self._uploads.remove(tries)
 
     def _resolved(self, asked: Row) -> wanrun.Generation:
         """Returns the generation of options by any of their names."""

@@ -55,6 +55,11 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     other = maker({"prompt": "a dog", "num_steps": 1, "output": "mine"})
     assert "is there, and was made otherwise" in other["error"] and other["videos"] == []
     assert "num_steps" in maker({"prompt": "a", "num_steps": 0})["error"]
+    deadly, tries = {**row, "output": "deadly"}, tmp_path / "videos" / "deadly.tries"
+    tries.write_bytes(bytes(4))  # as many workers have died of it
+    assert maker(deadly)["videos"] == [] and not tries.exists()
+    tries.write_bytes(bytes(3))
+    assert maker(deadly)["error"] == "" and not tries.exists()
     twin = {**asked, "output": "twin"}  # two workers begin, and the other one's record comes first
     record = tmp_path / "videos" / "twin.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -117,6 +122,7 @@ def test_each_prompt_has_a_video_though_a_worker_is_killed(toy_artifact: Path, t
     made = list(by_number.values())
     assert {row["error"] for row in made} == {""}
     names = [row["videos"][0] for row in made]
+    assert not list(videos.glob("*.tries"))
     assert len(set(names)) == PROMPTS - 1 and set(names) == {str(path) for path in videos.glob("[!.]*.npy")}
     with wanrun.load(toy_artifact) as pipeline:
         for row in made[::13]:
