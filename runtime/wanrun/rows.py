@@ -41,7 +41,7 @@ def option(
     parse: Callable[[str], Any] | None = None,
     flag: str = "",
     short: str = "",
-    page: str = "",
+    page: str | Mapping[str, str] = MappingProxyType({}),
     recipe: bool = True,
     commands: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Meta:
@@ -63,7 +63,7 @@ def option(
         "parse": parse,
         "flag": flag,
         "short": short,
-        "page": page,
+        "page": MappingProxyType({"": page} if isinstance(page, str) else dict(page)),
         "recipe": recipe,
         "commands": commands,
     }
@@ -98,7 +98,9 @@ class Row:
         sets: the value that a flag of the command line sets; None for other options.
         writes: of an option that names an output, its ``wanrun.claims.Place``; None for other options.
         parse: returns the value of a text in a form of its own, or raises UsageError; None for other options.
-        page: the help on the page and in OpenAPI, where ``help`` with other names would be wrong.
+        page: the help for clients of a server, where ``help`` says what does not concern them: under "" that
+            of any model, under the words of ``models`` what stands instead for such a model, and under a
+            choice a sentence that is added where it can be chosen.
         recipe: whether a recipe has the option too; of the build's.
         commands: further commands that have the option, and the attributes that differ there: see ``of``.
     """
@@ -125,7 +127,7 @@ class Row:
     sets: str | None
     writes: Any
     parse: Callable[[str], Any] | None
-    page: str
+    page: Mapping[str, str]
     recipe: bool
     commands: Mapping[str, Mapping[str, Any]]
 

@@ -16,6 +16,7 @@ from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
     from wanrun import Generation
+    from wanrun.rows import Row
 
 PYTHON_ONLY = ("profile",)
 """Options that a client has no use for, beside those of its shape; they are understood."""
@@ -137,12 +138,42 @@ class Model:
                     "kind": kind,
                     "required": required,
                     "many": many,
-                    "description": page_text(self.options[name]),
+                    "description": self._text(self.options[name]),
                 }
                 for name, kind, required, many in self.inputs
             ],
-            "options": [name for name in self.options if name not in (*hidden, "prompt")],
+            "options": (names := [name for name in self.options if name not in (*hidden, "prompt")]),
+            "fields": {name: self._field(self.options[name]) for name in names},
         }
+
+    def _field(self, row: Row) -> dict[str, Any]:
+        """What of an option the page shows: its text, and the choices that this artifact has."""
+        choices = self.choices(row)
+        usual = {"default": row.default} if row.default in choices else {}
+        return {"description": self._text(row), "choices": choices, **usual}
+
+    def _text(self, row: Row) -> str:
+        return page_text(row, self._kinds, self.choices(row))
+
+    @property
+    def _kinds(self) -> list[str]:
+        """What the model is, in the words of the rows' ``models``."""
+        model = self.manifest.model
+        facts = {
+            "Animate": model.task.windows is not None,
+            "two experts": "boundary" in model.default_options(),
+        }
+        return [name for name, is_so in facts.items() if is_so]
+
+    def choices(self, row: Row) -> list[Any]:
+        """Returns the values of an option, of those that have a few, that the artifact can be asked for."""
+        task = self.manifest.model.task
+        possible = {
+            "loop": {form for profile in self._profiles for form in profile.options.forms},
+            "mode": task.modes.names if task.modes is not None else (),
+            "segment_overlap": task.windows.overlaps if task.windows is not None else (),
+        }
+        return [one for one in row.choices if one in possible.get(row.name, row.choices)]
 
 
 class Catalog:

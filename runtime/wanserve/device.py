@@ -60,6 +60,7 @@ class Device:
 
     Attributes:
         ready: set while a first step could run.
+        loaded: the models that the worker holds.
         problem: why the last worker has ended; None once another one is ready.
     """
 
@@ -79,6 +80,7 @@ class Device:
         self._free.set()
         self._worked = self._leaving = False
         self.ready = asyncio.Event()
+        self.loaded: list[str] = []
         self.problem: str | None = None
 
     async def keep(self) -> None:
@@ -115,6 +117,7 @@ class Device:
         """Talks to a worker until it has ended, and returns why it has."""
         broken = await self._session(process)
         self.ready.clear()
+        self.loaded = []
         code = await asyncio.to_thread(process.wait)
         self._process = None
         if not self._stopping.is_set():  # else ``settle`` has the video
@@ -155,8 +158,9 @@ class Device:
             message = of_worker(data)
             match message:
                 case Ready():
-                    self.problem, self._queue.loads = None, True
-                    tell("worker ready")
+                    if not self.ready.is_set():
+                        tell("worker ready")
+                    self.problem, self._queue.loads, self.loaded = None, True, message.loaded
                     self.ready.set()
                 case Broken():
                     return message

@@ -53,7 +53,13 @@ class Cancel(Struct, tag=True):
 
 
 class Ready(Struct, tag=True):
-    """Of a worker: the first step of the first model could run."""
+    """Of a worker: a first step could run. It is sent once the first model is loaded, and after each load.
+
+    Attributes:
+        loaded: the models that it holds.
+    """
+
+    loaded: list[str]
 
 
 class Broken(Struct, tag=True):

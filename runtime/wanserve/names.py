@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import wanrun
 from wanrun.request.elsewhere import OF_CLIENTS, by_name
@@ -59,18 +60,28 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 """Fields of other servers and tools that have no meaning here, with what to do instead."""
 
 
-def page_text(row: Row, *, default: bool = False) -> str:
-    """Returns what the page and OpenAPI say of an option: names of options in place of the command's.
+def page_text(row: Row, kinds: Iterable[str], choices: Iterable[Any]) -> str:
+    """Returns what the page says of an option of one model, with names of other options as ``code``.
 
     Args:
         row: the option.
-        default: whether to say which models have it, and its default.
+        kinds: what the model is, in the words of the rows' ``models``.
+        choices: the values of the option that the model has.
     """
-    text = row.page or row.help
-    if default:
-        text = f"{text.rstrip('.')}{f' ({row.models})' if row.models else ''}."
-        text += f" Default: {row.default}." if row.default else ""
-    return re.sub(r"--([a-z][a-z0-9-]*)", lambda match: _name(match[1].replace("-", "_")), text)
+    said = next((row.page[kind] for kind in kinds if kind in row.page), row.page.get("", row.help))
+    return _with_names(" ".join([said, *(row.page[one] for one in choices if one in row.page)]))
+
+
+def api_text(row: Row) -> str:
+    """Returns what OpenAPI says of an option: of all models, with those that have it, and its default."""
+    text = row.help if len(row.page) > 1 else row.page.get("", row.help)
+    text = f"{text.rstrip('.')}{f' ({row.models})' if row.models else ''}."
+    return _with_names(text + (f" Default: {row.default}." if row.default else ""))
+
+
+def _with_names(text: str) -> str:
+    """Returns a text with the fields of the API in place of the command's options."""
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda match: f"`{_name(match[1].replace('-', '_'))}`", text)
 
 
 def _name(key: str) -> str:

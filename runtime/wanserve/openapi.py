@@ -11,7 +11,7 @@ import msgspec
 import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
-from wanserve.names import MEDIA, MERGED, NO_EFFECT, files, options_by_name, page_text
+from wanserve.names import MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
 from wanserve.route import ERROR, TEXT, Content, Parameter, Route, schema_of
 from wanserve.shown import ShownVideo
 
@@ -54,7 +54,7 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
         if row.name in files():
             file = {"type": "string", "format": "binary"}
             own = {"anyOf": [file, {"type": "array", "items": file}]} if row.many else file
-        text = page_text(row, default=True)
+        text = api_text(row)
         properties[row.name] = {**own, "description": text, "x-aliases": names}
     sizes = {shape["size"] for model in catalog.models.values() for shape in model.shapes()}
     properties["size"]["examples"] = sorted(sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from wanserve import hub as hubs
-from wanserve.catalog import Catalog
+from wanserve.catalog import Catalog, Model
 from wanserve.fields import FORMATS
 from wanserve.folders import Folders
 from wanserve.forms import FORM_TYPES
@@ -98,6 +98,7 @@ class Routes:
         intake: makes jobs of requests.
         folders: the files.
         store: the stored jobs.
+        loaded: returns the models that workers hold.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class Routes:
         intake: Intake,
         folders: Folders,
         store: Store,
+        loaded: Callable[[], Collection[str]],
     ) -> None:
         self._catalog, self._queue, self._intake = catalog, queue, intake
-        self._folders, self._store = folders, store
+        self._folders, self._store, self._loaded = folders, store, loaded
         self._searching = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     @route("POST", "/v1/videos", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO)
@@ -287,8 +289,11 @@ class Routes:
 
     @route("GET", "/v1/models", answer=OBJECT)
     async def models(self, request: Request) -> Response:
-        """Answers each model with its built shapes, defaults, presets (schedules), inputs and options."""
-        data = [model.shown(self._catalog.created) for model in self._catalog.models.values()]
+        """Answers each model with its built shapes, defaults, presets (schedules), inputs and options.
+
+        `loaded` says whether a worker holds it; another one is loaded for its next video.
+        """
+        data = [self._shown_model(model) for model in self._catalog.models.values()]
         return json_answer({"object": "list", "data": data})
 
     @route("GET", "/v1/models/{name}", answer=OBJECT)
@@ -297,7 +302,10 @@ class Routes:
         model = self._catalog.models.get(request.path_params["name"])
         if model is None:
             raise RefusedError("there is no such model", 404, code="model_not_found")
-        return json_answer(model.shown(self._catalog.created))
+        return json_answer(self._shown_model(model))
+
+    def _shown_model(self, model: Model) -> dict[str, Any]:
+        return {**model.shown(self._catalog.created), "loaded": model.name in self._loaded()}
 
     def _video(self, request: Request) -> Video:
         return self._queue.find(request.path_params["id"], _owner(request))

@@ -125,7 +125,9 @@ class Service:
 
     def app(self) -> Guard:
         """Returns the ASGI application."""
-        videos = Routes(self.catalog, self.queue, self.intake, self._folders, self._store)
+        videos = Routes(
+            self.catalog, self.queue, self.intake, self._folders, self._store, lambda: self.loaded
+        )
         document = openapi(self.catalog, ROUTES)
         server = ServerRoutes(self.queue, self._store, self.keys, self._metrics, self.devices, document)
         page = [
@@ -149,6 +151,11 @@ class Service:
             {one.path for one in ROUTES if not one.needs_key},
         )
         return Guard(app, self._settings, self.keys, self._metrics, most, open_paths)
+
+    @property
+    def loaded(self) -> set[str]:
+        """The models that workers hold."""
+        return {name for device in self.devices for name in device.loaded}
 
     def _lacking(self, request: Request, error: Exception) -> Response:
         """Answers an error of the disk or of the database: for want of room, or one of our own."""

@@ -85,7 +85,10 @@ class Worker:
         """Loads the artifact of a job, which its events and times show too, and runs it."""
         token, progress = self._tokens[message.job.id], Progress(message.job.id, self._send)
         token.check()
-        pipeline = self._pipelines.get(message.model, progress.timings, token)
+        try:
+            pipeline = self._pipelines.get(message.model, progress.timings, token)
+        finally:  # others may have been released for it
+            self._send(Ready(self._pipelines.loaded))
         job = message.job.unpack(pipeline.manifest)
         return wanrun.run_job(pipeline, job, progress, cancel=token, overwrite=True)
 
@@ -160,7 +163,7 @@ def main() -> None:
     if isinstance(first, Broken):
         send(first)
         os._exit(first.exit_code)
-    send(Ready())
+    send(Ready(pipelines.loaded))
     from PIL import Image  # takes time to import, and no job is begun before
 
     Image.MAX_IMAGE_PIXELS = begin.max_pixels  # decoders take it over

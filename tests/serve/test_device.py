@@ -40,7 +40,7 @@ class Worker:
     def __init__(self, talk: Talk, code: int = 0, first: Any = None) -> None:
         self.socket, self._theirs = socket.socketpair()
         self.runs, self.pid, self._code = list[str](), 0, code
-        self._talk, self._first = talk, first or Ready()
+        self._talk, self._first = talk, first or Ready(["toy"])
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 

@@ -25,7 +25,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Model
 from wanserve.fields import Body, read_body
 from wanserve.forms import Form, nested
-from wanserve.names import INSTEAD, page_text
+from wanserve.names import INSTEAD, api_text
 from wanserve.refusal import RefusedError
 
 
@@ -104,12 +104,23 @@ def test_names(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert options(fields) == expected
 
 
-def test_the_page_names_options_as_the_api_does() -> None:
-    """And nothing that only a command has: flags, what it prints, files of the machine."""
-    texts = {row.name: page_text(row, default=True) for row in wanrun.options()}
-    assert "unless num_steps," in texts["timesteps"]
-    for text in texts.values():
+def test_clients_are_told_of_fields() -> None:
+    """And of nothing that only a command has: flags, what it prints, files of the machine."""
+    every = {row.name: api_text(row) for row in wanrun.options()}
+    assert "unless `num_steps`," in every["timesteps"] and "for Animate" in every["image"]
+    shown = [model.shown(0.0)["fields"] for model in catalog().models.values()]
+    own = [field["description"] for fields in shown for field in fields.values()]
+    for text in (*every.values(), *own):
         assert not re.search(r"--[a-z]|printed|\.json", text)
+
+
+def test_the_page_says_what_the_artifact_can_do() -> None:
+    text, full = (model.shown(0.0)["fields"] for model in catalog().models.values())
+    assert text["loop"]["choices"] == ["step", "scan"] and "stream" not in text["loop"]["description"]
+    assert "expert" not in text["guidance_scale"]["description"]
+    assert "high-noise expert" in full["guidance_scale"]["description"]
+    assert full["image"]["description"] == "The character."
+    assert (full["fit"]["choices"], full["fit"]["default"]) == (["stretch", "crop", "pad"], "stretch")
 
 
 def test_clients_are_told_what_a_client_can_do() -> None:

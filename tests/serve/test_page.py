@@ -156,6 +156,10 @@ def test_the_queue(page: Page) -> None:
         row(page, name).locator("[data-action=cancel]").press("Enter")
         expect(row(page, name)).to_have_count(0, timeout=10_000)
     expect(card(page, "the apple of them")).to_have_attribute("data-status", "cancelled")
+    page.click("#clear-cancelled")
+    page.click("[data-action=confirm-delete]")
+    expect(page.locator("#gallery [data-status=cancelled]")).to_have_count(0)
+    expect(page.locator("#clear-cancelled")).to_be_hidden()
 
 
 def test_dragging(page: Page) -> None:
@@ -185,7 +189,16 @@ def test_a_first_image(page: Page, page_server: Server, tmp_path: Path) -> None:
     """Uploaded with a thumbnail, shown in the queue, and a last frame becomes the next first image."""
     picture = tmp_path / "cat.png"
     Image.new("RGB", (96, 64), (200, 90, 30)).save(picture)
+    expect(page.locator("#more")).not_to_have_attribute("open", "")
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.click("#more summary")
+    expect(page.locator("[name=flow_shift]")).to_be_in_viewport()
+    page.set_viewport_size({"width": 1280, "height": 860})
     page.select_option("#model", "image")
+    expect(page.locator("#ready")).to_have_text("Loads with its first video")
+    assert "Animate" not in page.locator("#composer").inner_text()
+    choices = [one.get_attribute("value") for one in page.locator("[name=loop] option").all()]
+    assert choices in ([], ["", "step", "scan"])  # as they are built
     page.fill("#prompt", "from an image")
     page.click("#submit")
     expect(page.locator('[data-error-for="image"]')).to_be_visible()
@@ -198,6 +211,7 @@ def test_a_first_image(page: Page, page_server: Server, tmp_path: Path) -> None:
     expect(row(page, "from an image")).to_have_count(0, timeout=10_000)
     ask(page, "the second part", "1")
     expect(card(page, "the second part")).to_have_attribute("data-status", "completed", timeout=30_000)
+    expect(page.locator("#ready")).to_have_text("Ready")
     card(page, "the second part").locator("button").click()
     page.click("#viewer [data-action=last-frame]")
     expect(page.locator('[data-input="image"] img')).to_be_visible()

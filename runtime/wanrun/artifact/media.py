@@ -48,6 +48,7 @@ class Media(Struct, frozen=True):
         ImageSource | None,
         option(
             "First frame of the video; for Animate the character.",
+            page={"": "First frame of the video.", "Animate": "The character."},
             models="I2V, FLF2V, TI2V, Animate",
             also="first_frame image_path input_image",
         ),
@@ -56,6 +57,7 @@ class Media(Struct, frozen=True):
         ImageSource | None,
         option(
             "Last frame of the video; optional for I2V.",
+            page="Last frame of the video.",
             models="FLF2V, Wan 2.2 I2V",
             also="last_frame last_frame_path",
         ),
@@ -99,6 +101,7 @@ class Media(Struct, frozen=True):
         VideoSource | None,
         option(
             "Video that the character is put into.",
+            page="Video that the character is put into, if --mode is replace.",
             models="Animate with --mode replace",
             value="DIR|FILE",
             also="src_bg_path",
@@ -108,6 +111,7 @@ class Media(Struct, frozen=True):
         VideoSource | None,
         option(
             "White where the character goes.",
+            page="White where the character goes, if --mode is replace.",
             models="Animate with --mode replace",
             value="DIR|FILE",
             also="src_mask_path",
@@ -132,6 +136,8 @@ class Media(Struct, frozen=True):
         option(
             "How an image or a video of another shape is brought to the size: stretched, as the reference "
             "does; cropped around the middle; or padded with black.",
+            page="How an image or a video of another shape is brought to the size: stretched; cropped around "
+            "the middle; or padded with black.",
             default="stretch",
             models="I2V, FLF2V, TI2V, Animate",
         ),

@@ -243,7 +243,7 @@ def _open(path: str, name: str) -> Image.Image:
     except ModuleNotFoundError:
         raise UsageError(
             f"{name} is a photo in HEIC, which Pillow does not read",
-            remedy="pip install '.[heif]' in the checkout, or save it as JPEG",
+            remedy="save it as JPEG; where wanrun runs, pip install '.[heif]' lets it read such photos",
         ) from None
     pillow_heif.register_heif_opener()
     return Image.open(path, formats=("HEIF",))

@@ -95,6 +95,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Count | None,
         option(
             "Frames of the video; for Animate, of a window.",
+            page={"": "Frames of the video.", "Animate": "Frames of a window of the video."},
             default="the first built",
             also="frame_num frames length target_video_length",
         ),
@@ -109,6 +110,10 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Scale | None,
         option(
             "Strength of guidance; at most 1 turns it off. With two experts, that of the high-noise one.",
+            page={
+                "": "Strength of guidance; at most 1 turns it off.",
+                "two experts": "Strength of guidance of the high-noise expert; at most 1 turns it off.",
+            },
             default=ARTIFACT,
             also="cfg cfg_scale sample_guide_scale",
         ),
@@ -138,6 +143,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Solver, on its diffusers class's own grid; lcm and dmd, for distilled models, add noise between "
             "steps.",
+            page="Solver of the steps; lcm and dmd, for distilled models, add noise between them.",
             default=ARTIFACT,
             also="sample_solver sampler sampler_name scheduler",
         ),
@@ -164,6 +170,12 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Form of the loop: one call per step; one call for all steps of an expert, which shows no "
             "progress; or one call per layer.",
+            page={
+                "": "Form of the loop.",
+                "step": "step: one call per step.",
+                "scan": "scan: one call for many steps, which shows no progress.",
+                "stream": "stream: one call per layer.",
+            },
             default="the first of these that is built",
         ),
     ] = None

@@ -62,6 +62,7 @@ const json = (method, body) => ({
 const at = (id) => `/v1/videos/${encodeURIComponent(id)}`;
 
 export const getModels = async () => (await askJson("/v1/models")).data;
+export const getModel = (id) => askJson(`/v1/models/${encodeURIComponent(id)}`);
 export const getSchema = async () => (await askJson("/openapi.json")).components.schemas;
 export const getVideo = (id) => askJson(at(id));
 export const listVideos = (query, signal) => askJson(`/v1/videos?${new URLSearchParams(query)}`, { signal });

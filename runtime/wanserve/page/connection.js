@@ -1,7 +1,7 @@
-// The connection: the stream of events with its back-off, the bar that says it is lost, and whether the server is ready.
+// The connection: the stream of events with its back-off, and the bar that says it is lost.
 
-import { isReady, listVideos } from "./api.js";
-import { byId, setText } from "./dom.js";
+import { listVideos } from "./api.js";
+import { byId } from "./dom.js";
 import { say } from "./live.js";
 import { forget, learn, placed } from "./videos.js";
 
@@ -11,7 +11,6 @@ let stream = null;
 let delay = FIRST_DELAY;
 let retry = 0;
 let barTimer = 0;
-let readyTimer = 0;
 let refresh = () => {};
 
 /** Connects, and calls `again` whenever what is shown may be old: at first, and after each gap. */
@@ -40,7 +39,6 @@ function open() {
 function opened() {
   delay = FIRST_DELAY;
   hideBar();
-  watchReady();
   refresh();
 }
 
@@ -90,14 +88,4 @@ function hideBar() {
   if (byId("connection").hidden) return;
   byId("connection").hidden = true;
   say("Connected again.");
-}
-
-async function watchReady() {
-  clearTimeout(readyTimer);
-  const ready = await isReady();
-  const mark = byId("ready");
-  mark.hidden = ready === null;
-  mark.dataset.ready = String(ready === true);
-  setText(mark, ready ? "Ready" : "Loading the model");
-  if (ready === false) readyTimer = setTimeout(watchReady, 2000);
 }

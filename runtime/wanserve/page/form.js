@@ -13,6 +13,7 @@ let models = [];
 let schemas = {};
 let model = null;
 let wanted = {};
+let modelShown = () => {};
 let keep = (typed) => save("draft", typed);
 
 /** Readies the fields. What is typed from now on is kept. */
@@ -26,10 +27,19 @@ export function startForm() {
   byId("model").addEventListener("change", () => showModel(byId("model").value));
   byId("schedule").addEventListener("change", showPreset);
   byId("shapes").addEventListener("change", () => showFields());
+  byId("more").querySelector("summary").addEventListener("click", () => {
+    // What is opened comes into view, below the fold as it is.
+    requestAnimationFrame(() => byId("more").open && byId("more").scrollIntoView({ block: "start" }));
+  });
   byId("random").addEventListener("change", () => {
     showSeed();
     if (!byId("random").checked) byId("seed").focus();
   });
+}
+
+/** Sets what hears that another model is shown. */
+export function onModel(action) {
+  modelShown = action;
 }
 
 const keepSoon = debounce(() => model && keep(typed()), 250);
@@ -42,6 +52,7 @@ export function keepWith(action) {
 /** Asks which models there are; the typed text stays. */
 export async function loadModels() {
   const [list, schema] = await Promise.all([getModels(), getSchema()]);
+  for (const each of list) delete each.loaded; // it changes all the time, and no field follows it
   if (JSON.stringify([list, schema]) === JSON.stringify([models, schemas])) return;
   const before = model ? typed() : { ...wanted, ...typedEarly() };
   models = list;
@@ -66,6 +77,7 @@ function showModel(id) {
   showShapes(model);
   showPresets();
   showFields();
+  modelShown();
 }
 
 function showFields() {

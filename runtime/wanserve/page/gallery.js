@@ -1,10 +1,10 @@
 // The gallery: what is finished, failed or cancelled, newest first, page by page, with the search.
 
-import { listVideos } from "./api.js";
+import { deleteVideo, listVideos } from "./api.js";
 import { fillCard, makeCard } from "./card.js";
 import { arrange, byId, debounce, together } from "./dom.js";
-import { say } from "./live.js";
-import { all, find, isActive, learn, now, onVideo, untouched } from "./videos.js";
+import { confirmed, say } from "./live.js";
+import { all, find, forget, isActive, learn, now, onVideo, untouched } from "./videos.js";
 
 const LIMIT = 24;
 const STATUS = "completed,failed,cancelled";
@@ -28,6 +28,7 @@ export function startGallery(open) {
     byId("search").focus();
     search();
   });
+  byId("clear-cancelled").addEventListener("click", clearCancelled);
   document.querySelector("[data-action=more]").addEventListener("click", showMore);
 }
 
@@ -67,11 +68,12 @@ async function loadPage(after, signal) {
   const asked = now();
   const query = { limit: LIMIT, order: "desc", status: STATUS };
   if (after) query.after = after;
-  if (words) query.q = words;
-  const page = await listVideos(query, signal);
+  const page = await listVideos({ ...query, ...searched() }, signal);
   for (const video of page.data) learn(video, asked);
   return page;
 }
+
+const searched = () => (words ? { q: words } : {});
 
 /** A page's videos as they are known by now. */
 const newest = (page) => page.data.map(({ id }) => find(id)).filter((video) => video && !isActive(video));
@@ -94,6 +96,29 @@ async function showMore() {
     cards.get(shown[count]?.id)?.querySelector("button").focus();
   } catch (error) {
     if (error.name !== "AbortError") showTrouble(error);
+  }
+}
+
+/** Deletes what was cancelled, of those with the words that are searched for. */
+async function clearCancelled() {
+  const warning = "Their prompts and settings are removed from the server. This cannot be undone.";
+  if (!(await confirmed("Delete all cancelled videos?", warning))) return;
+  const button = byId("clear-cancelled");
+  button.disabled = true;
+  try {
+    const query = { limit: 100, status: "cancelled", ...searched() };
+    for (let page = await listVideos(query); page.data.length; page = await listVideos(query)) {
+      for (const { id } of page.data) {
+        await deleteVideo(id);
+        forget(id);
+      }
+    }
+    say("Deleted.");
+    byId("gallery-title").focus();
+  } catch (error) {
+    showTrouble(error);
+  } finally {
+    button.disabled = false;
   }
 }
 
@@ -131,6 +156,7 @@ function show() {
   arrange(byId("gallery"), [...cards.values()]);
   document.querySelector("[data-action=more]").hidden = !hasMore;
   byId("gallery-error").hidden = true;
+  byId("clear-cancelled").hidden = !shown.some(({ status }) => status === "cancelled");
   showEmpty();
 }
 

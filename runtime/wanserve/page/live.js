@@ -14,6 +14,18 @@ export function say(sentence) {
   clearing = setTimeout(() => region.replaceChildren(), 5000);
 }
 
+/** Asks before something is deleted; returns whether it is to be. */
+export function confirmed(title, words) {
+  const dialog = byId("delete-dialog");
+  byId("delete-title").textContent = title;
+  byId("delete-words").textContent = words;
+  dialog.returnValue = "";
+  openDialog(dialog);
+  return new Promise((done) => {
+    dialog.addEventListener("close", () => done(dialog.returnValue === "delete"), { once: true });
+  });
+}
+
 /** Opens a dialog above the page; Escape closes it, and the focus goes back by itself. */
 export function openDialog(dialog) {
   if (dialog.open) return;

@@ -9,6 +9,7 @@ import { fill, loadModels, startForm } from "./form.js";
 import { loadGallery, startGallery } from "./gallery.js";
 import { say } from "./live.js";
 import { loadQueue, startQueue } from "./queue.js";
+import { showReady, startReady } from "./ready.js";
 import { startSending } from "./send.js";
 import { askForKey, startSession } from "./session.js";
 import { onVideo } from "./videos.js";
@@ -30,6 +31,7 @@ function tellNews(video, before) {
 
 /** Loads all that is shown. What finds no server is tried again once there is a connection. */
 async function loadAll() {
+  showReady();
   const tries = await Promise.allSettled([loadModels(), loadQueue(), loadGallery()]);
   if (tries.every(({ status }) => status === "fulfilled")) await resumeChange().catch(() => {});
 }
@@ -37,6 +39,7 @@ async function loadAll() {
 onTrouble({ key: askForKey, lost });
 startSession();
 startForm();
+startReady();
 startChanges();
 startSending();
 startQueue();

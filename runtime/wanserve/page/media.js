@@ -3,7 +3,7 @@
 import { byId, icon, make } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
 import { say } from "./live.js";
-import { label } from "./words.js";
+import { label, plain } from "./words.js";
 
 const held = new Map();
 const addresses = new Map();
@@ -48,7 +48,7 @@ function zone(input) {
     make("ul", { class: "thumbs" }),
     file,
     make("label", { class: "drop", for: id }, icon(input.kind), make("span", { class: "drop-words" })),
-    make("p", { class: "help", id: `${id}-help`, text: input.description }),
+    make("p", { class: "help", id: `${id}-help`, text: plain(input.description) }),
     make("p", { class: "error", id: `${id}-error`, "data-error-for": input.name, hidden: true }),
   );
 }

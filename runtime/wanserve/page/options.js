@@ -1,7 +1,7 @@
 // The further options of a model, as fields made from the server's schema. An empty field is the default.
 
 import { byId, make, setText } from "./dom.js";
-import { label } from "./words.js";
+import { label, plain } from "./words.js";
 
 const ELSEWHERE = ["model", "prompt", "negative_prompt", "size", "num_frames", "profile", "schedule", "seed"];
 /** A preset decides these, and the server refuses them beside one. */
@@ -16,21 +16,20 @@ export function showOptions(model, schemas, counts) {
   const media = model.inputs.map((input) => input.name);
   const names = model.options.filter((name) => properties[name] && ![...ELSEWHERE, ...media].includes(name));
   fields = names
-    .map((name) => ({ name, rule: ruleOf(properties[name], schemas), usual: model.defaults[name] }))
+    .map((name) => ({ name, rule: ruleOf(properties[name], model.fields[name], schemas), usual: model.defaults[name] }))
     .map((field) => (field.name === "num_videos" ? { ...field, rule: { ...field.rule, choices: counts } } : field))
-    .filter((field) => field.name !== "num_videos" || counts.length > 1);
+    .filter(({ rule }) => rule.choices.length !== 1);
   byId("options").replaceChildren(...fields.map(row));
   byId("more").hidden = fields.length === 0;
   showCount();
 }
 
-/** One property of a schema without its null and its references. */
-function ruleOf(property, schemas) {
+/** One property of a schema without its null and its references, with the text and the choices of the model. */
+function ruleOf(property, { description, choices, default: usual }, schemas) {
   const kinds = (property.anyOf ?? property.oneOf ?? [property])
     .map((kind) => (kind.$ref ? schemas[kind.$ref.split("/").pop()] : kind))
     .filter((kind) => kind.type !== "null");
-  const choices = kinds.flatMap((kind) => kind.enum ?? []).filter((choice) => choice !== null);
-  return { ...kinds[0], choices, description: property.description ?? "", usual: property.default };
+  return { ...kinds[0], choices, description: plain(description), usual: usual ?? property.default };
 }
 
 function row(field) {

@@ -6,7 +6,7 @@ import { byId, make, wait } from "./dom.js";
 import { showFacts } from "./facts.js";
 import { modelsWith } from "./form.js";
 import { focusAfter, indexOf } from "./gallery.js";
-import { openDialog, say } from "./live.js";
+import { confirmed, openDialog, say } from "./live.js";
 import { postOnce } from "./send.js";
 import { find, forget, learn, now, onVideo } from "./videos.js";
 import { aspect, whenFull } from "./words.js";
@@ -29,9 +29,6 @@ export function startViewer() {
   });
   onVideo((video, before) => {
     if (video === null && before.id === shown?.id) dialog.close();
-  });
-  byId("delete-dialog").addEventListener("close", () => {
-    if (byId("delete-dialog").returnValue === "delete") remove();
   });
 }
 
@@ -101,17 +98,17 @@ function showActions(done) {
   const button = (action, text, look = "") =>
     make("button", { type: "button", class: `button ${look}`, "data-action": action, text });
   const download = make("a", {
-    class: "button",
+    class: "button primary",
     "data-action": "download",
     href: contentPath(shown.id, take),
-    download: `${shown.id}${take ? `-${take + 1}` : ""}.mp4`,
+    download: `${shown.id}${take ? `-${take + 1}` : ""}.${shown.format}`,
     text: "Download",
   });
   byId("viewer-actions").replaceChildren(
+    ...(done ? [download] : []),
     button("settings", "Use these settings", "primary"),
     button("again", done ? "Again with this seed" : "Try again"),
     ...(done && modelsWith("image").length ? [button("last-frame", "Use last frame as first image")] : []),
-    ...(done ? [download] : []),
     button("delete", "Delete", "quiet danger-text"),
   );
 }
@@ -149,9 +146,8 @@ const ACTIONS = {
     await wait(2500);
     button.textContent = text;
   },
-  delete() {
-    byId("delete-dialog").returnValue = "";
-    openDialog(byId("delete-dialog"));
+  async delete() {
+    if (await confirmed("Delete this video?", "It is removed from the server. This cannot be undone.")) await remove();
   },
 };
 

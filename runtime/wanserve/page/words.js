@@ -29,6 +29,9 @@ export function label(name) {
   return LABELS[name] ?? words.charAt(0).toUpperCase() + words.slice(1);
 }
 
+/** A text of the server's, with the labels of the options that it names. */
+export const plain = (text) => text.replace(/`(\w+)`/g, (_, name) => label(name));
+
 export function place(position) {
   if (position <= ORDINALS.length) return `${ORDINALS[position - 1]} in line`;
   const teen = position % 100 >= 11 && position % 100 <= 13;
