@@ -203,6 +203,9 @@ def _values(generation: wanrun.Generation) -> dict[str, str]:
     values["width"] = f"{generation.profile.width}x{generation.profile.height}"
     named = {"size" if name == "width" else flags.get(name, name): values[name] for name in values}
     named |= {"fps": f"{generation.fps:g}", "profile": generation.profile.name}
+    for name in () if generation.media is None else generation.media.__struct_fields__:
+        if (given := getattr(generation.media, name)) not in (None, ()):
+            named[flags[name]] = given
     return {name: _text(value) for name, value in named.items()}
 
 

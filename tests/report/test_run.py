@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import wanrun
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
+from helpers.manifests import full_manifest, with_profiles
 from helpers.pages import Seen
+from wanreport import run
 from wanreport.run import number
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, WanError
 
 Call = Callable[..., Run]
@@ -51,6 +56,17 @@ def test_one_video(wan: Call, artifact: Path, tmp_path: Path) -> None:
     kinds = [image["class"] for image in page.all("img")]
     assert kinds == ["moving", "sheet instead"] and len(page.all("table")) == 1  # the waterfall
     assert page.text.index("Seed") < page.text.index("7", page.text.index("Seed")) < page.text.index("Time")
+
+
+def test_images_are_among_the_options() -> None:
+    """By their files, and with how they were fitted."""
+    manifest = full_manifest()
+    built = next(iter(manifest.profiles.values())).options
+    artifact = Artifact(with_profiles(manifest, [Profile(96, 64, 9, 1, True, 0, built)]), Path("a"))
+    generation = wanrun.resolve(artifact, "a fox", image="fox.png", video="run.mp4", fit="pad")
+    values = run._values(generation)
+    assert [values[name] for name in ("image", "video", "fit")] == ["fox.png", "run.mp4", "pad"]
+    assert "mask" not in values
 
 
 def test_merged_loras_are_named(

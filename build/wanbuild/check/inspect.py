@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+import wanrun
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
 from wanrun.artifact.model import Model
@@ -148,6 +149,13 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         f"defaults        {defaults['solver']}, {steps}, {guidance}, "
         f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
+    if model.task.inputs:
+        rows = {row.name: row for row in wanrun.options()}
+        taken = [
+            f"{rows[name].flag}{' (needed)' * item.required}" for name, item in model.task.inputs.items()
+        ]
+        fit = f"; {rows['fit'].flag} {rows['fit'].value}" if model.task.fits else ""
+        yield f"takes           {', '.join(taken)}{fit}"
     for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         yield f"schedule        {name}: {schedule.describe()}{_experts_steps(schedule, model)}"
 

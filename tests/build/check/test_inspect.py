@@ -1,4 +1,4 @@
-"""What inspect says of schedules."""
+"""What inspect says of a model: its images and videos, and its schedules."""
 
 from __future__ import annotations
 
@@ -16,3 +16,17 @@ def test_a_schedule_of_two_experts() -> None:
     ]
     assert line.endswith("; 1 by the high-noise expert, 1 by the other")
     assert inspect.summary(manifest)["schedules"]["2-steps"]["measured"] == {"psnr": 40.5}
+
+
+def test_what_a_model_takes() -> None:
+    """As the command line has it, with the choice of how images are fitted."""
+    manifest = full_manifest()
+    lines = inspect._model_lines(manifest, inspect.summary(manifest))
+    (line,) = [line for line in lines if line.startswith("takes ")]
+    inputs, fit = line.removeprefix("takes").split("; ")
+    assert [one.split() for one in inputs.split(",")] == [
+        ["--image", "(needed)"],
+        ["--video", "(needed)"],
+        ["--mask"],
+    ]
+    assert fit.split() == ["--fit", "stretch|crop|pad"]
