@@ -1,5 +1,7 @@
 // Errors of the form: each stands beside the field that it is about, and the focus goes there.
 
+import { plain } from "./words.js";
+
 const SAME_FIELD = { num_frames: "size", profile: "size" };
 
 const nodes = () => [...document.querySelectorAll("#composer [data-error-for]")];
@@ -9,7 +11,7 @@ export function showError(param, message) {
   const name = SAME_FIELD[param] ?? param;
   const shown = (node) => node.dataset.errorFor === name && !node.parentElement.closest("[hidden]");
   const node = nodes().find(shown) ?? nodes().find((each) => each.dataset.errorFor === "form");
-  node.textContent = message;
+  node.textContent = plain(message);
   node.hidden = false;
   node.tabIndex = -1;
   const fold = node.closest("details");

@@ -30,7 +30,8 @@ export function label(name) {
 }
 
 /** A text of the server's, with the labels of the options that it names. */
-export const plain = (text) => text.replace(/`(\w+)`/g, (_, name) => label(name));
+export const plain = (text) => text.replace(/`(\w+)`/g, (_, name) => label(name)).replace(/\b[a-z]+(_[a-z0-9]+)+\b/g, labelled);
+const labelled = (name) => LABELS[name] ?? name;
 
 export function place(position) {
   if (position <= ORDINALS.length) return `${ORDINALS[position - 1]} in line`;
