@@ -67,8 +67,8 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             (
                 "devices log names process refusal retention settings video",
                 "room route sizes",
-                "catalog folders forms hub keys messages metrics pipelines progress protocol",
-                "resolved store uploads",
+                "catalog folders forms hub keys messages metrics progress protocol",
+                "pipelines resolved store uploads",
                 "bodies estimate fields worker",
                 "shown",
                 "board openapi",

@@ -17,6 +17,7 @@ from wanserve.messages import (
     NO_ROOM,
     Broken,
     Cancel,
+    ChangedError,
     Make,
     OutOfMemoryError,
     Ready,
@@ -183,10 +184,21 @@ class Device:
     async def _ended(self, outcome: Outcome) -> None:
         """Records the end of a job."""
         self._leaving = isinstance(outcome.error, OutOfMemoryError)
+        video, changed = self._video, isinstance(outcome.error, ChangedError)
         with self._stored():
-            await self._queue.ended(outcome)
+            if changed and video is not None:
+                await self._withhold(video, str(outcome.error))
+            else:
+                await self._queue.ended(outcome)
         self._worked, self._video = True, None
         self._free.set()
+
+    async def _withhold(self, video: Video, why: str) -> None:
+        """Lets all videos of a model wait for the next start of the server."""
+        tell("model withheld", WARNING, model=video.model, reason=why)
+        self._queue.withheld[video.model] = self._queue.board.told(why)
+        video.attempts -= 1  # it was not the video's fault
+        await self._queue.put_back(video)
 
     @contextlib.contextmanager
     def _stored(self) -> Iterator[None]:

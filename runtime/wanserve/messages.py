@@ -18,6 +18,10 @@ class OutOfMemoryError(WanError):
     """A job has taken the memory; its worker ends, for a new one with free memory."""
 
 
+class ChangedError(ArtifactError):
+    """The artifact of a job is another one than when the server started: its jobs wait for the next start."""
+
+
 class InternalError(WanError):
     """A job has failed by an error of the program, which the server's log shows."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import wanrun
-from wanrun.errors import ArtifactError, CancelledError, WanError
+from wanrun.errors import CancelledError, WanError
+from wanserve.messages import ChangedError
 
 if TYPE_CHECKING:
     from wanrun import CancelToken, Pipeline, Timings
@@ -57,7 +58,7 @@ class Pipelines:
         """Returns a model's pipeline, loaded until its first step could run.
 
         Raises:
-            ArtifactError: if the artifact was changed since the server has started.
+            ChangedError: if the artifact was changed since the server has started.
             WanError: as ``wanrun.load``.
             Exception: if there is too little memory, also with no other model loaded.
         """
@@ -94,7 +95,7 @@ class Pipelines:
         folder, origin, digest = self._artifacts[model]
         artifact = wanrun.open_artifact(Path(folder), origin)
         if artifact.manifest.content_digest != digest:  # jobs were resolved for the other one
-            raise ArtifactError(f"{folder} was changed while it is served", remedy="start the server again")
+            raise ChangedError(f"{folder} was changed while it is served", remedy="start the server again")
         return artifact
 
     def _release(self) -> None:

@@ -50,6 +50,7 @@ class Queue:
 
     Attributes:
         resolved: the generations of the videos.
+        withheld: why the videos of a model wait for the next start, by model.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Queue:
         self._waiting: list[Video] = []
         self._running: dict[str, VideoProgress] = {}
         self.board = Board(settings, folders, hub, self._waiting, self._running, store.times())
-        self.resolved = Resolved()
+        self.resolved, self.withheld = Resolved(), dict[str, str]()
         self._unstored: dict[str, Video] = {}
         self._unremoved = set[str]()
         self._wake = asyncio.Event()
@@ -264,7 +265,8 @@ class Queue:
         if self.closing or not self._waiting or self.lack():
             return None
         left = self.room.left() - sum(frames_bytes(one.video) for one in self._running.values())
-        return next((video for video in self._waiting if frames_bytes(video) <= left), None)
+        may_run = (video for video in self._waiting if video.model not in self.withheld)
+        return next((video for video in may_run if frames_bytes(video) <= left), None)
 
     def lack(self) -> str | None:
         """Returns what there is too little of for any video; None for nothing."""
@@ -356,9 +358,7 @@ class Queue:
             self._unstored[video.id] = video
         video.bytes = await asyncio.to_thread(self._folders.size, video.id)
         self._metrics.ended(video)
-        took = None if video.started is None else round(video.ended - video.started, 2)
-        why = None if video.error is None else f"{video.error.code}: {video.error.message}"
-        tell(status, WARNING if why else INFO, id=video.id, seconds=took, error=why)
+        tell(status, WARNING if video.error else INFO, id=video.id, seconds=video.took, error=video.error)
         try:
             await self._store.change(put)
             self._unstored.pop(video.id, None)

@@ -291,7 +291,8 @@ class Routes:
     async def models(self, request: Request) -> Response:
         """Answers each model with its built shapes, defaults, presets (schedules), inputs and options.
 
-        `loaded` says whether a worker holds it; another one is loaded for its next video.
+        `loaded` says whether a worker holds it; another one is loaded for its next video. `problem` says why
+        its jobs wait for the next start of the server.
         """
         data = [self._shown_model(model) for model in self._catalog.models.values()]
         return json_answer({"object": "list", "data": data})
@@ -305,7 +306,8 @@ class Routes:
         return json_answer(self._shown_model(model))
 
     def _shown_model(self, model: Model) -> dict[str, Any]:
-        return {**model.shown(self._catalog.created), "loaded": model.name in self._loaded()}
+        state = {"loaded": model.name in self._loaded(), "problem": self._queue.withheld.get(model.name)}
+        return {**model.shown(self._catalog.created), **state}
 
     def _video(self, request: Request) -> Video:
         return self._queue.find(request.path_params["id"], _owner(request))

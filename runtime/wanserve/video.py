@@ -37,6 +37,9 @@ class Failure(Struct, frozen=True):
     code: str
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
 
 class Video(Struct, kw_only=True):
     """A video as it is stored. Times are seconds since 1970.
@@ -86,6 +89,11 @@ class Video(Struct, kw_only=True):
     unwanted: bool = False
     idempotency: str | None = None
     fingerprint: str = ""
+
+    @property
+    def took(self) -> float | None:
+        """Seconds from the last begin to the end; None before the end, and if it was never begun."""
+        return None if self.started is None or self.ended is None else round(self.ended - self.started, 2)
 
     @property
     def over(self) -> bool:

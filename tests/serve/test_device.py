@@ -22,7 +22,7 @@ from wanserve import store as stored
 from wanserve.device import BrokenError, Device
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.messages import Broken, Cancel, Make, OutOfMemoryError, Ready, line, to_worker
+from wanserve.messages import Broken, Cancel, ChangedError, Make, OutOfMemoryError, Ready, line, to_worker
 from wanserve.metrics import Metrics
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
@@ -176,6 +176,30 @@ def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
         assert [one.error and one.error.code for one in videos] == ["not_begun", "generation_error", None]
         await house.stop(keeping)
 
+    run(test())
+
+
+def test_jobs_of_a_changed_artifact_wait(tmp_path: Path) -> None:
+    """For the next start of the server; those of other models go on, and one that waits can be cancelled."""
+
+    def makes_m(worker: Worker, id: str) -> None:
+        changed = ChangedError("/srv/b was changed while it is served")
+        worker.say(Outcome(id=id, error=changed if id == first else None))
+
+    async def test() -> None:
+        nonlocal first
+        start, started = workers(Worker(makes_m))
+        house = House(tmp_path, start)
+        videos = [await house.ask(model=name) for name in ("b", "b", "m")]
+        first = videos[0].id
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: videos[2].over)
+        assert [(one.status, one.attempts) for one in videos[:2]] == [("queued", 0)] * 2
+        assert started[0].runs == [first, videos[2].id] and "/srv" not in house.queue.withheld["b"]
+        await house.queue.cancel(videos[0])
+        await house.stop(keeping)
+
+    first = ""
     run(test())
 
 

@@ -174,7 +174,9 @@ def test_dragging(page: Page) -> None:
 
 def test_errors_are_beside_their_fields(page: Page) -> None:
     ask(page, "an impossible one", "2", timesteps="3,2,1")
-    expect(page.locator('[data-error-for="num_steps"]')).to_contain_text("Steps and timesteps contradict each other")
+    expect(page.locator('[data-error-for="num_steps"]')).to_contain_text(
+        "Steps and timesteps contradict each other"
+    )
     expect(page.locator("[name=num_steps]")).to_be_focused()
     page.fill("[name=num_steps]", "")
     page.fill("[name=timesteps]", "1,2,3")

@@ -20,6 +20,7 @@ from wanrun.errors import ArtifactError, CancelledError, NoSpaceError, UsageErro
 from wanserve.messages import (
     NO_ROOM,
     Cancel,
+    ChangedError,
     InternalError,
     OfWorker,
     OutOfMemoryError,
@@ -115,7 +116,7 @@ def test_an_artifact_that_is_changed_while_it_is_served(device: Device, tmp_path
     """It is not loaded: the jobs that wait were resolved for the other one."""
     held = pipelines(device, tmp_path)
     with_model(plain_manifest(), variant="another").write(tmp_path / "a")
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ChangedError):
         held.get("a")
     assert device.loads == [] and held.get("b") is held.get("b")
 

@@ -52,7 +52,7 @@ export function keepWith(action) {
 /** Asks which models there are; the typed text stays. */
 export async function loadModels() {
   const [list, schema] = await Promise.all([getModels(), getSchema()]);
-  for (const each of list) delete each.loaded; // it changes all the time, and no field follows it
+  for (const each of list) Object.assign(each, { loaded: null, problem: null }); // ready.js follows these
   if (JSON.stringify([list, schema]) === JSON.stringify([models, schemas])) return;
   const before = model ? typed() : { ...wanted, ...typedEarly() };
   models = list;

@@ -20,19 +20,19 @@ export async function showReady() {
   clearTimeout(timer);
   const model = currentModel();
   const ready = await isReady();
-  const loaded = ready && model ? await isLoaded(model) : false;
+  const { loaded, problem } = ready && model ? await stateOf(model) : { loaded: false };
   if (model !== currentModel()) return;
   const mark = byId("ready");
   mark.hidden = ready === null || !model;
   mark.dataset.ready = String(loaded);
-  setText(mark, loaded ? "Ready" : ready ? "Loads with its first video" : "Loading the model");
+  setText(mark, problem ?? (loaded ? "Ready" : ready ? "Loads with its first video" : "Loading the model"));
   if (ready === false) timer = setTimeout(showReady, AGAIN);
 }
 
-async function isLoaded({ id }) {
+async function stateOf({ id }) {
   try {
-    return (await getModel(id)).loaded;
+    return await getModel(id);
   } catch {
-    return false;
+    return { loaded: false };
   }
 }
