@@ -183,7 +183,7 @@ def widened_lines(
     for name, nbytes in written.items():
         if source[name].quantised:
             tensors = source[name].tensors.values()
-            kept = any(one.eight_bit is not None and one.entry.dtype.name in EIGHT_BITS for one in tensors)
+            kept = any(one.eight_bit is not None for one in tensors)
             remedy = f"; --quantise {'source' if kept else 'int8'} keeps the artifact small"
             yield (
                 f"{name}: {in_bytes(source[name].stored_bytes)} of quantised weights become "

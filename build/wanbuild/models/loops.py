@@ -29,23 +29,24 @@ def to_bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, BITS[x.dtype.name]) if as_bits else x
 
 
-def from_bits(x: jax.Array) -> jax.Array:
-    """Returns such integers as the floats of the same bits; returns any other array unchanged."""
-    dtype = next((name for name, bits in BITS.items() if x.dtype == bits), None)
-    return x if dtype is None else jax.lax.bitcast_convert_type(x, jnp.dtype(dtype))
+def from_bits(x: jax.Array, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array:
+    """Returns integers as the floats whose bits they are; returns any other array unchanged.
+
+    Args:
+        x: any array.
+        dtype: what integers stand for; uint8 has several meanings, so a parameter gives its declared dtype.
+    """
+    as_bits = x.dtype.name == BITS.get(jnp.dtype(dtype).name)
+    return jax.lax.bitcast_convert_type(x, dtype) if as_bits else x
 
 
 def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
     """``jax.lax.scan`` over the leading axis of every array in xs; uint16 arrays reach body as bfloat16.
 
-    uint8 arrays stay what they are: they may be pixels.
+    uint8 arrays stay what they are: pixels, or weights in one of several formats.
     """
-
-    def floats(bits: jax.Array) -> jax.Array:
-        return bits if bits.dtype == jnp.uint8 else from_bits(bits)
-
     return jax.lax.scan(
-        lambda carry, bits: body(carry, jax.tree.map(floats, bits)), carry, jax.tree.map(to_bits, xs)
+        lambda carry, bits: body(carry, jax.tree.map(from_bits, bits)), carry, jax.tree.map(to_bits, xs)
     )
 
 
@@ -60,10 +61,11 @@ class LayerSlice:
     Args:
         stack: the parameter of all layers, (L, ...), as ``to_bits`` returns it.
         layer: the layer's index, an int32 scalar.
+        dtype: the parameter's declared dtype, which integers in ``stack`` stand for.
     """
 
-    def __init__(self, stack: jax.Array, layer: jax.Array | int) -> None:
-        self._stack, self._layer = stack, layer
+    def __init__(self, stack: jax.Array, layer: jax.Array | int, dtype: jax.typing.DTypeLike) -> None:
+        self._stack, self._layer, self._declared = stack, layer, dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,7 +75,7 @@ class LayerSlice:
     @property
     def dtype(self) -> jnp.dtype:
         """The dtype of what a slice gives."""
-        return jax.eval_shape(from_bits, self._stack).dtype
+        return jax.eval_shape(self._floats, self._stack).dtype
 
     def __getitem__(self, key: Any) -> jax.Array:
         """Returns the whole slice, or the part that ``key`` selects."""
@@ -82,4 +84,7 @@ class LayerSlice:
     def block(self, start: Any, size: int) -> jax.Array:
         """Returns ``size`` entries along the first axis from ``start``, which may be a traced scalar."""
         starts = (self._layer, start, *(0 for _ in self.shape[1:]))
-        return from_bits(jax.lax.dynamic_slice(self._stack, starts, (1, size, *self.shape[1:]))[0])
+        return self._floats(jax.lax.dynamic_slice(self._stack, starts, (1, size, *self.shape[1:]))[0])
+
+    def _floats(self, x: jax.Array) -> jax.Array:
+        return from_bits(x, self._declared)

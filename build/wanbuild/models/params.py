@@ -45,11 +45,21 @@ def param(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> n
     """
     if len(shape) != len(axes):
         raise ValueError(f"{len(shape)} dimensions, but axes {axes}")
-    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes)
+    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes, declared=jnp.dtype(dtype))
 
 
 def _is_variable(node: Any) -> bool:
     return isinstance(node, nnx.Variable)
+
+
+def _sliced(variable: nnx.Variable, stack: jax.Array, layer: jax.Array | int) -> nnx.Variable:
+    """Returns a parameter as one layer of a stack, sliced where it is read."""
+    return variable.replace(LayerSlice(stack, layer, variable.get_metadata()["declared"]))
+
+
+def _floats(variable: nnx.Variable, value: jax.Array) -> nnx.Variable:
+    """Returns a parameter with a value, in which integers become floats of the declared dtype."""
+    return variable.replace(from_bits(value, variable.get_metadata()["declared"]))
 
 
 def stacked(block: Any, num_layers: int) -> Any:
@@ -103,7 +113,9 @@ class Stack:
             index: int32 scalar.
         """
         if self._where_read:
-            layer = jax.tree.map(lambda stack: LayerSlice(stack, index), self._state)
+            layer = jax.tree.map(
+                lambda one: _sliced(one, one.get_value(), index), self._state, is_leaf=_is_variable
+            )
             return nnx.merge(self._graphdef, layer)
         return self._merged(
             jax.tree.map(
@@ -118,7 +130,7 @@ class Stack:
             axes = variable.get_metadata()["axes"][1:]
             return variable.replace(constrain_parameter(variable.get_value(), axes))
 
-        layer = jax.tree.map(from_bits, layer)
+        layer = jax.tree.map(lambda one: _floats(one, one.get_value()), layer, is_leaf=_is_variable)
         if whole and mesh_sizes():
             layer = jax.tree.map(made_whole, layer, is_leaf=_is_variable)
         return nnx.merge(self._graphdef, layer)
@@ -240,7 +252,7 @@ def bind(module: nnx.Module, params: Mapping[str, Any], without: Collection[str]
             return variable
         node = _at(params, path)
         sliced = variable.get_metadata()["axes"][0] in SLICED_AXES
-        return variable.replace(node if sliced else from_bits(node))
+        return variable.replace(node) if sliced else _floats(variable, node)
 
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))
 
@@ -257,6 +269,6 @@ def bind_layer(blocks: nnx.Module, params: Mapping[str, Any]) -> Any:
     def fill(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
         node = _at(params, path)
         # As the layers of a stack are read: see ``Stack``.
-        return variable.replace(LayerSlice(node[None], 0) if for_one_cpu() else from_bits(node))
+        return _sliced(variable, node[None], 0) if for_one_cpu() else _floats(variable, node)
 
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))

@@ -37,8 +37,8 @@ class EightBit:
         dtype: its dtype's name, as NumPy with ml_dtypes and JAX have it.
         largest: the largest stored value: a row's scale makes its largest magnitude this one.
         whole: whether the values are integers. A chip multiplies these at another rate than floats.
-        bits: the unsigned integers that programs for XLA's CPU backend take instead, of the same bits; they
-            stand for one format alone. None: programs take the format itself.
+        bits: the unsigned integers that programs for XLA's CPU backend take instead, of the same bits; the
+            manifest says which format they are. None: programs take the format itself.
         quality: what rounding all layers costs a video, as measured on the trained tiny models
             (benchmarks/RESULTS.md); empty: not measured, and ``wanbuild plan --best`` does not name it.
     """
@@ -57,6 +57,7 @@ EIGHT_BITS: Mapping[str, EightBit] = MappingProxyType(
         for one in (
             EightBit("int8", "int8", 127.0, whole=True, quality="42 to 45 dB"),  # -128 has no opposite
             EightBit("float8", "float8_e4m3fn", 448.0, bits="uint8", quality="31 to 35 dB"),
+            EightBit("e5m2", "float8_e5m2", 57344.0, bits="uint8"),
         )
     }
 )
@@ -70,9 +71,6 @@ BITS: Mapping[str, str] = MappingProxyType(
     {"bfloat16": "uint16", **{one.dtype: one.bits for one in EIGHT_BITS.values() if one.bits is not None}}
 )
 """The dtypes that programs for XLA's CPU backend take as unsigned integers of the same bits, and as which."""
-
-if len(set(BITS.values())) < len(BITS):
-    raise TypeError(f"the same integers stand for several dtypes: {dict(BITS)}")
 
 
 Count = Annotated[int, Meta(ge=1)]

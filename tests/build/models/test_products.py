@@ -33,7 +33,7 @@ def test_against_numpy(dtype: str, cpu: bool) -> None:
     weight = (40 * rng.standard_normal((3, OUT, IN))).clip(-127, 127).astype(jnp.dtype(dtype))
     with tracing_with(Forms(cpu=cpu, w8a8=True)):
         stack = to_bits(jnp.asarray(weight))
-        found = jax.jit(lambda x, stack, layer: product(x, LayerSlice(stack, layer)))(x, stack, 1)
+        found = jax.jit(lambda x, stack, layer: product(x, LayerSlice(stack, layer, dtype)))(x, stack, 1)
     assert found.dtype == jnp.float32 and np.isfinite(found).all() and not np.any(found[0, 0])
     exact = expected(x, weight[1], dtype)
     size = np.maximum(np.abs(exact).max(-1, keepdims=True), 1e-35)

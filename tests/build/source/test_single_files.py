@@ -156,6 +156,7 @@ def quantized(
         (False, (".scale_weight", ".scale_input"), ml_dtypes.float8_e4m3fn),
         (False, (".weight_scale", ".input_scale"), ml_dtypes.float8_e4m3fn),
         (True, (".weight_scale", ".input_scale"), ml_dtypes.float8_e4m3fn),
+        (False, (".scale_weight", ".scale_input"), ml_dtypes.float8_e5m2),
         (False, (".weight_scale", ".input_scale"), np.int8),  # ComfyUI's int8_tensorwise
         (True, (".weight_scale", ".input_scale"), np.int8),  # LightX2V's int8
     ],
