@@ -134,7 +134,7 @@ class Parts:
     def _check_shape(self) -> None:
         model, shape = self.model, self.shape
         size = shape.width, shape.height
-        check_possible(model, size, shape.num_frames, self.variant.least_frames)
+        check_possible(model, size, shape.num_frames)
         if shape.num_videos < 1:
             raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)
         if shape.num_videos > 1 and self.variant.previous_frames:

@@ -112,10 +112,6 @@ class Character(Variant):
         face = structs.replace(self.inputs["face_video"], size=transformer.motion_encoder_size)
         return {**self.inputs, "face_video": face}
 
-    @property
-    def least_frames(self) -> tuple[int, str]:
-        return PREVIOUS_FRAMES, f"a segment may begin with {PREVIOUS_FRAMES} of the one before"
-
     def prepare_arguments(self, transformer: Any, num_frames: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns ``face_video`` uint8 (F, S, S, 3)."""
         size = transformer.motion_encoder_size

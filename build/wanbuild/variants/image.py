@@ -54,13 +54,6 @@ class ImageToVideo(Variant):
         return ImageConditioner
 
     @property
-    def least_frames(self) -> tuple[int, str]:
-        if "last_image" not in self.inputs:
-            return 1, "a video"
-        # With one frame there would be no room for an optional last one.
-        return 1 + self.vae_temporal, "the first and the last one may be given"
-
-    @property
     def usages(self) -> Sequence[Usage]:
         if "last_image" not in self.inputs or self.inputs["last_image"].required:
             return super().usages

@@ -209,11 +209,6 @@ class Variant:
         """The class of the program ``encode_video``; None for text alone."""
         return None
 
-    @property
-    def least_frames(self) -> tuple[int, str]:
-        """Returns a profile's minimum number of frames, 4n + 1, and the reason."""
-        return 1, "a video"
-
     def prepare_arguments(self, transformer: Any, num_frames: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the inputs of the program ``prepare`` besides embeddings and image tokens.
 

@@ -10,16 +10,13 @@ from wanrun.artifact.model import Model
 from wanrun.errors import UsageError, field
 
 
-def check_possible(
-    model: Model, size: tuple[int, int] | None, num_frames: int | None, least: tuple[int, str] = (1, "")
-) -> None:
+def check_possible(model: Model, size: tuple[int, int] | None, num_frames: int | None) -> None:
     """Checks that programs of a model can be built for a shape.
 
     Args:
         model: the model.
         size: (width, height) in pixels; None for any.
         num_frames: frames of a video; None for any.
-        least: the fewest frames, and why.
 
     Raises:
         UsageError: naming the nearest shapes that can be built.
@@ -30,8 +27,9 @@ def check_possible(
             expected=f"multiples of {model.size_multiple}",
             remedy=f"use {' or '.join(map(_written, sizes))}",
         )
-    if num_frames is not None and (frames := nearest_frames(model, num_frames, least[0])) != [num_frames]:
-        why = f", and at least {least[0]}: {least[1]}" if num_frames < least[0] else ""
+    if num_frames is not None and (frames := nearest_frames(model, num_frames)) != [num_frames]:
+        least, reason = fewest_frames(model)
+        why = f", and at least {least}: {reason}" if num_frames < least else ""
         raise UsageError(
             f"{field('num_frames')} {num_frames} cannot be built",
             expected=f"{model.vae_temporal}n + 1{why}",
@@ -49,9 +47,20 @@ def nearest_sizes(model: Model, size: tuple[int, int]) -> list[tuple[int, int]]:
     return sorted(product(widths, heights), key=distance)[:2]
 
 
-def nearest_frames(model: Model, num_frames: int, least: int = 1) -> list[int]:
+def fewest_frames(model: Model) -> tuple[int, str]:
+    """Returns the fewest frames of a profile, and why; diffusers fails with fewer if two images are given."""
+    task = model.task
+    if task.windows is not None:
+        shared = max(task.windows.overlaps)
+        return shared, f"a segment may begin with {shared} of the one before"
+    images = [name for name, item in task.inputs.items() if item.kind == "image"]
+    # The first frame is a latent frame of its own; any other image needs one more.
+    return (1 + model.vae_temporal, f"{' and '.join(images)} may be given") if len(images) > 1 else (1, "")
+
+
+def nearest_frames(model: Model, num_frames: int) -> list[int]:
     """Returns the nearest numbers of frames below and above; the number alone if it is possible."""
-    step = model.vae_temporal
+    step, (least, _) = model.vae_temporal, fewest_frames(model)
     latents = _around(num_frames - 1 + step, step)  # one for the first frame
     return list(dict.fromkeys(max((count - step) + 1, least) for count in latents))
 

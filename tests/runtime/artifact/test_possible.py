@@ -7,11 +7,15 @@ import re
 import pytest
 
 from helpers.manifests import plain_model
+from helpers.media_files import task_of
+from wanrun.artifact.model import Model
 from wanrun.artifact.possible import check_possible
 from wanrun.errors import UsageError
 
-MODEL = plain_model(size_multiple=16, vae_temporal=4)
-SEGMENT = (5, "a segment may begin with 5 of the one before")
+MODEL, FIRST, BOTH, SEGMENTS = (
+    plain_model(size_multiple=16, vae_temporal=4, task=task_of(variant, encoder=False))
+    for variant in ("wan2.1-t2v", "wan2.1-i2v", "wan2.2-i2v", "wan2.2-animate")
+)
 
 
 @pytest.mark.parametrize(
@@ -36,27 +40,30 @@ def test_the_nearest_sizes(size: tuple[int, int], nearest: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "least", "nearest"),
+    ("frames", "model", "nearest"),
     [
-        (80, (1, ""), [77, 81]),
-        (0, (1, ""), [1]),
-        (-7, (1, ""), [1]),
-        (2, (1, ""), [1, 5]),
-        (3, SEGMENT, [5]),
-        (1, SEGMENT, [5]),
-        (6, SEGMENT, [5, 9]),
+        (80, MODEL, [77, 81]),
+        (0, MODEL, [1]),
+        (-7, FIRST, [1]),
+        (2, FIRST, [1, 5]),
+        (3, SEGMENTS, [5]),
+        (1, SEGMENTS, [5]),
+        (6, SEGMENTS, [5, 9]),
+        (1, BOTH, [5]),
+        (2, BOTH, [5]),
     ],
 )
-def test_the_nearest_frames(frames: int, least: tuple[int, str], nearest: list[int]) -> None:
+def test_the_nearest_frames(frames: int, model: Model, nearest: list[int]) -> None:
     with pytest.raises(UsageError) as raised:
-        check_possible(MODEL, None, frames, least)
+        check_possible(model, None, frames)
     assert raised.value.fields == ("num_frames",)
     named = list(map(int, re.findall("[0-9]+", raised.value.remedy or "")))
     assert named == nearest
     for one in named:
-        check_possible(MODEL, None, one, least)
+        check_possible(model, None, one)
 
 
 def test_what_can_be_built_passes() -> None:
-    check_possible(MODEL, (832, 480), 81, SEGMENT)
+    check_possible(BOTH, (832, 480), 81)
+    check_possible(FIRST, (832, 480), 1)
     check_possible(MODEL, None, None)
