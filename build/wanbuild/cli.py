@@ -110,7 +110,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = in_bytes(sum(component.nbytes for component in manifest.components.values()))
-    report(*recognised_lines(manifest))
+    report(*recognised_lines(manifest, request.defaults))
     report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
 
 

@@ -36,6 +36,7 @@ from wanbuild.options import PlainConvert
 from wanbuild.progress import Progress
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
+from wanbuild.source.configs import scheduler_left
 from wanbuild.source.experts import check_experts, check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.parts import TOKENIZER
@@ -263,8 +264,8 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
 
     Args:
         request: source, artifact and options.
-        report: gets lines about LoRAs, about quantised weights that become larger, and about what rounding
-            to 8 bits has lost.
+        report: gets lines about LoRAs, about a scheduler that is not taken, about quantised weights that
+            become larger, and about what rounding to 8 bits has lost.
 
     Returns:
         The new artifact's manifest.
@@ -283,7 +284,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
         files = {name: source.component(name).files[0] for name in variant.transformers}
         check_experts(files, variant.name, given=not request.files.keys().isdisjoint(files))
         loras = stack.enter_context(_open_loras(source, variant, request))
-        report(*loras.lines)
+        report(*loras.lines, *scheduler_left(source.given, source.configs, source.scheduler_config))
         plans = _plan_components(source, variant, request, loras)
         model = _model_record(source, variant, plans, request)
         small = read_small_files(source)

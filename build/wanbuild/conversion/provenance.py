@@ -89,12 +89,16 @@ def source_record(
     }
 
 
-def recognised_lines(manifest: Manifest) -> Iterator[str]:
-    """Yields what conversion has recognised and assumed of files that do not say it."""
+def recognised_lines(manifest: Manifest, given: Collection[str] = ()) -> Iterator[str]:
+    """Yields what conversion has recognised and assumed of files that do not say it.
+
+    Args:
+        manifest: of the artifact.
+        given: the default options that the user has given.
+    """
     yield from _recognised(manifest)
-    defaults = manifest.model.defaults
     scheduler = read_scheduler(manifest.configs[SCHEDULER])
-    if scheduler.assumed and defaults.flow_shift == scheduler.flow_shift:
+    if scheduler.assumed and "flow_shift" not in given:
         published = variants()[manifest.model.variant].flow_shift
         yield (
             f"{FILES[SCHEDULER]} has no shift: {scheduler.flow_shift:g} is taken, as diffusers does; "

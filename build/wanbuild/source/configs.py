@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.config import class_name_of, shown
+from wanbuild.config import class_name_of, read_json, shown
 from wanbuild.source.derived import shown_fields
 from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE
@@ -16,7 +16,7 @@ from wanbuild.source.original_config import OriginalConfig, Shapes, derive_confi
 from wanbuild.source.parts import OPTIONS, TOKENIZER
 from wanbuild.source.safetensors import nothing_there
 from wanbuild.source.scheduler import read_scheduler
-from wanbuild.source.shards import weights_at
+from wanbuild.source.shards import is_checkpoint, weights_at
 from wanbuild.variants.variant import WITH_IMAGES
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError, shortened
@@ -105,6 +105,44 @@ def beside(files: Mapping[str, Path]) -> dict[str, Path]:
     }
 
 
+def scheduler_beside(files: Mapping[str, Path]) -> Path | None:
+    """Returns the scheduler's config of a whole checkpoint that the user gives as the transformer; else None.
+
+    Args:
+        files: what the user gives for the parts.
+    """
+    place = files.get(TRANSFORMERS[0])
+    if place is None or not is_checkpoint(place):
+        return None
+    file = place / SCHEDULER / FILES[SCHEDULER]
+    return file if os.path.lexists(file) else None
+
+
+def scheduler_left(
+    files: Mapping[str, Path], configs: Mapping[str, Path], own: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yields that the scheduler of such a checkpoint is not taken, if it differs from the one that is.
+
+    Args:
+        files: what the user gives for the parts.
+        configs: the given configs.
+        own: the scheduler's config of the source.
+
+    Raises:
+        SourceError: as ``read_json``.
+    """
+    file = scheduler_beside(files)
+    if file is None or SCHEDULER in configs:
+        return
+    config = read_json(file)
+    fields = {name for name in config.keys() | own.keys() if not name.startswith("_diffusers")}
+    if any(config.get(name) != own.get(name) for name in fields):
+        yield (
+            f"{OPTIONS[TRANSFORMERS[0]]} gives weights and their config, and the source's scheduler stays; "
+            f"to take the other one: --config {SCHEDULER}={file}"
+        )
+
+
 def of_parts(configs: Mapping[str, Path], parts: Collection[str]) -> dict[str, Path]:
     """Returns the given configs of a checkpoint's parts: that of one expert is both experts'.
 
@@ -131,7 +169,8 @@ def given_scheduler(file: Path) -> dict[str, Any]:
     Raises:
         SourceError: if it is missing, not JSON, or no supported scheduler's.
     """
-    config = _read(SCHEDULER, file, _CLASSES[SCHEDULER])
+    remedy = f"give --config {SCHEDULER}={FILES[SCHEDULER]} of the same model"
+    config = _read(SCHEDULER, file, _CLASSES[SCHEDULER], remedy)
     read_scheduler(config, str(file))
     return config
 
@@ -151,7 +190,8 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
     """
     transformer = name in TRANSFORMERS
     classes = (class_name, *OriginalConfig.CLASS_NAMES) if transformer else _CLASSES[name]
-    config = _read(name, file, classes)
+    remedy = _remedy(name, file, weights)
+    config = _read(name, file, classes, remedy)
     if transformer and is_original(config):
         return derive_config(class_name, shapes, weights, config, str(file))
     expected = shown_fields(name, shapes, weights)
@@ -169,12 +209,20 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
             f"{file} contradicts {weights}",
             expected=f"as its shapes say: {', '.join(says)}",
             found=", ".join(found),
-            remedy="give the config of these weights, or leave it out",
+            remedy=remedy,
         )
     return config
 
 
-def _read(name: str, file: Path, classes: Collection[str]) -> dict[str, Any]:
+def _remedy(name: str, file: Path, weights: str) -> str:
+    """Returns what to do about a wrong config: one beside the weights is taken if their folder is given."""
+    other = f"give --config {name}={FILES[name]} of these weights"
+    if file != Path(weights).with_name(FILES[name]) or weights.endswith(".json"):
+        return f"{other}, or leave it out"
+    return f"{other}, or their file alone: {OPTIONS[name]} {weights}"
+
+
+def _read(name: str, file: Path, classes: Collection[str], remedy: str) -> dict[str, Any]:
     if not os.path.lexists(file):
         raise nothing_there(file, remedy=f"check the path that --config gives for {name}")
     config = read_config(file)
@@ -183,6 +231,6 @@ def _read(name: str, file: Path, classes: Collection[str]) -> dict[str, Any]:
             f"{file} is no config of the {name.replace('_', ' ')}",
             expected=" or ".join(classes),
             found=shown(found),
-            remedy=f"give --config {name}={FILES[name]} of the same model",
+            remedy=remedy,
         )
     return config

@@ -101,7 +101,7 @@ def weights_at(name: str, place: Path) -> Path:
         SourceError: for one of several shards, or as ``find_weights``.
     """
     if place.is_dir():
-        own = place / name if (place / "model_index.json").exists() else place
+        own = place / name if is_checkpoint(place) else place
         return find_weights(own, WEIGHT_NAMES["transformers" if name.endswith("encoder") else "diffusers"])
     if is_shard(place):
         raise SourceError(
@@ -110,6 +110,11 @@ def weights_at(name: str, place: Path) -> Path:
             remedy=f"give {place.parent}, with the {_INDEX[1:]} that was published with them in it",
         )
     return place
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Returns whether a folder is a whole checkpoint, of which parts have a folder each."""
+    return (folder / "model_index.json").exists()
 
 
 def is_shard(path: Path) -> bool:

@@ -16,7 +16,7 @@ from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
 from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_part
-from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts
+from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts, scheduler_beside
 from wanbuild.source.derived import shown_fields
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import given_parts, misfits, nearest_misfits
@@ -48,7 +48,8 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
             + (_where_tokenizer(files) if OPTIONS[TOKENIZER] in missing else "")
             + ", or a SOURCE whose parts the given files replace",
         )
-    configs = of_parts({**beside(files), **configs}, files)
+    schedulers = {} if (file := scheduler_beside(files)) is None else {SCHEDULER: file}
+    configs = of_parts({**beside(files), **schedulers, **configs}, files)
     with ExitStack() as stack:
         components = {
             name: open_part(name, None, path, None, stack, configs.get(name))

@@ -15,7 +15,7 @@ from wanbuild.check.given_configs import with_given_configs
 from wanbuild.cli import wanbuild
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.source.checkpoint import open_source
-from wanbuild.source.configs import parse_configs
+from wanbuild.source.configs import parse_configs, scheduler_left
 from wanbuild.source.single_files import open_files
 from wancli.console import run
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
@@ -98,6 +98,45 @@ def test_the_rest_stays_assumed(
     with open_files(both, {"transformer": original}) as source:  # of both experts
         heads = [source.component(name).config["num_attention_heads"] for name in TRANSFORMERS]
         assert heads == [4, 4] and "boundary 0.875 of the experts" in source.assumed
+
+
+def test_the_scheduler_of_a_whole_checkpoint(
+    configs: Path, text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Given as the transformer, it brings it where none is known; a source's stays, and this is told."""
+    other = shutil.copytree(text_checkpoint, tmp_path / "other")
+    shutil.copy(configs / "scheduler" / "scheduler_config.json", other / "scheduler")
+    files = {"transformer": Path(other)}
+    with open_files({**text_files, **files}) as source:
+        assert source.scheduler_config == EULER
+        assert not [*scheduler_left(source.given, source.configs, source.scheduler_config)]
+    with open_source(text_checkpoint, files=files) as source:
+        assert source.scheduler_config != EULER
+        (told,) = scheduler_left(source.given, source.configs, source.scheduler_config)
+    remedy = parse_configs([told.rpartition("--config ")[2]])
+    with open_source(text_checkpoint, files=files, configs=remedy) as source:
+        assert source.scheduler_config == EULER
+        assert not [*scheduler_left(source.given, source.configs, source.scheduler_config)]
+    same = {"transformer": text_checkpoint}
+    with open_source(text_checkpoint, files=same) as source:
+        assert not [*scheduler_left(source.given, source.configs, source.scheduler_config)]
+
+
+@pytest.mark.parametrize("changes", [{"_class_name": "AutoencoderKL"}, {"z_dim": 48}])
+def test_a_foreign_config_beside_weights(
+    changes: dict[str, Any], text_checkpoint: Path, tmp_path: Path
+) -> None:
+    """It is named, and the remedy's file alone is taken with the config of the source."""
+    vae = Path(shutil.copytree(text_checkpoint / "vae", tmp_path / "vae"))
+    written(tmp_path, text_checkpoint, "vae", **changes)
+    with pytest.raises(
+        SourceError, match=f"^{vae}/config.json (is no config of the vae|contradicts)"
+    ) as raised:
+        open_source(text_checkpoint, files={"vae": vae})
+    assert raised.value.remedy is not None
+    alone = Path(raised.value.remedy.rpartition("--vae ")[2])
+    with open_source(text_checkpoint, files={"vae": alone}) as source:
+        assert source.component("vae").files == (alone,)
 
 
 def test_configs_of_a_folder_are_replaced(configs: Path, text_checkpoint: Path) -> None:
