@@ -219,7 +219,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     from wanbuild.options import CompileRequest
     from wanbuild.plan.subject import model_of
     from wanbuild.programs.compile import check_request
-    from wanbuild.recipe import fingerprint, is_built, mark_built, read_recipe
+    from wanbuild.recipe import fingerprint, is_built, mark_built, options_of, read_recipe
 
     plan = read_recipe(recipe)
     digest = fingerprint(plan)
@@ -227,11 +227,13 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
         report(f"{plan.artifact} is built as {recipe} says, and nothing has changed")
         return
     check_place(plan.artifact, force or if_changed)
-    request = record_of(CompileRequest, {"artifact": plan.artifact, **plan.compile})
-    if (model := model_of(plan)) is not None:  # else what depends on the model is found when it is here
-        check_request(request, model.manifest)
+    with options_of(recipe):
+        request = record_of(CompileRequest, {"artifact": plan.artifact, **plan.compile})
+        if (model := model_of(plan)) is not None:  # else what depends on the model is found when it is here
+            check_request(request, model.manifest)
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
-    _compile(request)
+    with options_of(recipe):
+        _compile(request)
     if any(name.split("-")[0] not in CHIPS for name in request.targets):  # else nothing runs here but proxies
         record(plan.artifact, report)
     mark_built(plan.artifact, digest)

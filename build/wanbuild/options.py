@@ -24,7 +24,7 @@ from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Precision, ProfileOptions
 from wanrun.artifact.record import MAX_SIZE
 from wanrun.artifact.roles import FORMS, LOOPS, forms_of
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.request.written import parse_size
 from wanrun.rows import ARGUMENT, Row, option, rows_of
@@ -225,16 +225,14 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.loop not in LOOPS:
-            raise UsageError("--loop cannot be built", expected=" or ".join(LOOPS), found=self.loop)
+            raise UsageError(f"{field('loop')} cannot be built", expected=" or ".join(LOOPS), found=self.loop)
         if not 1 <= self.max_steps <= MAX_STEPS:
             raise UsageError(
-                "--max-steps is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
+                f"{field('max_steps')} is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
             )
         for name in ("vae_decode_chunk", "vae_encode_chunk"):
             if not 1 <= (chunk := getattr(self, name)) <= MAX_SIZE:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is out of range", expected=f"1 to {MAX_SIZE}", found=chunk
-                )
+                raise UsageError(f"{field(name)} is out of range", expected=f"1 to {MAX_SIZE}", found=chunk)
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError, escaped, shortened
 from wanrun.files import canonical_json, read_bounded, sha256_of
+from wanrun.request.prompts_file import key_of
 from wanrun.rows import Row
 
 Text = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]  # without NUL
@@ -186,6 +188,31 @@ def _place(text: str, folder: Path) -> Path:
     """Returns a path relative to the recipe's folder; a text that has the form of a hub id stays as it is, if
     there is no such path."""
     return folder / text if (folder / text).exists() or not is_hub_id(text) else Path(text)
+
+
+@contextmanager
+def options_of(path: Path) -> Iterator[None]:
+    """Lets errors about options of profiles that a recipe gives name the recipe and its keys.
+
+    Args:
+        path: the recipe.
+
+    Raises:
+        UsageError: instead of one that is raised inside, with an option in its message.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if not error.fields:
+            raise
+        raise UsageError(f"{path}: {error.spelled(_key_of)}") from None
+
+
+def _key_of(name: str) -> str:
+    """Returns the key in a recipe of an option of profiles; ``sizes`` has what ``size`` is of one profile."""
+    flag = f"--{key_of(name).replace('_', '-')}"
+    found = (row for row in recipe_rows("compile") if name == row.name or flag == row.flag)
+    return next((f"compile.{row.key}" for row in found), name)
 
 
 MEANING = 2

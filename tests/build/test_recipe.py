@@ -49,12 +49,13 @@ MODEL = {
     'compile.targets = ["nope"]': "target nope is not known",
     f'compile.targets = ["{LONG}"]': "is not known",
     'compile.targets = ["h200-99999999999999999999"]': "different numbers of devices",
-    'compile.sizes = ["33x16"]': "--size 33x16 cannot be built; expected multiples of 16; use 32x16 or 48x16",
-    "compile.frames = [8]": "--frames 8 cannot be built; expected 4n + 1; use 5 or 9",
-    "compile.num_videos = 2000000000": "num_videos cannot be built; expected 1048576 at most",
-    "compile.num_references = 3": "wan2.1-t2v takes no reference images",
-    "compile.vae_decode_chunk = 2000000": "--vae-decode-chunk is out of range; expected 1 to 1048576",
-    "compile.max_steps = 20000": "--max-steps is out of range",
+    'compile.sizes = ["33x16"]': "recipe.toml: compile.sizes 33x16 cannot be built; expected "
+    "multiples of 16; use 32x16 or 48x16",
+    "compile.frames = [8]": "compile.frames 8 cannot be built; expected 4n + 1; use 5 or 9",
+    "compile.num_videos = 2000000000": "compile.num_videos cannot be built; expected 1048576 at most",
+    "compile.num_references = 3": "compile.num_references cannot be built",
+    "compile.vae_decode_chunk = 2000000": "compile.vae_decode_chunk is out of range; expected 1 to 1048576",
+    "compile.max_steps = 20000": "compile.max_steps is out of range",
     'compile.mesh = "tensor=7"': "the mesh tensor=7 does not work",
 }
 """What is known before the conversion only of a model that is here."""

@@ -27,7 +27,7 @@ from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Kernels
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, field
 
 MAX_REFERENCES = 16
 """The most reference images of a profile. Each costs a latent frame; published examples use up to 3."""
@@ -136,17 +136,19 @@ class Parts:
         size = shape.width, shape.height
         check_possible(model, size, shape.num_frames)
         if shape.num_videos < 1:
-            raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)
+            raise UsageError(
+                f"{field('num_videos')} cannot be built", expected="1 or more", found=shape.num_videos
+            )
         if shape.num_videos > 1 and self.variant.previous_frames:
             raise UsageError(
-                "--num-videos cannot be built",
+                f"{field('num_videos')} cannot be built",
                 expected="1: windows follow one another",
                 found=shape.num_videos,
             )
         most = MAX_REFERENCES if "reference_image" in self.variant.inputs else 0
         if not 0 <= shape.num_references <= most:
             raise UsageError(
-                "--reference-images cannot be built",
+                f"{field('num_references')} cannot be built",
                 expected=f"0 to {most}" if most else f"0: {model.variant} takes no reference images",
                 found=shape.num_references,
             )

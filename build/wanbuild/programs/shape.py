@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import MAX_SIZE
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Shape:
     def __post_init__(self) -> None:
         for size in fields(self):
             if getattr(self, size.name) > MAX_SIZE:
-                raise UsageError(f"{size.name} cannot be built", expected=f"{MAX_SIZE} at most")
+                option = "size" if size.name in ("width", "height") else size.name
+                raise UsageError(f"{field(option)} cannot be built", expected=f"{MAX_SIZE} at most")
 
     @classmethod
     def of(cls, profile: Profile) -> Shape:
