@@ -130,8 +130,8 @@ _WHITE = 240
 def mask(image: Image.Image, name: str) -> Image.Image:
     """Returns one decoded frame of a mask as RGB; one that is drawn as transparency is read by its alpha.
 
-    What is painted in white on a transparent layer is white. In any other picture what was made transparent
-    is, as where a part was erased. Without transparency a frame is as of ``rgb``, whose errors are raised.
+    What is painted in white on a transparent layer is white; of a layer without paint, as where an object has
+    left the picture, nothing is. In any other picture what was erased is. Without transparency a frame is as of ``rgb``, whose errors are raised.
     """
     found = rgb(image, name)
     if not image.has_transparency_data:
@@ -142,7 +142,7 @@ def mask(image: Image.Image, name: str) -> Image.Image:
     if least == 255:
         return found
     on_white = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("L")
-    painted_white = most > 0 and _extrema(on_white)[0] >= _WHITE
+    painted_white = most == 0 or _extrema(on_white)[0] >= _WHITE
     drawn = alpha if painted_white else ImageChops.invert(alpha)
     return Image.merge("RGB", [drawn] * 3)
 

@@ -7,8 +7,10 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from PIL import Image, UnidentifiedImageError
 
@@ -18,10 +20,17 @@ from wanrun.media.decoder import all_frames, decoder, images, memory_limit
 from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
 from wanrun.media.images import Seen, described, existing_path, file_digest, identity, read_image, tell_file
 from wanrun.media.pillow import NO_MEMORY, takes_memory, too_large
+from wanrun.media.pillow import mask as drawn_mask
 from wanrun.opened.cancel import CancelToken
 
 _CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,ivf,h264,hevc,mpegvideo,yuv4mpegpipe,mjpeg"
 """ffmpeg's names of the containers that are read. Playlists and scripts are refused: they name more files."""
+
+_VPX = MappingProxyType({"vp8": "libvpx", "vp9": "libvpx-vp9"})
+"""The decoders that read the alpha of VP8 and VP9, by ffmpeg's name of the codec."""
+
+_TRANSPARENT = re.compile(r", (?:yuva|rgba|bgra|argb|abgr|gbrap|ya8|ya16|pal8)")
+"""A pixel format with alpha, in ffmpeg's description of a stream."""
 
 THREADS = 4
 """Of ffmpeg, at most: each keeps frames, so the memory that it takes would grow with the machine's cores."""
@@ -48,8 +57,7 @@ def read_video(
         seen: gets the bytes that identify the video: all bytes of a file, after the last frame; the names and
             digests of a folder's frames; the sizes and pixels of a list's images.
         cancel: ends the call.
-        mask: whether it is a mask, whose images may be drawn as transparency (``wanrun.media.pillow.mask``);
-            of ffmpeg's formats the colours count alone.
+        mask: whether it is a mask, whose frames may be drawn as transparency (``wanrun.media.pillow.mask``).
 
     Yields:
         Frames in mode RGB, all of one size. Images of folders and lists are turned as their EXIF orientation
@@ -173,11 +181,58 @@ def _decoded(
         with images(name, cancel, mask) as decoder:
             yield from islice(all_frames(decoder, path, name), max_frames)
     except UnidentifiedImageError:
-        yield from _ffmpeg_frames(path, name, max_frames, cancel)
+        alpha = _alpha(path, name, cancel) if mask else None
+        if alpha is None:
+            yield from _ffmpeg_frames(path, name, max_frames, cancel)
+        else:
+            for frame in _ffmpeg_frames(path, name, max_frames, cancel, alpha.before, alpha.after):
+                yield drawn_mask(_with_alpha(frame), name)
+
+
+@dataclass(frozen=True)
+class _Alpha:
+    """The options of ffmpeg, before and after the input, that put each frame's alpha at its right side."""
+
+    before: Sequence[str]
+    after: Sequence[str] = (
+        "-vf",
+        "format=rgba,split[colours][b];[b]alphaextract,format=rgb24[alpha];"
+        "[colours]format=rgb24[left];[left][alpha]hstack",
+    )
+
+
+def _alpha(path: Path, name: str, cancel: CancelToken | None) -> _Alpha | None:
+    """Returns how a video's transparency is decoded; None for a video without."""
+    with decoder([_program(name), "-nostdin", "-hide_banner", *_input(path)], name, cancel) as ffmpeg:
+        _, lines = ffmpeg.ended(name)  # it describes the file, and misses an output
+    streams = [line for line in lines if "Video:" in line]
+    if streams and any(re.search(r"alpha_mode +: 1$", line) for line in lines):
+        # ffmpeg's own decoders of VP8 and VP9 leave the second stream of pictures, with the alpha, out.
+        return next(
+            (_Alpha(("-c:v", lib)) for codec, lib in _VPX.items() if f"Video: {codec}" in streams[0]), None
+        )
+    return _Alpha(()) if streams and _TRANSPARENT.search(streams[0]) else None
+
+
+def _with_alpha(frame: Image.Image) -> Image.Image:
+    """Returns a frame with the alpha that is at its right side."""
+    width, height = frame.width // 2, frame.height
+    layer = frame.crop((0, 0, width, height))
+    layer.putalpha(frame.crop((width, 0, 2 * width, height)).getchannel("R"))
+    return layer
+
+
+def _input(path: Path) -> Sequence[str]:
+    return ("-protocol_whitelist", "file", "-format_whitelist", _CONTAINERS, "-i", f"file:{path.absolute()}")
 
 
 def _ffmpeg_frames(
-    path: Path, name: str, max_frames: int | None, cancel: CancelToken | None
+    path: Path,
+    name: str,
+    max_frames: int | None,
+    cancel: CancelToken | None,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
 ) -> Iterator[Image.Image]:
     """Yields frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader.
 
@@ -191,7 +246,7 @@ def _ffmpeg_frames(
     command = [
         *(_program(name), "-nostdin", "-v", "error", "-xerror", *pixels),
         *("-threads", str(min(THREADS, os.cpu_count() or 1))),
-        *("-protocol_whitelist", "file", "-format_whitelist", _CONTAINERS, "-i", f"file:{path.absolute()}"),
+        *(*before, *_input(path), *after),
         # One PPM image per frame, because its header has the size.
         *("-pix_fmt", "rgb24", "-vcodec", "ppm", *limit, "-f", "image2pipe", "-"),
     ]

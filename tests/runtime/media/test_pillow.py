@@ -21,7 +21,7 @@ BLACK, WHITE, GREY = (0, 0, 0), (255, 255, 255), (90, 160, 90)
         ((*WHITE, 0), (*BLACK, 255), (255, 0)),  # a black picture with a hole
         ((*BLACK, 0), (*GREY, 255), (255, 0)),  # a photo of which a part was erased
         ((*WHITE, 255), (*BLACK, 255), (255, 0)),  # no transparency: the colours count
-        ((*BLACK, 0), (*WHITE, 0), (255, 255)),  # nothing is left
+        ((*BLACK, 0), (*WHITE, 0), (0, 0)),  # no paint on this frame's layer
     ],
 )
 def test_a_mask_that_is_drawn_as_transparency(

@@ -24,6 +24,7 @@ from helpers.pictures import (
 from wanrun.artifact.media import VideoSource
 from wanrun.errors import UsageError
 from wanrun.media import decoder
+from wanrun.media.ffmpeg import run_ffmpeg
 from wanrun.media.read_video import natural_key, read_video
 
 
@@ -85,6 +86,34 @@ def test_videos_are_read(suffix: str, tmp_path: Path) -> None:
     path = path.rename(tmp_path / "any name%03d: [x]")  # the content says what it is
     for frame, expected in zip(read(path), frames, strict=True):
         assert np.abs(np.asarray(frame, int) - np.asarray(expected)).mean() < 16  # half the colour is kept
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"),
+    [
+        ("webm", ("libvpx-vp9", "-pix_fmt", "yuva420p")),
+        ("webm", ("libvpx", "-auto-alt-ref", "0", "-pix_fmt", "yuva420p")),
+        ("mov", ("prores_ks", "-profile:v", "4444", "-pix_fmt", "yuva444p10le")),
+        ("mp4", ("libx264", "-pix_fmt", "yuv420p")),
+    ],
+)
+def test_a_mask_that_is_drawn_as_transparency(suffix: str, codec: tuple[str, ...], tmp_path: Path) -> None:
+    """White paint on a transparent layer; what has no transparency is read by its colours."""
+    path = tmp_path / f"mask.{suffix}"
+    transparent = suffix != "mp4"
+    layers = np.full((3, 32, 64, 4), 255 if transparent else 0, np.uint8)
+    layers[..., 3] = 0 if transparent else 255
+    layers[:, :16] = 255
+    source = ("-f", "rawvideo", "-pix_fmt", "rgba", "-s", "64x32", "-i", "pipe:0")
+    run_ffmpeg([*source, "-c:v", *codec, str(path)], layers)
+    frames = [np.asarray(frame) for frame in read_video(path, "--mask", mask=True)]
+    assert len(frames) == 3
+    for frame in frames:
+        assert frame.shape == (32, 64, 3) and frame[:14].min() > 250 and frame[18:].max() < 5
+    limited = list(read_video(path, "--mask", 2, mask=True))
+    assert len(limited) == 2
+    if transparent:  # of a video that is no mask the colours count
+        assert np.asarray(next(iter(read_video(path, "--video"))))[18:].min() > 200
 
 
 def test_a_still_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
