@@ -19,7 +19,7 @@ from wanbuild.lora.file import LoraFile, Match, layers_of
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
 from wanbuild.mapping.engine import describe_problems
 from wanbuild.mapping.lora import Parameters
-from wanbuild.source.experts import NOISE, expert_named
+from wanbuild.source.experts import NOISE, experts_named
 from wanbuild.source.safetensors import TensorFile
 from wanrun.artifact.lora import Lora
 from wanrun.errors import SourceError, UsageError
@@ -50,8 +50,8 @@ def misplaced(loras: Sequence[LoraRequest], transformers: Sequence[str]) -> Iter
         loras: the LoRAs.
         transformers: the model's transformers.
     """
-    for lora in loras:
-        if (named := expert_named(lora.path)) in (None, lora.component):
+    for lora, named in zip(loras, experts_named([lora.path for lora in loras]), strict=True):
+        if named is None or named == lora.component:
             continue
         noise = NOISE[named]
         if lora.component is not None:
@@ -127,14 +127,15 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
     _check_requests(requests, shapes)
     parameters = {name: Parameters(keys) for name, keys in shapes.items()}
     found: dict[str, dict[str, list[Delta]]] = {name: {} for name in shapes}
-    records, lines, files, problems = [], [], [], []
+    records, lines, files, problems, remedies = [], [], [], [], []
     with ExitStack() as stack:
         for request in requests:
             try:
                 file = stack.enter_context(TensorFile(request.path))
                 lora = LoraFile(file, request.scale)
             except SourceError as error:
-                problems.append(str(error))
+                problems.append(str(SourceError(**{**error.parts, "remedy": None})))
+                remedies.append(error.remedy)
                 continue
             names = tuple(shapes) if request.component is None else (request.component,)
             matches = {name: lora.match(parameters[name], shapes[name], strict) for name in names}
@@ -149,10 +150,11 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
                 changed = sum(len(match.deltas) for match in matches.values())
                 lines.append(_line(record, changed, left_out, len(file.entries)))
         if problems:
+            own = remedies[0] if len(problems) == len(remedies) == 1 else None
             raise SourceError(
                 f"{'a LoRA' if len(requests) == 1 else 'LoRAs'} cannot be merged: "
                 + describe_problems(problems),
-                remedy="use a LoRA that was made for this model, as plain safetensors",
+                remedy=own or "use a LoRA that was made for this model, as plain safetensors",
             )
         stack.pop_all()
     deltas_by_key: dict[str, Mapping[str, Delta]] = {

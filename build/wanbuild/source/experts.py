@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,6 +46,26 @@ def expert_named(file: Path) -> str | None:
     return None
 
 
+_LETTER = re.compile(r"(?<![a-z])[hl](?![a-z])")
+
+
+def experts_named(files: Sequence[Path]) -> list[str | None]:
+    """Returns what each file is named after: as of ``expert_named``, or by an H or an L if another one's name
+    differs in that alone (``wan22_H``, ``wan22_L``).
+    """
+    names = {file.name.lower() for file in files}
+    return [expert_named(file) or _by_letter(file.name.lower(), names) for file in files]
+
+
+def _by_letter(name: str, names: Collection[str]) -> str | None:
+    parts = {noise[0]: part for part, noise in NOISE.items()}
+    for letter in _LETTER.finditer(name):
+        (other,) = parts.keys() - {letter[0]}
+        if f"{name[: letter.start()]}{other}{name[letter.end() :]}" in names:
+            return parts[letter[0]]
+    return None
+
+
 def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -> None:
     """Refuses one file for both experts and names that say that it is the other one; warns of one alone.
 
@@ -59,7 +79,8 @@ def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -
     """
     together = len({file.parent for file in files.values()}) < len(files)  # their folder is named after both
     looked = {name: Path(file.name) if together else file for name, file in files.items()}
-    named = {name: found for name, file in looked.items() if (found := expert_named(file)) is not None}
+    found_in = zip(looked, experts_named([*looked.values()]), strict=True)
+    named = {name: expert for name, expert in found_in if expert is not None}
     if len(files) == 1:
         for expert in named.values():
             warn(

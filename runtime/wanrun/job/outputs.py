@@ -62,12 +62,13 @@ class Output:
 
 
 def outputs_of(path: Path, num_videos: int, kinds: Sequence[str] = (VIDEO,)) -> tuple[Output, ...]:
-    """Returns files of each video of a job.
+    """Returns the files of a job's videos.
 
     Args:
         path: the video's path; several videos are ``name-0.ext``, ``name-1.ext`` and so on.
         num_videos: the number of videos.
-        kinds: of each video; a picture is named as its video, with the ending of its kind.
+        kinds: of each video, or of all of them together; named as the video, or as ``path``, with the ending
+            of the kind.
 
     Raises:
         UsageError: if the suffix is not one of a video.
@@ -76,7 +77,7 @@ def outputs_of(path: Path, num_videos: int, kinds: Sequence[str] = (VIDEO,)) -> 
     return tuple(
         Output(video.with_name(f"{video.stem}{KINDS[kind].ending or video.suffix}"), number, kind)
         for kind in kinds
-        for number, video in enumerate(videos)
+        for number, video in enumerate([path] if KINDS[kind].of_all else videos)
     )
 
 
@@ -134,16 +135,18 @@ class _Kind:
     Attributes:
         write: writes it; it gets the output, the result, the metadata and whether a video may be replaced.
         ending: of the file's name, in the place of the video's suffix; empty for the video's own.
+        of_all: whether one file is of all videos.
     """
 
     write: Callable[[Output, Result, Mapping[str, Any], bool], None]
     ending: str = ""
+    of_all: bool = False
 
 
 KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
     {
         VIDEO: _Kind(_write_video),
-        LATENTS: _Kind(_write_latents, ".latents.npy"),
+        LATENTS: _Kind(_write_latents, ".latents.npy", of_all=True),
         THUMBNAIL: _Kind(_write_thumbnail, ".thumbnail.webp"),
         LAST_FRAME: _Kind(_write_last_frame, ".last.png"),
     }

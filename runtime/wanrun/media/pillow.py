@@ -131,7 +131,8 @@ def mask(image: Image.Image, name: str) -> Image.Image:
     """Returns one decoded frame of a mask as RGB; one that is drawn as transparency is read by its alpha.
 
     What is painted in white on a transparent layer is white; of a layer without paint, as where an object has
-    left the picture, nothing is. In any other picture what was erased is. Without transparency a frame is as of ``rgb``, whose errors are raised.
+    left the picture, nothing is. In any other picture what was made transparent is, as where a part was
+    erased. Without transparency a frame is as of ``rgb``, whose errors are raised.
     """
     found = rgb(image, name)
     if not image.has_transparency_data:

@@ -29,7 +29,7 @@ _CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,ivf,h264,hevc,mpegv
 _VPX = MappingProxyType({"vp8": "libvpx", "vp9": "libvpx-vp9"})
 """The decoders that read the alpha of VP8 and VP9, by ffmpeg's name of the codec."""
 
-_TRANSPARENT = re.compile(r", (?:yuva|rgba|bgra|argb|abgr|gbrap|ya8|ya16|pal8)")
+_TRANSPARENT = re.compile(r"\b(?:yuva|rgba|bgra|argb|abgr|gbrap|ya8|ya16|pal8)")
 """A pixel format with alpha, in ffmpeg's description of a stream."""
 
 THREADS = 4

@@ -467,9 +467,9 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "a checkpoint": (
         {"diffusion_model.blocks.0.self_attn.q.weight": NAN},
-        "is a transformer in the original naming, and no LoRA; give it as --transformer",
+        "is a transformer in the original naming, and no LoRA; give it as --transformer$",
     ),
-    "a VAE": ({"decoder.middle.0.residual.0.gamma": DOWN}, "is the VAE .*, and no LoRA; give it as --vae"),
+    "a VAE": ({"decoder.middle.0.residual.0.gamma": DOWN}, "is the VAE .*, and no LoRA; give it as --vae$"),
     "a bias where there is none": (
         {"diffusion_model.blocks.0.self_attn.norm_q.diff_b": UP[:, 0]},
         "it changes nothing",

@@ -21,7 +21,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import SourceComponent, open_source
-from wanbuild.source.experts import check_experts, expert_named
+from wanbuild.source.experts import check_experts, expert_named, experts_named
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wancli.console import run
@@ -61,6 +61,25 @@ KEY, PATH, LAYER = "blocks.1.attn1.to_v.weight", "blocks/attn1/to_v/weight", 1
 )
 def test_what_files_of_experts_are_named_after(name: str, expert: str | None) -> None:
     assert expert_named(Path("models", name)) == expert
+
+
+@pytest.mark.parametrize(
+    ("names", "experts"),
+    [
+        (("wan22_H.safetensors", "wan22_L.safetensors"), EXPERTS),
+        (("L-i2v-14B.safetensors", "H-i2v-14B.safetensors"), EXPERTS[::-1]),
+        (("wan22h.gguf", "wan22l.gguf"), EXPERTS),
+        (("wan22_H.safetensors", "wan22_L_v2.safetensors"), (None, None)),
+        (("wan22_H.safetensors", "wan22_H.safetensors"), (None, None)),
+        (("rank_h.safetensors", "rank_l_h.safetensors"), (None, None)),
+        (("helm.safetensors", "lelm.safetensors"), (None, None)),
+        (("a_high.safetensors", "a_low.safetensors"), EXPERTS),
+    ],
+)
+def test_a_letter_names_experts_that_differ_in_it_alone(
+    names: tuple[str, str], experts: tuple[str | None, str | None]
+) -> None:
+    assert experts_named([Path("x", name) for name in names]) == [*experts]
 
 
 def test_a_folder_that_both_share_names_neither(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_the_names_of_each_video() -> None:
     assert [str(output.path) for output in one] == ["a/v.mp4", "a/v.thumbnail.webp", "a/v.last.png"]
     two = outputs_of(Path("v.GIF"), 2)
     assert two == (Output(Path("v-0.GIF"), 0), Output(Path("v-1.GIF"), 1))
+    assert outputs_of(Path("v.mp4"), 2, (LATENTS,)) == (Output(Path("v.latents.npy"), 0, LATENTS),)
     with pytest.raises(UsageError):
         outputs_of(Path("v.txt"), 1)
 
