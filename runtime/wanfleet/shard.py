@@ -53,7 +53,7 @@ class Shard:
     """A share of the prompts.
 
     Attributes:
-        number: this job's, from 0.
+        number: this job's, from 1, as ``{index}`` counts prompts: job I makes prompt I first.
         count: how many jobs share them.
         variable: the variable that the number is from; empty if it was given.
     """
@@ -65,17 +65,24 @@ class Shard:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST:
             raise UsageError("--shard is out of range", expected=f"1 to {MOST} jobs", found=self.count)
-        if not 0 <= self.number < self.count:
-            of = f" ({self.variable})" if self.variable else ""
+        if 1 <= self.number <= self.count:
+            return
+        if self.variable:  # a scheduler counts from 0
             raise UsageError(
-                f"--shard is out of range{of}",
+                f"--shard is out of range ({self.variable})",
                 expected=f"a number from 0 to {self.count - 1} of {self.count} jobs",
-                found=self.number,
+                found=self.number - 1,
             )
+        raise UsageError(
+            "--shard is out of range",
+            expected=f"1/{self.count} to {self.count}/{self.count}, counted from 1 like {{index}}",
+            found=f"{self.number}/{self.count}",
+            remedy=f"add 1 to numbers that count from 0, or pass --shard {AUTO} in an array of jobs",
+        )
 
     def has(self, index: int) -> bool:
         """Whether a prompt is of this job; ``index`` counts from 1."""
-        return (index - 1) % self.count == self.number
+        return (index - self.number) % self.count == 0
 
     def __str__(self) -> str:
         return f"shard {self.number}/{self.count}" + (f" ({self.variable})" if self.variable else "")
@@ -94,7 +101,7 @@ def find_shard(given: str, environment: Mapping[str, str]) -> Shard:
     if (form := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", given)) is not None:
         return Shard(int(form[1]), int(form[2]))
     if given != AUTO:
-        raise UsageError("--shard is no share", expected=f"I/N, with I from 0, or {AUTO}", found=given[:80])
+        raise UsageError("--shard is no share", expected=f"I/N, with I from 1, or {AUTO}", found=given[:80])
     array = _array(environment)
     if array is None:
         raise UsageError(
@@ -110,7 +117,7 @@ def find_shard(given: str, environment: Mapping[str, str]) -> Shard:
         )
     number = _number(environment, array.number) - _number(environment, array.first, 0)
     step = max(1, _number(environment, array.step, 1))
-    return Shard(number // step, _number(environment, array.size), array.number)
+    return Shard(number // step + 1, _number(environment, array.size), array.number)
 
 
 def told_number(environment: Mapping[str, str]) -> str:

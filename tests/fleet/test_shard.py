@@ -26,7 +26,7 @@ CONVENTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "slurm": (AUTO, {"SLURM_ARRAY_TASK_ID": "{}", "SLURM_ARRAY_TASK_COUNT": str(COUNT)}),
     "skypilot": (AUTO, {"SKYPILOT_JOB_RANK": "{}", "SKYPILOT_NUM_JOBS": str(COUNT)}),
     "aws": (AUTO, {"AWS_BATCH_JOB_ARRAY_INDEX": "{}", "AWS_BATCH_JOB_ARRAY_SIZE": str(COUNT)}),
-    "given": ("{}/3", {}),
+    "given": ("{}/3", {}),  # counts from 1, as {index} does; schedulers count from 0
 }
 
 
@@ -54,7 +54,7 @@ def shared(
     run = run_options(
         prompts=prompts,
         output=prompts.with_name("{index}.npy"),
-        shard=None if whole else given.format(number),
+        shard=None if whole else given.format(number + 1),
     )
     return make_worklist(lambda: open_artifact(artifact), run, {"num_steps": 1}, Timings())
 
@@ -74,7 +74,7 @@ def test_each_prompt_is_of_one_job(
     assert sorted(names) == [f"{index}.npy" for index in (1, 2, 3, 4, 6, 7, 8)]
     assert [len(work.failures) for work in works] == [0, 1, 0]  # the line is reported once
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("shard 0/3") and said[0].endswith(": 3 of 8 prompts")
+    assert said[0].startswith("shard 1/3") and said[0].endswith(": 3 of 8 prompts")
     # Variables alone take no prompt away: whoever has split the file himself would lose most of it.
     all_of_them = shared(artifact, prompts, monkeypatch, convention, 1, whole=True)
     assert len(all_of_them.jobs) == 7
@@ -89,23 +89,23 @@ def test_a_share_without_prompts_says_so(
     prompts.write_text("a cat\na dog\n")
     assert not shared(artifact, prompts, monkeypatch, "slurm", 2).jobs
     said = capsys.readouterr().err
-    assert said.startswith("shard 2/3 (SLURM_ARRAY_TASK_ID): 0 of 2 prompts: there are more jobs than")
+    assert said.startswith("shard 3/3 (SLURM_ARRAY_TASK_ID): 0 of 2 prompts: there are more jobs than")
 
 
 def test_slurm_arrays_that_begin_elsewhere_or_skip() -> None:
     slurm = {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "5"}
     numbers = [find_shard(AUTO, {**slurm, "SLURM_ARRAY_TASK_ID": text}) for text in ("10", "15", "20")]
-    assert [shard.number for shard in numbers] == [0, 1, 2]
+    assert [shard.number for shard in numbers] == [1, 2, 3]
 
 
 def test_a_given_share_is_none_of_the_variables() -> None:
-    assert find_shard("0/1", {"JOB_COMPLETION_INDEX": "7"}) == Shard(0, 1)
+    assert find_shard("1/1", {"JOB_COMPLETION_INDEX": "7"}) == Shard(1, 1)
 
 
 def test_an_array_that_tells_both_numbers_is_taken() -> None:
     """Not the first one, which may be that of a cluster inside a job of another."""
     slurm = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "3"}
-    assert find_shard(AUTO, {"JOB_COMPLETION_INDEX": "0", **slurm}) == Shard(1, 3, "SLURM_ARRAY_TASK_ID")
+    assert find_shard(AUTO, {"JOB_COMPLETION_INDEX": "0", **slurm}) == Shard(2, 3, "SLURM_ARRAY_TASK_ID")
     assert told_number({"JOB_COMPLETION_INDEX": "0", **slurm}) == "SLURM_ARRAY_TASK_ID"
     assert told_number({"JOB_COMPLETION_INDEX": "0"}) == "JOB_COMPLETION_INDEX"
 
@@ -113,10 +113,15 @@ def test_an_array_that_tells_both_numbers_is_taken() -> None:
 @pytest.mark.parametrize(
     ("given", "environment", "message"),
     [
-        ("1/2/3", {}, "--shard is no share; expected I/N, with I from 0, or auto; found 1/2/3"),
+        ("1/2/3", {}, "--shard is no share; expected I/N, with I from 1, or auto; found 1/2/3"),
         ("-1/2", {}, "--shard is no share"),
         ("3", {"JOB_COMPLETION_INDEX": "0"}, "--shard is no share"),
-        ("3/3", {}, "expected a number from 0 to 2 of 3 jobs; found 3"),
+        (
+            "0/3",
+            {},
+            "expected 1/3 to 3/3, .*; found 0/3; add 1 to numbers that count from 0, .* --shard auto",
+        ),
+        ("4/3", {}, "expected 1/3 to 3/3, .*; found 4/3"),
         ("0/0", {}, "expected 1 to 1000000 jobs; found 0"),
         (AUTO, {}, "finds no number of this job; expected one of JOB_COMPLETION_INDEX, .*; pass --shard I/N"),
         (
@@ -132,7 +137,7 @@ def test_an_array_that_tells_both_numbers_is_taken() -> None:
         (
             AUTO,
             {"JOB_COMPLETION_INDEX": "2", "JOB_COMPLETIONS": "2"},
-            r"out of range \(JOB_COMPLETION_INDEX\)",
+            r"out of range \(JOB_COMPLETION_INDEX\); expected a number from 0 to 1 of 2 jobs; found 2",
         ),
         (AUTO, {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": ""}, "SLURM_ARRAY_TASK_COUNT is no"),
     ],

@@ -36,7 +36,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     shard: Annotated[
         str | None,
         option(
-            "Make every N-th prompt from number I on, which counts from 0; auto takes both from the "
+            "Make every N-th prompt from number I on, which counts from 1; auto takes both from the "
             "variables of an array job of Slurm, Kubernetes, SkyPilot or AWS Batch. Without it all prompts "
             "are made.",
             value="I/N|auto",
