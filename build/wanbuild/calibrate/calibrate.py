@@ -199,8 +199,8 @@ def _found(
             report(f"{count} steps: left out, {request.minutes:g} minutes are over")
             continue
         found[name] = one = find(name)
-        kept = f"{one.how}, {one.gain} dB nearer" if one.better else "no steps were surely nearer"
-        report(f"{count} steps: {one.chosen} dB from converged, the solver's own {one.plain}; {kept}")
+        figures = f"{one.chosen} dB from converged, the solver's own {one.plain}"
+        report(f"{count} steps: {figures}; {one.verdict}")
     return found
 
 

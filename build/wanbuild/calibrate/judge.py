@@ -30,8 +30,8 @@ class Mean:
     high: float
 
     def __str__(self) -> str:
-        interval = f" ({self.low:.1f} to {self.high:.1f})" if math.isfinite(self.low) else ""
-        return f"{self.value:.1f}{interval}"
+        how_sure = f"{self.low:.1f} to {self.high:.1f}" if math.isfinite(self.low) else "one prompt"
+        return f"{self.value:.1f} ({how_sure})"
 
 
 def psnr(found: np.ndarray, expected: np.ndarray) -> float:

@@ -68,6 +68,15 @@ class Found:
         """Whether it is nearer than the solver's own grid by more than the noise of the deciding prompts."""
         return self.decided.low > 0
 
+    @property
+    def verdict(self) -> str:
+        """What was taken, and how much nearer it is; only what the reporting prompts confirm is called so."""
+        if not self.better:
+            return "no steps were surely nearer"
+        if self.gain.low > 0:
+            return f"{self.how}, {self.gain} dB nearer"
+        return f"{self.how}: {self.decided} dB by the prompts that decide, {self.gain} by those that report"
+
 
 def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Steps, str]:
     """Returns different steps to compare, with where they come from; the solver's own first."""

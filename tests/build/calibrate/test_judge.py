@@ -27,7 +27,7 @@ def test_a_mean_and_its_interval() -> None:
 
 def test_one_value_says_nothing_of_others() -> None:
     found = mean_of([3.0])
-    assert found == Mean(3.0, -np.inf, np.inf) and str(found) == "3.0"
+    assert found == Mean(3.0, -np.inf, np.inf) and str(found) == "3.0 (one prompt)"
 
 
 @pytest.mark.parametrize(

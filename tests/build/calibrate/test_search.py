@@ -46,6 +46,7 @@ def test_the_best_is_taken_and_judged_by_others(monkeypatch: pytest.MonkeyPatch)
     videos = Videos({PLAIN: [0.0], BAD: [-1.0], GOOD: [2.0, 3.0], **others})
     one = found(monkeypatch, videos)
     assert one.steps == GOOD and one.how == "400.0" and one.better and one.count == 2
+    assert one.verdict.startswith("400.0, 2.5 (") and one.verdict.endswith(" dB nearer")
     assert one.gain.value == pytest.approx(2.5) and one.chosen.value - one.plain.value == pytest.approx(2.5)
     # The worst are run with the first prompts alone, and those that judge by the best and the solver's own.
     seeds = {one: {seed for steps, seed in videos.asked if steps == one} for one in videos.gains}
@@ -84,9 +85,10 @@ def test_what_is_better_by_chance_is_not_taken(
 
 
 def test_the_last_prompts_report_and_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are steps called nearer that were, by the prompts that decide, and are not by those that report."""
     gains = [1.0] * 8 + [2.0, 2.5, 2.0, 2.5, 2.0, 2.5] + [-2.0, -1.0] * 3
     one = found(monkeypatch, Videos({PLAIN: [0.0], GOOD: gains}))
-    assert one.steps == GOOD and one.better
+    assert one.steps == GOOD and one.better and "nearer" not in one.verdict
     assert one.decided.value == pytest.approx(2.25) and one.gain.value == pytest.approx(-1.5)
 
 
