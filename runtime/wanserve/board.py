@@ -92,6 +92,8 @@ class Board:
         running = self._running.get(video.id)
         if self.hub.wanted and not (running is not None and running.removed):
             self.hub.publish(video.owner, video.id, "video", *self.shown(video))
+        if video.over:
+            self.hub.ended(video.id)
 
     def moved(self) -> None:
         """Publishes the places in the queue soon, all in one event."""

@@ -215,10 +215,7 @@ class Device:
             video = self._video = await self._queue.next()
             self._told = False
             self._free.clear()
-            cancel = partial(writer.write, line(Cancel(video.id)))
             tell("begun", id=video.id, attempt=video.attempts if video.attempts > 1 else None)
-            with self._stored():
-                await self._queue.begin(video, cancel)
             try:
                 writer.write(line(await asyncio.to_thread(self._make, video)))
             except (KeyError, OSError, WanError, RefusedError) as error:
@@ -228,8 +225,11 @@ class Device:
                 self._video = None
                 self._free.set()
                 continue
+            cancel = partial(writer.write, line(Cancel(video.id)))
             if video.unwanted:  # since before the worker knew the video
                 cancel()
+            with self._stored():  # while the worker begins: no video is lost if that is not stored
+                await self._queue.begin(video, cancel)
             await writer.drain()
             await self._free.wait()
 

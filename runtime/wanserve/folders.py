@@ -133,11 +133,9 @@ class Folders:
         path = self.of(video.id) / "out" / f"video.{video.format}"
         return wanrun.outputs_of(path, video.shape["num_videos"], KINDS)
 
-    def result(self, video: Video, index: int, kind: str) -> Path | None:
-        """One of the files that were made of a video; None if there is none."""
-        made = ((one.video, one.kind, one.path) for one in self.outputs(video))
-        path = next((path for number, its, path in made if (number, its) == (index, kind)), None)
-        return path if path is not None and path.is_file() else None
+    def result(self, video: Video, index: int, kind: str) -> Path:
+        """The path of a kind of file that is made of a video."""
+        return next(one.path for one in self.outputs(video) if (one.video, one.kind) == (index, kind))
 
     def size(self, id: str) -> int:
         """The bytes of a video's files."""

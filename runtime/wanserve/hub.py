@@ -67,6 +67,7 @@ class Hub:
 
     def __init__(self) -> None:
         self._listeners = set[Listener]()
+        self._ends = dict[str, asyncio.Future[None]]()
         self.closed = False
 
     @property
@@ -85,6 +86,18 @@ class Hub:
     def leave(self, listener: Listener) -> None:
         """Takes a listener away."""
         self._listeners.discard(listener)
+
+    def end(self, id: str) -> asyncio.Future[None]:
+        """Returns what is done once a video that goes on has ended or is forgotten, or the server ends."""
+        end = self._ends.setdefault(id, asyncio.get_running_loop().create_future())
+        if self.closed:
+            self.ended(id)
+        return end
+
+    def ended(self, id: str) -> None:
+        """Tells those who wait for the end of a video."""
+        if (end := self._ends.pop(id, None)) is not None:
+            end.set_result(None)
 
     def publish(self, owner: str, id: str, name: str, data: Any) -> None:
         """Tells all who listen to a video."""
@@ -113,6 +126,8 @@ class Hub:
         self.closed = True
         for listener in self._listeners:
             listener.put("closed", {})
+        for id in list(self._ends):
+            self.ended(id)
 
 
 async def stream(

@@ -206,6 +206,7 @@ class Queue:
         else:
             await asyncio.to_thread(self._folders.remove, video.id)
         self.hub.publish(video.owner, video.id, "deleted", {"id": video.id})
+        self.hub.ended(video.id)
         self.board.moved()
         await self._remove(video.id)
 
@@ -275,9 +276,9 @@ class Queue:
     async def begin(self, video: Video, cancel: Callable[[], None]) -> None:
         """Stores that a video runs; ``cancel`` tells its worker to end it."""
         self._running[video.id].cancel = cancel
-        await self._put(video)
         self.board.publish(video)
         self.board.moved()
+        await self._put(video)
 
     def take(self, event: Event) -> None:
         """Records and publishes what a worker does for a video."""

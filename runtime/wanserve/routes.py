@@ -42,6 +42,9 @@ STATES: Final = ("queued", "in_progress", *ENDED)
 CACHED: Final[Mapping[str, str]] = {"cache-control": "private, max-age=3600, immutable"}
 """Of results, which never change."""
 
+SMALL: Final = 1 << 20
+"""Bytes of a file that is read at once, in memory."""
+
 MAX_PAGE: Final = 1 << 20
 """Bytes of a page of jobs that has more than one: prompts may be long."""
 
@@ -168,12 +171,10 @@ class Routes:
         """Answers the first video of a request, once it is made."""
         video, _ = await self._intake.accept(request, _client(request))
         gone = asyncio.create_task(_gone(request))
-        listener = self._queue.hub.listen(video.owner, video.id)
         try:
             while not self._current(video).over:
-                waiting = asyncio.create_task(listener.next(1.0))
-                await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
+                end = self._queue.hub.end(video.id)  # not each event: a step would cost as much again
+                await asyncio.wait({end, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if self._queue.hub.closed:
                     given = {"Retry-After": "10", "x-video-id": video.id}
                     what = "the server is ending; the video waits for its next start"
@@ -185,8 +186,7 @@ class Routes:
                     return Response(status_code=499)
         finally:
             gone.cancel()
-            self._queue.hub.leave(listener)
-        return self._first_video(self._current(video))
+        return await self._first_video(self._current(video))
 
     def _current(self, video: Video) -> Video:
         """Returns a job as it is now.
@@ -196,7 +196,7 @@ class Routes:
         """
         return self._queue.find(video.id, None)
 
-    def _first_video(self, video: Video) -> Response:
+    async def _first_video(self, video: Video) -> Response:
         if video.error is not None:
             raise RefusedError(
                 video.error.message, 500, code=video.error.code, headers={"x-video-id": video.id}
@@ -205,8 +205,12 @@ class Routes:
             raise RefusedError(
                 "the video was cancelled", 409, code="cancelled", headers={"x-video-id": video.id}
             )
-        headers = {**CACHED, "x-video-id": video.id}
-        return self._file(self._folders.result(video, 0, "video"), FORMATS[video.format], headers)
+        headers, path = {**CACHED, "x-video-id": video.id}, self._folders.result(video, 0, "video")
+        answer = self._file(path, FORMATS[video.format], headers)
+        if int(answer.headers["content-length"]) > SMALL:
+            return answer
+        # A FileResponse goes to another thread to open, read and close.
+        return Response(await asyncio.to_thread(path.read_bytes), headers=dict(answer.headers))
 
     @route("GET", "/v1/videos/{id}", answer=VIDEO)
     async def retrieve(self, request: Request) -> Response:
@@ -269,13 +273,14 @@ class Routes:
             raise RefusedError("there is no such file of this video", 404, code="not_found")
         index = whole(request.path_params["index"], 0, len(files) - 1, "index")
         path = self._folders.upload(video, files[index])
-        kind = IMAGE_TYPES.get(path.suffix, OTHER_BYTES)
-        return self._file(path if path.is_file() else None, kind)
+        return self._file(path, IMAGE_TYPES.get(path.suffix, OTHER_BYTES))
 
-    def _file(self, path: Path | None, kind: str, headers: Mapping[str, str] | None = None) -> Response:
-        if path is None:
-            raise RefusedError("the file is gone", 404, code="not_found")
-        return FileResponse(path, media_type=kind, headers=dict(headers or {}))
+    def _file(self, path: Path, kind: str, headers: Mapping[str, str] | None = None) -> Response:
+        try:
+            facts = path.stat()
+        except FileNotFoundError:
+            raise RefusedError("the file is gone", 404, code="not_found") from None
+        return FileResponse(path, media_type=kind, headers=dict(headers or {}), stat_result=facts)
 
     @route("GET", "/v1/events", answer=EVENTS)
     async def all_events(self, request: Request) -> Response:

@@ -216,6 +216,46 @@ def test_a_worker_that_dies_before_it_hears_of_its_job(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_job_is_begun_while_that_is_stored(tmp_path: Path) -> None:
+    """A slow disk does not hold it up."""
+
+    async def test() -> None:
+        start, started = workers(Worker(makes))
+        house = House(tmp_path, start)
+        one, go = await house.ask(), threading.Event()
+        slow = asyncio.create_task(house.store.change(lambda connection: go.wait(5)))
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: started and started[0].runs == [one.id])
+        assert not (go.is_set() or slow.done())
+        go.set()
+        await house.until(lambda: one.id not in house.queue._unstored and one.over)
+        found = house.store.find(one.id)
+        assert await slow and found is not None and found.status == "completed"
+        await house.stop(keeping)
+
+    run(test())
+
+
+def test_who_waits_for_an_end(tmp_path: Path) -> None:
+    """Hears of that of a video, of its removal, and of that of the server."""
+
+    async def test() -> None:
+        start, _ = workers(Worker(makes))
+        house = House(tmp_path, start)
+        hub, videos = house.queue.hub, [await house.ask() for _ in range(2)]
+        made, removed, other = map(hub.end, (videos[0].id, videos[1].id, "other"))
+        await house.queue.delete(videos[1])
+        assert [one.done() for one in (made, removed, other)] == [False, True, False]
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(made.done)
+        assert videos[0].status == "completed" and not other.done()
+        hub.close()
+        assert other.done() and hub.end("more").done()
+        await house.stop(keeping)
+
+    run(test())
+
+
 def test_a_stop_while_a_worker_starts_and_in_a_pause(tmp_path: Path) -> None:
     """``keep`` ends either way, and at once."""
 
