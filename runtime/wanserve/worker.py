@@ -16,8 +16,6 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
 import wanrun
 from wanrun import Outcome, Progress
 from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, lacks_space
@@ -69,21 +67,21 @@ class Worker:
 
     def run(self, message: Make) -> bool:
         """Runs a job, and says how it ended; returns whether the worker can go on."""
-        id, error = message.job.id, None  # type: str, Exception | None
+        progress, error = Progress(message.job.id, self._send), None  # type: Progress, Exception | None
         try:
-            outcome = self._run(message)
+            outcome = self._run(message, progress)
             error = outcome.error
         except Exception as raised:
-            outcome, error = Outcome(id=id), raised
+            error = raised
         if error is not None:
-            outcome = structs.replace(outcome, error=told(error))
-        self._tokens.pop(id, None)
+            outcome = progress.outcome(told(error))
+        self._tokens.pop(message.job.id, None)
         self._send(outcome)
         return not isinstance(outcome.error, OutOfMemoryError)
 
-    def _run(self, message: Make) -> Outcome:
+    def _run(self, message: Make, progress: Progress) -> Outcome:
         """Loads the artifact of a job, which its events and times show too, and runs it."""
-        token, progress = self._tokens[message.job.id], Progress(message.job.id, self._send)
+        token = self._tokens[message.job.id]
         token.check()
         try:
             pipeline = self._pipelines.get(message.model, progress.timings, token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -130,21 +129,20 @@ class Batch:
 
     def _make(self, planned: Planned, pipeline: Pipeline) -> Outcome:
         """Makes the videos of a prompt, and reports those that this process has written."""
-        work, job, began = self._work, planned.job, time.monotonic()
+        work, job = self._work, planned.job
         if not self._leads:
             job = replace(job, outputs=())
+        progress = Progress(job.id, timings=self._timings)
         self._status.place = f"[{job.id}] " if work.many else ""
         try:
             for output in job.outputs[:1]:  # the folder may be gone since the start, hours ago
                 check_folder(output.path.parent)
             inputs, facts = work.media.inputs(job.generation), planned.metadata
-            progress = Progress(job.id, timings=self._timings)
             given: dict[str, Any] = {"inputs": inputs, "latents": work.noise, "facts": facts}
             given |= {"warn": self.warn, "overwrite": self._overwrite, "written": self._deliver}
             outcome = run_job(pipeline, job, progress, **given)
-            outcome = structs.replace(outcome, elapsed=time.monotonic() - began)
         except WanError as error:
-            return Outcome(id=job.id, error=error)
+            return progress.outcome(error)
         finally:
             self._status.place = ""
         if outcome.error is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -73,8 +72,7 @@ def run_job(
     Returns:
         The outcome, which has any WanError. Other errors are raised.
     """
-    progress, began = Progress(job.id) if progress is None else progress, time.monotonic()
-    metadata, sizes, warnings = dict[str, Any](), dict[str, int](), tuple[str, ...]()
+    progress, sizes = Progress(job.id) if progress is None else progress, dict[str, int]()
     try:
         result = pipeline.run(
             job.generation,
@@ -85,25 +83,14 @@ def run_job(
             warn=warn,
             cancel=cancel,
         )
-        metadata, warnings = {**result.options, **facts}, result.warnings
+        metadata = {**result.options, **facts}
         if job.outputs:
             with progress.timings.phase("encode_video"):
                 for output in job.outputs:
                     sizes[str(output.path)] = output.write(result, metadata, overwrite)
                     written(output, metadata)
     except WanError as error:
-        elapsed = time.monotonic() - began
-        return Outcome(
-            id=job.id, seconds=progress.seconds, elapsed=elapsed, steps=progress.steps, error=error
-        )
+        return progress.outcome(error)
     finally:
         progress.stop()
-    return Outcome(
-        id=job.id,
-        metadata=plain(metadata),
-        seconds=progress.seconds,
-        elapsed=time.monotonic() - began,
-        steps=progress.steps,
-        sizes=sizes,
-        warnings=list(warnings),
-    )
+    return progress.outcome(metadata=plain(metadata), sizes=sizes, warnings=list(result.warnings))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
+from wanrun.errors import WanError
+from wanrun.job.outcome import Outcome
 from wanrun.timing.spans import length
 from wanrun.timing.timings import Timings
 
@@ -41,7 +43,7 @@ class Event(Struct, frozen=True, tag=True):
 
 
 class Progress:
-    """Follows one job by its spans and steps.
+    """Follows one job by its spans and steps, from the moment when it is made.
 
     Args:
         id: the job.
@@ -85,6 +87,22 @@ class Progress:
     def stop(self) -> None:
         """Calls the listener no more."""
         self.timings.changed = None
+
+    def outcome(self, error: WanError | None = None, **made: Any) -> Outcome:
+        """Returns how the job has ended now.
+
+        Args:
+            error: why there are no videos; None if there are.
+            made: ``metadata``, ``sizes`` and ``warnings`` of the videos, as of ``Outcome``.
+        """
+        return Outcome(
+            id=self._last.id,
+            seconds=self.seconds,
+            elapsed=self.timings.now() - self._began,
+            steps=self.steps,
+            error=error,
+            **made,
+        )
 
     @property
     def seconds(self) -> dict[str, float]:
