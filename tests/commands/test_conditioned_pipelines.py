@@ -15,13 +15,13 @@ from helpers.damage import linked
 from helpers.pictures import picture, pictures
 from wanbuild.programs.wiring import check_set
 from wanrun.artifact.manifest import read_manifest
+from wanrun.denoising.latents import leading_latents
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media
-from wanrun.request.options import leading_latents
 from wanrun.timing.timings import Timings
 
 Toys = Callable[[str], tuple[Path, Path]]

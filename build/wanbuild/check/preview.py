@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from wanrun.denoising.latents import leading_latents
 from wanrun.generation.pipeline import Pipeline
-from wanrun.request.options import leading_latents
 
 CELLS = 4
 """Latent cells of a side of the drawn squares. Of a trained VAE's map that is fitted to squares of 1, 2 and 4

@@ -32,6 +32,7 @@ from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
+from wanrun.denoising.latents import leading_latents
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import ExpertRange, boundary_between, schedule, transformers
 from wanrun.errors import UsageError, VerificationError
@@ -39,7 +40,6 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Inputs, Media
 from wanrun.replay.samples import sample_media
-from wanrun.request.options import leading_latents
 from wanrun.text.prompt import clean_prompt
 
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"

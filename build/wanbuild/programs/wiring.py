@@ -18,10 +18,10 @@ from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
 from wanrun.artifact.roles import FORMS, ROLES, Form, roles_when
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
+from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import ArtifactError
 from wanrun.media.preparations import PREPARATIONS
-from wanrun.request.options import latents_shape, leading_latents
 from wanrun.text.artifact_encoder import text_programs
 from wanrun.weights.layers import OUTSIDE
 

@@ -16,11 +16,11 @@ from wancli.jobs.outputs import check_folder, expand, numbered
 from wancli.jobs.run import RunOptions
 from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
+from wanrun.denoising.latents import check_latents, latents_shape
 from wanrun.errors import UsageError
 from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
-from wanrun.request.options import check_latents, latents_shape
 from wanrun.request.prompts_file import Entry
 from wanrun.request.resolve import resolve_request
 

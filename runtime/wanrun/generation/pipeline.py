@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from wanrun.artifact.programs import Profile
+from wanrun.denoising.latents import check_latents, leading_latents
 from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
 from wanrun.errors import UsageError, wrong_type
@@ -28,7 +29,6 @@ from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.keywords import Options
-from wanrun.request.options import check_latents, leading_latents
 from wanrun.request.resolve import request_of, resolve_request
 from wanrun.terminal.status import Status
 from wanrun.text.encoder import Warn, silent

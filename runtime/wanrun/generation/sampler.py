@@ -16,6 +16,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
@@ -24,7 +25,6 @@ from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.streamed import StreamedStep
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, windows
-from wanrun.request.options import latents_shape, leading_latents
 from wanrun.timing.timings import Timings
 from wanrun.weights.futures import unfinished
 from wanrun.weights.programs import Programs

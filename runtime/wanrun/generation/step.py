@@ -12,9 +12,9 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
+from wanrun.denoising.latents import leading_latents
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError
-from wanrun.request.options import leading_latents
 
 
 @dataclass(frozen=True, repr=False)

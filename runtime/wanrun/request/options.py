@@ -1,18 +1,21 @@
-"""The options of one generation: defaults from the manifest, and checks against the profile."""
+"""The options of one generation: what a schedule decides, defaults of the manifest, checks against both."""
 
 from __future__ import annotations
 
-__all__ = ["check_latents", "latents_shape"]
-
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
+from msgspec import structs
 
 from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import FORMS, STEPWISE
+from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.schedule import explicit_timesteps
-from wanrun.errors import ArtifactError, UsageError, field
+from wanrun.errors import ArtifactError, UsageError, field, shortened
+from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
@@ -25,35 +28,72 @@ _NOT_RECORDED = frozenset(
 and the file's fps."""
 
 
-def leading_latents(manifest: Manifest, profile: Profile) -> int:
-    """Returns the latent frames in front of the video's own: the model's, and one per reference image."""
-    return manifest.model.leading_latents + profile.num_references
+MAX_SCHEDULE_BYTES = 2**20
+"""The largest file of a schedule."""
+
+_MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
 
-def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
-    """Returns the shape (B, C, T, h, w) of a profile's latents, in diffusers' layout, with leading frames."""
-    model = manifest.model
-    frames = (profile.num_frames - 1) // model.vae_temporal + 1
-    return (
-        profile.num_videos,
-        model.latent_channels,
-        frames + leading_latents(manifest, profile),
-        profile.height // model.vae_spatial,
-        profile.width // model.vae_spatial,
-    )
+def scheduled(request: Request, manifest: Manifest) -> tuple[Request, dict[str, Any]]:
+    """Returns a request with the options of its schedule, if it names one, and the fitted coefficients.
 
-
-def check_latents(latents: np.ndarray, shape: tuple[int, ...], what: str = "the initial latents") -> None:
-    """Raises UsageError, which calls them ``what``, unless latents are finite float32 of this shape."""
-    if latents.shape != shape or latents.dtype != np.float32:
+    Raises:
+        UsageError: if there is no such schedule, or it does not fit the model or the request.
+    """
+    if request.schedule is None:
+        return request, {}
+    chosen, name = _schedule_of(request.schedule, manifest), field("schedule")
+    decided = {
+        "num_steps": len(chosen.timesteps),
+        "solver": chosen.solver,
+        "timesteps": chosen.timesteps,
+        "flow_shift": manifest.model.defaults.flow_shift,
+    }
+    for option, value in decided.items():
+        if getattr(request, option) not in (None, value):
+            raise UsageError(
+                f"{name} and {field(option)} contradict each other", remedy=f"leave {field(option)} out"
+            )
+    if (wrong := next(_misfits(chosen, request, manifest), None)) is not None:
+        fitting = [
+            key for key, one in manifest.schedules.items() if not any(_misfits(one, request, manifest))
+        ]
         raise UsageError(
-            f"{what} do not fit the profile",
-            expected=f"float32 {shape}",
-            found=f"{latents.dtype} {latents.shape}",
-            remedy="give them in the layout (B, C, T, h, w)",
+            f"{name} {shortened(request.schedule)} is for another request: {wrong}",
+            expected="one of " + ", ".join(fitting) if fitting else None,
+            remedy=None if fitting else f"leave {name} out, or run wanbuild calibrate",
         )
-    if not np.isfinite(latents).all():
-        raise UsageError(f"{what} are not finite", expected="numbers", found="NaN or infinity")
+    made_for = {option: getattr(chosen, option) for option in _MADE_FOR}
+    fitted = {} if chosen.coefficients is None else {"coefficients": chosen.coefficients}
+    return structs.replace(request, solver=chosen.solver, timesteps=chosen.timesteps, **made_for), fitted
+
+
+def _misfits(chosen: Schedule, request: Request, manifest: Manifest) -> Iterator[str]:
+    """Yields each setting that differs from what a schedule was made for."""
+    if ("boundary" in manifest.model.options) != (chosen.boundary is not None):
+        yield f"it was made for {'one transformer' if chosen.boundary is None else 'two experts'}"
+        return
+    for option in _MADE_FOR:
+        given, made_for = getattr(request, option), getattr(chosen, option)
+        if given not in (None, made_for):
+            if made_for is None:
+                yield f"it was made without {field(option)}"
+            else:
+                yield f"it was made for {field(option)} {made_for:g}, not {given:g}"
+
+
+def _schedule_of(name: str, manifest: Manifest) -> Schedule:
+    if (found := manifest.schedules.get(name)) is not None:
+        return found
+    what = f"there is no schedule {shortened(name)}"
+    if not name.endswith(".json"):
+        names = ", ".join(manifest.schedules) or "no schedules; wanbuild calibrate makes some"
+        raise UsageError(what, expected="a .json file, or one of the artifact's: " + names)
+    try:
+        data = read_bounded(Path(name), MAX_SCHEDULE_BYTES).removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+        return msgspec.json.decode(data, type=Schedule)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"the schedule {shortened(name)} cannot be read", found=error) from None
 
 
 def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:

@@ -24,12 +24,11 @@ from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
-from wanrun.request.options import check_effects, resolve_options
+from wanrun.request.options import check_effects, resolve_options, scheduled
 from wanrun.request.profiles import choose_profile, has_guidance, shape_of
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
-from wanrun.request.schedules import scheduled
 from wanrun.request.written import parse_size
 from wanrun.rows import rows_of
 

@@ -15,7 +15,7 @@ from helpers.options import PROFILE
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.request.options import latents_shape, resolve_loop, resolve_options
+from wanrun.request.options import resolve_loop, resolve_options
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
@@ -211,13 +211,6 @@ def test_options_of_other_models_are_refused() -> None:
         others.pop(name)
         for manifest in (ONE, having(**others)):
             assert refusal(UsageError, manifest, profile(), **{name: value}) == f"{name} {rest}"
-
-
-def test_the_latents_of_a_profile() -> None:
-    for extra, references, frames in [({}, 0, 3), ({"leading_latents": 1}, 0, 4), ({}, 2, 5)]:
-        manifest = with_model(ONE, **extra)
-        where = msgspec.structs.replace(profile(), num_videos=2, num_references=references)
-        assert latents_shape(manifest, where) == (2, 16, frames, 8, 12)
 
 
 # The loop.
