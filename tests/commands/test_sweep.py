@@ -17,7 +17,7 @@ import pytest
 import wanrun
 from helpers.manifests import programs_of
 from wanrun import relative_error
-from wanrun.denoising.schedule import transformers
+from wanrun.denoising.steps import transformers
 from wanrun.files import sha256_of, user_cache
 from wanrun.timing.timings import Timings
 

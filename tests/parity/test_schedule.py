@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.solvers import WITH_REFERENCE
-from wanrun.denoising.schedule import expert_ranges
 from wanrun.denoising.solvers import solver_table
+from wanrun.denoising.steps import expert_ranges
 
 NAMES = ("transformer", "transformer_2")
 

@@ -18,7 +18,7 @@ from wanbuild.calibrate.memo import Memo
 from wanrun.artifact.roles import STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.schedule import schedule
+from wanrun.denoising.steps import schedule
 from wanrun.errors import UsageError
 from wanrun.files import canonical_json, sha256_of
 from wanrun.generation.pipeline import Pipeline

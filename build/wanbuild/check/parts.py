@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import ExpertRange
-from wanrun.denoising.steps import Denoising, velocity_table
+from wanrun.denoising.steps import Denoising, ExpertRange, velocity_table
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Inputs
 from wanrun.timing.timings import Timings

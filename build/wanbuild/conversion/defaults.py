@@ -10,8 +10,8 @@ from wanbuild.options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model
-from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.solvers import solver_table
+from wanrun.denoising.steps import explicit_timesteps
 from wanrun.errors import UsageError
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request

@@ -18,9 +18,8 @@ from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
-from wanrun.denoising.steps import Denoising, scan_calls, step_calls
+from wanrun.denoising.steps import Denoising, ExpertRange, scan_calls, step_calls
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.streamed import StreamedStep
 from wanrun.media.types import Inputs

@@ -10,8 +10,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import FORMS, ROLES, roles_when
 from wanrun.denoising.noise import Noise, initial_noise
-from wanrun.denoising.schedule import ExpertRange, transformers
-from wanrun.denoising.steps import Denoising, velocity_table
+from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.generation.sampler import Sampler

@@ -92,7 +92,7 @@ class PackedJob(Struct, frozen=True, kw_only=True):
             ArtifactError: if the job was packed for another artifact, which has other profiles perhaps, or by
                 another version.
         """
-        from wanrun.denoising.schedule import ExpertRange
+        from wanrun.denoising.steps import ExpertRange
         from wanrun.job.job import Job
         from wanrun.request.generation import Generation
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from wanrun.artifact.roles import FORMS, ROLES, RoleName
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, HISTORY, SolverTable
 from wanrun.denoising.state import State, start_state
-from wanrun.denoising.steps import Denoising
+from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.errors import VerificationError
 from wanrun.executables.tolerance import TOLERANCES, VELOCITY_TOLERANCES, relative_error
 from wanrun.generation.pipeline import Pipeline

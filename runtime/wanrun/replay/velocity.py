@@ -14,8 +14,7 @@ import numpy as np
 from wanrun.artifact.roles import FORMS, RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import ExpertRange, transformers
-from wanrun.denoising.steps import Denoising, velocity_table
+from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocity_table
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.streamed import StreamedStep

@@ -15,8 +15,8 @@ from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.artifact.roles import Facts, roles_of
-from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.solvers import SolverTable
+from wanrun.denoising.steps import ExpertRange, schedule
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
 from wanrun.media.windows import num_windows

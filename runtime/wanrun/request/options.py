@@ -13,7 +13,7 @@ from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
-from wanrun.denoising.schedule import explicit_timesteps
+from wanrun.denoising.steps import explicit_timesteps
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS

@@ -15,8 +15,8 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
-from wanrun.denoising.schedule import schedule
 from wanrun.denoising.solvers import SOLVERS
+from wanrun.denoising.steps import schedule
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, check_media_options, check_objects

@@ -19,7 +19,7 @@ from wanbuild.conversion.provenance import recognised_lines
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
-from wanrun.denoising.schedule import schedule
+from wanrun.denoising.steps import schedule
 from wanrun.errors import UsageError
 
 OWN: Mapping[str, Any] = {

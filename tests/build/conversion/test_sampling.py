@@ -17,8 +17,8 @@ from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import expert_ranges
 from wanrun.denoising.solvers import COLUMNS, solver_table
+from wanrun.denoising.steps import expert_ranges
 from wanrun.errors import UsageError
 
 SHAPE = (1, 16, 2, 4, 6)

@@ -7,8 +7,8 @@ import pytest
 
 from helpers.manifests import plain_manifest, with_model
 from wanrun.artifact.parameters import Component
-from wanrun.denoising.schedule import ExpertRange, boundary_between, expert_ranges, schedule
 from wanrun.denoising.solvers import solver_table
+from wanrun.denoising.steps import ExpertRange, boundary_between, expert_ranges, schedule
 from wanrun.errors import UsageError
 
 NAMES = ("transformer", "transformer_2")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable, solver_table
-from wanrun.denoising.steps import scan_calls, step_calls, velocity_table
+from wanrun.denoising.steps import ExpertRange, scan_calls, step_calls, velocity_table
 
 UNIPC, LCM = solver_table("unipc", 6, 3.0), solver_table("lcm", 4, 3.0)
 MIDDLE = ExpertRange("transformer", 1, 5, 4.0)

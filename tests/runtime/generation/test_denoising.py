@@ -18,9 +18,8 @@ from helpers.small_loop import FULL, MAX_STEPS, SCALES, SHAPE, SmallPrograms, sm
 from wanrun.artifact import roles
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise, initial_noise
-from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
-from wanrun.denoising.steps import Denoising
+from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.errors import WanError
 from wanrun.generation.sampler import Draw, Sampler
 from wanrun.timing.timings import Timings
