@@ -39,7 +39,7 @@ from wanrun.text.embeddings import (
     encode_rows,
 )
 from wanrun.text.encoder import PromptEncoder
-from wanrun.text.prompt import PromptTokenizer
+from wanrun.text.tokenizer import PromptTokenizer
 
 PROMPTS = ["a red fox", "", "tom &amp; jerry — “猫”"]
 CLEANED = ["a red fox", "", 'tom & jerry — "猫"']

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import T5TokenizerFast  # type: ignore[attr-defined]
 
 from helpers.prompts import PROMPTS, RECORDED, small_tokenizer
-from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts, clean_prompt
+from wanrun.text.tokenizer import PromptTokenizer, TokenizedPrompts, clean_prompt
 
 
 @pytest.fixture(scope="module")

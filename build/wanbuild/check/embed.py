@@ -24,8 +24,7 @@ from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.text.embeddings import ArtifactEmbeddings, EmbeddingFormat, encode_rows
 from wanrun.text.encoder import cut_warning
-from wanrun.text.prompt import TokenizedPrompts, clean_prompt
-from wanrun.text.tokenizer import ArtifactTokenizer
+from wanrun.text.tokenizer import ArtifactTokenizer, TokenizedPrompts, clean_prompt
 
 Report = Callable[[str], None]
 Warn = Callable[[str], None]

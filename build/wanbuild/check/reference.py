@@ -40,7 +40,7 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Inputs, Media
 from wanrun.replay.samples import sample_media
-from wanrun.text.prompt import clean_prompt
+from wanrun.text.tokenizer import clean_prompt
 
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"
 NEGATIVE_PROMPT = "blurry, static"

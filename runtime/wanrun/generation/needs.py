@@ -19,7 +19,7 @@ from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, policy_of
 from wanrun.request.options import resolve_loop
 from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
-from wanrun.text.prompt import clean_prompt
+from wanrun.text.tokenizer import clean_prompt
 from wanrun.trust.proxy import witness_of
 
 

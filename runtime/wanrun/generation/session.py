@@ -18,8 +18,8 @@ from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.options import resolve_loop
-from wanrun.text.prompt import clean_prompt
 from wanrun.text.stage import TextStages
+from wanrun.text.tokenizer import clean_prompt
 from wanrun.timing.timings import Timings
 from wanrun.weights.experts import Division, Placement, choose_placement
 from wanrun.weights.futures import unfinished, when_done

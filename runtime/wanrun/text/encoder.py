@@ -11,7 +11,7 @@ import numpy as np
 
 from wanrun.errors import WanError, shortened
 from wanrun.text.embeddings import all_finite
-from wanrun.text.prompt import TokenizedPrompts, clean_prompt
+from wanrun.text.tokenizer import TokenizedPrompts, clean_prompt
 
 if TYPE_CHECKING:
     from wanrun.text.embedding_cache import EmbeddingStore

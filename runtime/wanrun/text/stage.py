@@ -11,8 +11,7 @@ from wanrun.artifact.programs import with_role
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.artifact_encoder import ArtifactTextEncoder, embedding_stores
 from wanrun.text.encoder import PromptEncoder, Warn, silent
-from wanrun.text.prompt import clean_prompt
-from wanrun.text.tokenizer import ArtifactTokenizer
+from wanrun.text.tokenizer import ArtifactTokenizer, clean_prompt
 from wanrun.timing.timings import Timings
 from wanrun.weights.buffers import DTYPES
 from wanrun.weights.programs import Programs

@@ -12,7 +12,7 @@ import pytest
 
 from wanrun.errors import ArtifactError, WanError
 from wanrun.text.encoder import PromptEncoder
-from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
+from wanrun.text.tokenizer import PromptTokenizer, TokenizedPrompts
 from wanrun.weights.buffers import DTYPES
 
 LENGTH, WIDTH = 24, 8

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from helpers.prompts import PROMPTS, RECORDED, small_tokenizer
 from wanrun.errors import ArtifactError
-from wanrun.text.prompt import PromptTokenizer, clean_prompt
+from wanrun.text.tokenizer import PromptTokenizer, clean_prompt
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from helpers.damage import flip, own
 from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import ArtifactError
 from wanrun.text import tokenizer as module
-from wanrun.text.prompt import PromptTokenizer
-from wanrun.text.tokenizer import ArtifactTokenizer
+from wanrun.text.tokenizer import ArtifactTokenizer, PromptTokenizer
 
 TEXTS = ["a red fox", "", "snow & 猫 " * 400, 'quotes " and \\ lines\n']
 
