@@ -129,9 +129,7 @@ def test_a_foreign_config_beside_weights(
     """It is named, and the remedy's file alone is taken with the config of the source."""
     vae = Path(shutil.copytree(text_checkpoint / "vae", tmp_path / "vae"))
     written(tmp_path, text_checkpoint, "vae", **changes)
-    with pytest.raises(
-        SourceError, match=f"^{vae}/config.json (is no config of the vae|contradicts)"
-    ) as raised:
+    with pytest.raises(SourceError, match=f"^{vae}/config.json ") as raised:
         open_source(text_checkpoint, files={"vae": vae})
     assert raised.value.remedy is not None
     alone = Path(raised.value.remedy.rpartition("--vae ")[2])
