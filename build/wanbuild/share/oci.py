@@ -67,14 +67,16 @@ def write_layout(request: OciRequest, report: Report) -> str:
             found=request.tag,
         )
     _index(folder)
+    signed = not request.targets and is_signed(request.artifact)  # byte for byte
     artifact = open_artifact(request.artifact).only(targets=request.targets or None)
+    artifact = artifact if signed else artifact.renewed()
     check_intact(artifact, report)
     add_metadata(artifact)
     try:
         (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         if not (folder / MARKER).exists():
             replace_file(folder / MARKER, canonical_json(VERSION))
-        image = _write_image(request, artifact, report)
+        image = _write_image(request, artifact, signed, report)
         _list(folder, request.tag, image)
     except OSError as error:
         raise unwritable(f"the layout {folder}", error, "choose another folder") from error
@@ -116,10 +118,9 @@ def _index(folder: Path) -> list[Descriptor]:
         ) from None
 
 
-def _write_image(request: OciRequest, artifact: Artifact, report: Report) -> Descriptor:
+def _write_image(request: OciRequest, artifact: Artifact, signed: bool, report: Report) -> Descriptor:
     """Writes an image's layers, its config and its manifest; returns the manifest's descriptor."""
     layers: list[Descriptor] = []
-    signed = not request.targets and is_signed(artifact.folder)  # byte for byte
     for layer in layers_of(artifact, signed):
         content: dict[str, Path | bytes] = {name: artifact.folder / name for name in layer.files}
         if MANIFEST in content and not signed:

@@ -62,11 +62,11 @@ def push(request: PushRequest, report: Report) -> str:
 
     whole = open_artifact(request.artifact)
     artifact = whole.only(targets=request.targets or None)
-    manifest = artifact.manifest
     example = None if request.example is None else Example.read(request.example, whole.manifest)
     check_intact(artifact, report)
     add_metadata(artifact)
     signed = artifact == whole and is_signed(request.artifact)
+    artifact = artifact if signed else artifact.renewed()
     if (request.artifact / SIGNATURE).exists() and not signed:
         report(f"without {SIGNATURE}, which is of another manifest")
     with _explained(request.repository), _quiet():
@@ -93,7 +93,7 @@ def push(request: PushRequest, report: Report) -> str:
             commit = api.create_commit(
                 request.repository,
                 operations,
-                commit_message=f"{manifest.model.variant} {manifest.content_digest[:19]}",
+                commit_message=f"{artifact.manifest.model.variant} {artifact.manifest.content_digest[:19]}",
                 parent_commit=found.sha,
             )
         except HfHubHTTPError as error:

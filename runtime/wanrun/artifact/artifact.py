@@ -117,6 +117,10 @@ class Artifact:
         """Returns the artifact with other fields of the manifest; nothing is written."""
         return replace(self, manifest=self.manifest.changed(**fields))
 
+    def renewed(self) -> Artifact:
+        """Returns the artifact as it is where its manifest is written anew: see ``Manifest.renewed``."""
+        return replace(self, manifest=self.manifest.renewed())
+
     def write(self) -> None:
         """Commits the artifact: replaces its manifest atomically and durably."""
         self.manifest.write(self.folder)

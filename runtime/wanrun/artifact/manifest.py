@@ -197,6 +197,11 @@ class Manifest(Record, frozen=True, kw_only=True):
         written = {"tool": {**self.tool, "version": __version__}, "content_digest": "", "manifest_digest": ""}
         return msgspec.structs.replace(self, **written | fields)
 
+    def renewed(self) -> Manifest:
+        """Returns what is read where this is written: itself, unless its release had other records."""
+        records = self._records()
+        return self if records == records | digests_of(records) else self.changed()
+
     def encoded(self) -> bytes:
         """The bytes of ``manifest.json``."""
         return spelled(self.as_json())

@@ -60,6 +60,7 @@ def test_a_stored_manifest_of_format_3(tmp_path: Path, old: dict[str, Any]) -> N
     new = manifest.changed()
     assert new.written_by == f"wanbuild {__version__}"
     assert new.content_digest != manifest.content_digest
+    assert manifest.renewed() == new and new.renewed() is new
     for one in (manifest, new):
         one.write(tmp_path)
         assert json.loads((tmp_path / MANIFEST).read_bytes())["format_version"] == FORMAT_VERSION
