@@ -30,7 +30,7 @@ from wanhub.pins import VARIABLE, Pin, read_pins
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, OtherReleaseError, UsageError
 from wanrun.files import user_cache
 from wanrun.media.write_video import read_metadata
 
@@ -146,6 +146,13 @@ def test_the_pin_stays_until_a_pull_moves_it(
     assert newest != first and open_copy(ADDRESS, cache, quiet) == newest
     pinned = read_pins(cache / "lock.json")[ADDRESS]
     assert pinned == Pin(published.head("me/wan"), changed.manifest_digest) and pinned.revision != commit
+    # A revision of a newer release is refused, and moves nothing.
+    newer = json.dumps({**changed.as_json(), "format_version": 99}).encode()
+    published.repositories["me/wan"].commit({**files, "manifest.json": newer})
+    with pytest.raises(OtherReleaseError) as caught:
+        newest_copy(ADDRESS, cache)
+    assert str(cache) not in str(caught.value) and "release" in str(caught.value.remedy)
+    assert open_copy(ADDRESS, cache, quiet) == newest
     # Equal components are on disk once.
     copies = [Copy(wanhub.open_artifact(folder)) for folder in (first, newest)]
     name = weight(copies[0].artifact.manifest)
