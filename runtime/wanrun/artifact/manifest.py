@@ -346,8 +346,8 @@ def _of_another_format(header: _Header, path: Path) -> OtherReleaseError:
         remedy = "use the release that wrote it, or convert and compile it again"
     return OtherReleaseError(
         f"{path.parent} has another format",
-        expected=f"format {FORMAT_VERSION}, of {__version__}",
-        found=f"format {repr(header.format_version)[:20]}, of {header.version or 'an unknown release'}",
+        expected=f"format {FORMAT_VERSION} (release {__version__})",
+        found=f"format {repr(header.format_version)[:20]} (release {header.version or 'unknown'})",
         remedy=remedy,
     )
 
@@ -358,8 +358,8 @@ def _undecodable(header: _Header, path: Path, error: Exception) -> ArtifactError
         return ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again")
     return OtherReleaseError(
         f"{path} is damaged, or of another release: {error}",
-        expected=f"one of {__version__}",
-        found=f"one of {header.version}",
+        expected=f"one of release {__version__}",
+        found=f"one of release {header.version}",
         remedy="use the release that wrote it, or build the artifact again",
     )
 

@@ -107,7 +107,7 @@ def refusal(folder: Path, content: dict[str, Any]) -> ArtifactError:
 def test_a_format_that_is_not_read(tmp_path: Path, old: dict[str, Any], version: object) -> None:
     error = refusal(tmp_path, {**old, "format_version": version})
     assert isinstance(error, OtherReleaseError) and error.exit_code == 3
-    assert str(error.found).endswith(", of 0.1.0") and str(error.expected).endswith(f", of {__version__}")
+    assert "0.1.0" in str(error.found) and __version__ in str(error.expected)
     assert "--again" not in str(error.remedy)
 
 
