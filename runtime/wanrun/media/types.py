@@ -118,7 +118,9 @@ def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
         yield UsageError(f"{mode} is unknown", expected=names, found=media.mode)
     if media.fit is not None and not task.fits:
         yield UsageError(f"{field('fit')} cannot be used with {variant}", remedy="leave it out")
-    elif media.fit is not None and not any(is_given(media, name) for name in task.inputs):
+    elif media.fit is not None and not any(
+        item.required or is_given(media, name) for name, item in task.inputs.items()
+    ):  # of an input that is missing there is an error already
         yield UsageError(f"{field('fit')} has no effect without an image or a video", remedy="leave it out")
     elif media.fit not in (None, *FITS):
         yield UsageError(f"{field('fit')} is unknown", expected=" or ".join(FITS), found=media.fit)

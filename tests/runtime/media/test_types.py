@@ -50,6 +50,7 @@ def test_a_fit_without_an_effect_is_refused() -> None:
     assert check("wan2.1-i2v", Media(image=A, fit="crop")) == ""
     assert check("wan2.1-vace", Media(video=MOVING, fit="crop")).startswith("--fit cannot be used")
     assert check("wan2.2-ti2v", Media(fit="pad")).startswith("--fit has no effect")
+    assert "--fit" not in check("wan2.1-i2v", Media(fit="pad"))  # its image is missing
     assert check("wan2.1-i2v", Media(image=A, fit="zoom")).startswith("--fit is unknown")
 
 
