@@ -23,6 +23,7 @@ from wanserve.messages import (
     Begin,
     Broken,
     Cancel,
+    ChangedError,
     InternalError,
     Make,
     OfWorker,
@@ -102,7 +103,7 @@ def told(error: Exception) -> WanError:
 
     Of an error that is not ``wanrun``'s the server gets only the kind; its traceback is printed.
     """
-    if isinstance(error, CancelledError):
+    if isinstance(error, CancelledError | ChangedError):
         return error
     if lacks_memory(error):
         traceback.print_exception(error)
