@@ -216,6 +216,7 @@ def test_a_first_image(page: Page, page_server: Server, tmp_path: Path) -> None:
     expect(page.locator("#ready")).to_have_text("Ready")
     card(page, "the second part").locator("button").click()
     page.click("#viewer [data-action=last-frame]")
+    expect(page.locator("#viewer")).to_be_hidden()  # the frame has come, and the focus goes nowhere any more
     expect(page.locator('[data-input="image"] img')).to_be_visible()
     ask(page, "the third part", "1")
     expect(card(page, "the third part")).to_have_attribute("data-status", "completed", timeout=30_000)
