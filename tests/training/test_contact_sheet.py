@@ -54,6 +54,18 @@ def test_a_wrong_video_fails(tmp_path: Path) -> None:
     assert text.endswith("the score is 0.75; expected at least 0.90\n")
 
 
+def test_a_badly_drawn_video_fails_though_its_score_is_1(tmp_path: Path) -> None:
+    video, sheet = tmp_path / "drawn.npy", tmp_path / "sheet.png"
+    run("draw", CAPTION, "--output", str(video))
+    noise = np.random.default_rng(0).integers(-9, 10, (17, 64, 96, 3))
+    np.save(video, np.clip(np.load(video) + noise, 0, 255).astype(np.uint8))
+    arguments = ("show", str(video), "--prompt", CAPTION, "--sheet", str(sheet), "--at-least")
+    assert run(*arguments, "0")[0] == 0
+    code, text = run(*arguments, "1")
+    assert code == 1
+    assert "1.00" in text and "FLICKER" in text
+
+
 @pytest.mark.parametrize("option", [[], ["--at-least", "0.9"]])
 def test_a_prompt_that_is_no_caption_is_not_judged(option: list[str], tmp_path: Path) -> None:
     video, sheet = tmp_path / "drawn.npy", tmp_path / "sheet.png"

@@ -1,9 +1,9 @@
-"""What the tiny checkpoints draw with the default dtypes: a wrong video fails, whatever its tensors are."""
+"""What the tiny checkpoints draw with the default dtypes: a bad video fails, whatever its tensors are."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tinywan import checkpoint
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH
-from tinywan.judge import judge
+from tinywan.judge import Verdict, judge
 from tinywan.yardstick import captions
 
 import wanrun
@@ -25,7 +25,8 @@ from wancli.console import run
 LEAST = 0.95
 """Of the mean score of the first captions; of all of them the benchmark says it."""
 
-CAPTIONS = 8
+TEXTS = [text for text, _ in captions()[:8]]
+DEMO = "a red ball rolls to the right over green ground"
 STEPS: Mapping[str, Any] = {"num_steps": 20}
 FOUR_STEPS = checkpoint.FOLDER / "four-steps"
 
@@ -40,25 +41,41 @@ def built(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared(tmp_path_factory, f"tiny-{variant}", build)
 
 
-def score(variant: str, artifact: Path, count: int, options: Mapping[str, Any] = STEPS) -> float:
-    """Returns the mean score of the first captions, and prints each."""
-    scores = {}
+def judged(
+    variant: str, artifact: Path, texts: Sequence[str], options: Mapping[str, Any] = STEPS
+) -> list[Verdict]:
+    """Returns what the judge says of a video of each text, and prints it."""
+    verdicts = []
     with wanrun.load(artifact, embeddings="none") as pipeline:
-        for text, _ in captions()[:count]:
+        for text in texts:
             made = pipeline.generate(text, media=checkpoint.media(variant, text), **options)
-            scores[text] = judge(made.frames[0], text).score
-    for text, found in scores.items():
-        print(f"{found:.2f}  {text}")
-    return float(np.mean(list(scores.values())))
+            verdicts.append(judge(made.frames[0], text))
+            flaws = ", ".join(f"{flaw.name} {flaw}" for flaw in verdicts[-1].flaws)
+            print(f"{verdicts[-1].score:.2f}  {text}: {flaws}")
+    return verdicts
+
+
+def mean_score(verdicts: Sequence[Verdict]) -> float:
+    return float(np.mean([verdict.score for verdict in verdicts]))
 
 
 @pytest.mark.parametrize("variant", checkpoint.names())
 def test_videos_show_what_their_captions_say(
     variant: str, tmp_path_factory: pytest.TempPathFactory, record_property: pytest.RecordProperty
 ) -> None:
-    mean = score(variant, built(variant, tmp_path_factory), CAPTIONS)
-    record_property("score", mean)
-    assert mean >= LEAST
+    verdicts = judged(variant, built(variant, tmp_path_factory), TEXTS)
+    record_property("score", mean_score(verdicts))
+    assert mean_score(verdicts) >= LEAST
+    assert not any(verdict.badly_drawn for verdict in verdicts)
+
+
+def test_a_sampler_that_is_broken_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Too few steps: what the demo's caption says is there, as it is after all steps, and badly drawn."""
+    artifact = built("wan2.1-t2v", tmp_path_factory)
+    (whole,), (few,) = (judged("wan2.1-t2v", artifact, [DEMO], {"num_steps": steps}) for steps in (30, 6))
+    assert (whole.score, whole.badly_drawn) == (1, [])
+    assert few.score == 1
+    assert "stains" in [flaw.name for flaw in few.badly_drawn]
 
 
 def test_a_student_needs_four_steps(
@@ -75,9 +92,10 @@ def test_a_student_needs_four_steps(
         compile_fast(request, LONG_TEXTS)
 
     artifact = shared(tmp_path_factory, "tiny-four-steps", build)
-    mean = score("wan2.1-t2v", artifact, CAPTIONS, {})
-    record_property("score", mean)
-    assert mean >= LEAST
+    verdicts = judged("wan2.1-t2v", artifact, TEXTS, {})
+    record_property("score", mean_score(verdicts))
+    assert mean_score(verdicts) >= LEAST
+    assert not any(verdict.badly_drawn for verdict in verdicts)
 
 
 def _silence(folder: Path, layer: str) -> None:
@@ -107,6 +125,6 @@ def test_the_score_notices_a_broken_model(
     break_it(tmp_path / "checkpoint")
     shutil.copytree(built(variant, tmp_path_factory), tmp_path / "artifact")
     convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "artifact", force=True))  # keeps programs
-    mean = score(variant, tmp_path / "artifact", 3)
+    mean = mean_score(judged(variant, tmp_path / "artifact", TEXTS[:3]))
     record_property("score", mean)
     assert mean < 0.8

@@ -11,7 +11,7 @@ from PIL import Image
 from tinywan.captions import CaptionError, read_caption, unknown_words
 from tinywan.contact_sheet import contact_sheet
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH, draw
-from tinywan.judge import judge
+from tinywan.judge import Verdict, judge
 from tinywan.scenes import Scene
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -50,9 +50,12 @@ def _frames_of(video: Path) -> np.ndarray:
 @click.option("--prompt", required=True, help="Written below the frames.")
 @click.option("--sheet", type=FILE, required=True, help="The contact sheet, a .png.")
 @click.option("--score/--no-score", default=True, help="Judge the video by its prompt, a caption.")
-@click.option("--at-least", default=0.0, help="Fail if the score is lower.")
+@click.option("--at-least", default=0.0, help="Fail if the score is lower, or a flaw too large.")
 def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: float) -> None:
-    """Makes a contact sheet of VIDEO, a .mp4 or .npy, and says which facts of its prompt hold."""
+    """Makes a contact sheet of VIDEO, a .mp4 or .npy, and says which facts of its prompt hold.
+
+    It says its flaws too, those that are too large in capitals.
+    """
     frames = np.load(video) if video.suffix == ".npy" else _frames_of(video)
     verdict, why = None, None
     if score:
@@ -60,7 +63,10 @@ def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: f
             verdict = judge(frames, prompt)
         except CaptionError as error:
             why = str(error)
-    text = prompt if verdict is None else f"{prompt}   (score {verdict.score:.2f})"
+    text = prompt
+    if verdict is not None:
+        drawn = ", badly drawn" if verdict.badly_drawn else ""
+        text = f"{prompt}   (score {verdict.score:.2f}{drawn})"
     contact_sheet(frames, text).save(sheet, optimize=True)
     click.echo(f"contact sheet: {sheet}")
     if score and (words := unknown_words(prompt)):
@@ -74,10 +80,26 @@ def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: f
                 f"nothing could be judged; expected a score of at least {at_least:.2f}"
             )
     if verdict is not None:
-        facts = ", ".join(f"{fact} {'yes' if holds else 'NO'}" for fact, holds in verdict.facts.items())
-        click.echo(f"score: {verdict.score:.2f} ({facts})")
-        if verdict.score < at_least:
-            raise click.ClickException(f"the score is {verdict.score:.2f}; expected at least {at_least:.2f}")
+        _tell(verdict)
+        if at_least > 0:
+            _require(verdict, at_least)
+
+
+def _tell(verdict: Verdict) -> None:
+    """Prints the facts and the flaws."""
+    facts = ", ".join(f"{fact} {'yes' if holds else 'NO'}" for fact, holds in verdict.facts.items())
+    click.echo(f"score: {verdict.score:.2f} ({facts})")
+    flaws = (f"{flaw.name.upper() if flaw.too_large else flaw.name} {flaw}" for flaw in verdict.flaws)
+    click.echo(f"flaws: {'; '.join(flaws)}")
+
+
+def _require(verdict: Verdict, score: float) -> None:
+    """Fails if a video is not as it should be."""
+    if verdict.score < score:
+        raise click.ClickException(f"the score is {verdict.score:.2f}; expected at least {score:.2f}")
+    if verdict.badly_drawn:
+        names = ", ".join(flaw.name for flaw in verdict.badly_drawn)
+        raise click.ClickException(f"the video is badly drawn, though its facts hold: {names}")
 
 
 def _scene(caption: str) -> Scene:

@@ -171,6 +171,11 @@ def coverage(shape: str, x: float, y: float, radius: float, height: int, width: 
     return cover
 
 
+def tile(height: int) -> int:
+    """Returns the side of a texture's squares and the width of its stripes, in pixels."""
+    return max(height // 8, 2)
+
+
 def _near(centre: float, radius: float, pixels: int, height: int) -> range:
     """Returns the pixels of an axis that a shape can reach: a star's corner is 1.8 radii away."""
     middle, reach = centre * height + pixels / 2, 2 * radius * height
@@ -187,7 +192,7 @@ def _samples(axis: range, pixels: int, height: int) -> np.ndarray:
 def _ground(scene: Scene, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
     """Draws the ground, float (H, W, 3)."""
     rows, columns = np.mgrid[:height, :width]
-    size = max(height // 8, 2)
+    size = tile(height)
     shift = rng.integers(0, 2 * size, 2)
     if scene.texture == "striped":
         pattern = ((rows + columns + shift[0]) // size % 2) * 2.0 - 1
