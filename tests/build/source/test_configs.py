@@ -129,8 +129,9 @@ def test_a_foreign_config_beside_weights(
     """It is named, and the remedy's file alone is taken with the config of the source."""
     vae = Path(shutil.copytree(text_checkpoint / "vae", tmp_path / "vae"))
     written(tmp_path, text_checkpoint, "vae", **changes)
-    with pytest.raises(SourceError, match=f"^{vae}/config.json ") as raised:
+    with pytest.raises(SourceError) as raised:
         open_source(text_checkpoint, files={"vae": vae})
+    assert raised.value.what.startswith(f"{vae}/config.json")
     assert raised.value.remedy is not None
     alone = Path(raised.value.remedy.rpartition("--vae ")[2])
     with open_source(text_checkpoint, files={"vae": alone}) as source:
