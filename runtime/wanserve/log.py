@@ -5,11 +5,11 @@ No line above the level debug has a prompt, or the words that somebody has searc
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from logging import DEBUG, INFO, WARNING
 from typing import Any, Final
-
-import msgspec
 
 from wanrun.errors import escaped
 
@@ -37,9 +37,13 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         facts = getattr(record, "facts", {})
-        return escaped(
-            " ".join([super().formatMessage(record), *(f"{name}={facts[name]}" for name in facts)])
-        )
+        shown = [f"{name}={_shown(str(facts[name]))}" for name in facts]
+        return escaped(" ".join([super().formatMessage(record), *shown]))
+
+
+def _shown(text: str) -> str:
+    """Returns the text of a fact, in quotes where it could be taken for several facts."""
+    return json.dumps(text, ensure_ascii=False) if re.search(r"[\s\"=]", text) else text
 
 
 class JsonLines(logging.Formatter):
@@ -50,7 +54,7 @@ class JsonLines(logging.Formatter):
         line |= {"event": record.getMessage(), **getattr(record, "facts", {})}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return json.dumps(line, default=str)  # in ASCII: a file's name may have bytes that are no text
 
 
 def start_log(level: str, format: str) -> None:

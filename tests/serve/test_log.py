@@ -34,19 +34,20 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def test_a_line_for_each_event(
     begin: Callable[[str], None], format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever a client has written is one line; of libraries only warnings are there."""
+    """Whatever a client or a file is called, it is one line and one fact; of libraries warnings are there."""
     begin(format)
-    tell("accepted", id="video_1", path="/v1/\nvideos", client=None)
+    name = "/v1/\nvideos status=200 \udcff"
+    tell("accepted", id="video_1", path=name, client=None)
     logging.getLogger("asyncio").info("not told")
     LOG.warning("%d folders stay", 2)
     first, second = capsys.readouterr().err.splitlines()
     if format == "text":
-        assert first.endswith(r" INFO accepted id=video_1 path=/v1/\nvideos")
+        assert first.endswith(r' INFO accepted id=video_1 path="/v1/\nvideos status=200 \udcff"')
         assert second.endswith(" WARNING 2 folders stay")
     else:
         facts = json.loads(first)
         assert facts.pop("time") > 0
-        assert facts == {"level": "info", "event": "accepted", "id": "video_1", "path": "/v1/\nvideos"}
+        assert facts == {"level": "info", "event": "accepted", "id": "video_1", "path": name}
         assert json.loads(second)["event"] == "2 folders stay"
 
 
