@@ -197,6 +197,9 @@ class Device:
         """Lets all videos of a model wait for the next start of the server."""
         tell("model withheld", WARNING, model=video.model, reason=why)
         self._queue.withheld[video.model] = self._queue.board.told(why)
+        for one in (video, *self._queue.waiting):
+            if one.model == video.model:
+                self._queue.hub.ended(one.id)
         video.attempts -= 1  # it was not the video's fault
         await self._queue.put_back(video)
 

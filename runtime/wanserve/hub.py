@@ -88,7 +88,10 @@ class Hub:
         self._listeners.discard(listener)
 
     def end(self, id: str) -> asyncio.Future[None]:
-        """Returns what is done once a video that goes on has ended or is forgotten, or the server ends."""
+        """Returns what is done once there is nothing to wait for.
+
+        A video that goes on has ended, is forgotten, or waits for the next start of the server; or that ends.
+        """
         end = self._ends.setdefault(id, asyncio.get_running_loop().create_future())
         if self.closed:
             self.ended(id)

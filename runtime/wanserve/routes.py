@@ -172,7 +172,14 @@ class Routes:
         video, _ = await self._intake.accept(request, _client(request))
         gone = asyncio.create_task(_gone(request))
         try:
-            while not self._current(video).over:
+            while not (now := self._current(video)).over:
+                if now.status == "queued" and (problem := self._queue.withheld.get(now.model)) is not None:
+                    raise RefusedError(
+                        f"{problem}; the video waits for that",
+                        503,
+                        code="withheld",
+                        headers={"x-video-id": video.id},
+                    )
                 end = self._queue.hub.end(video.id)  # not each event: a step would cost as much again
                 await asyncio.wait({end, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if self._queue.hub.closed:

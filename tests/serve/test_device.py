@@ -191,11 +191,12 @@ def test_jobs_of_a_changed_artifact_wait(tmp_path: Path) -> None:
         start, started = workers(Worker(makes_m))
         house = House(tmp_path, start)
         videos = [await house.ask(model=name) for name in ("b", "b", "m")]
-        first = videos[0].id
+        first, end = videos[0].id, house.queue.hub.end(videos[1].id)
         keeping = asyncio.create_task(house.device.keep())
         await house.until(lambda: videos[2].over)
         assert [(one.status, one.attempts) for one in videos[:2]] == [("queued", 0)] * 2
         assert started[0].runs == [first, videos[2].id] and "/srv" not in house.queue.withheld["b"]
+        assert end.done()
         await house.queue.cancel(videos[0])
         await house.stop(keeping)
 

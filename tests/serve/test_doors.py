@@ -151,6 +151,19 @@ def _raises(error: Exception) -> Callable[..., Any]:
     return fails
 
 
+def test_a_model_that_is_withheld(tmp_path: Path) -> None:
+    """Its videos wait for the next start, and whoever waits for one is told at once."""
+
+    async def test() -> None:
+        async with asked(tmp_path, catalog().models) as server:
+            server.service.queue.withheld["text"] = "it was changed"
+            refusal = await server.refused("POST", "/v1/videos/sync", {"model": "text", "prompt": "x"})
+            assert refusal[:2] == (503, "withheld")
+            assert [one.status for one in server.service.queue.waiting] == ["queued"]
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line for each request, not ready, and no video begins; when to try again only if room is made."""
     full = sqlite3.OperationalError("database or disk is full")
