@@ -99,7 +99,10 @@ _REMEDIES = by_name(
             f"pass {field('schedule')}, steps that wanbuild calibrate has chosen: none is skipped",
             f"pass {field('schedule')}, one of the model's presets: none of its steps is skipped",
         ): "cache_backend cache_dit enable_teacache magcache tea_cache teacache use_teacache VSA_sparsity",
-        Remedy(f"pass {field('num_videos')}, as built, or several prompts"): "batch_size n_iter",
+        Remedy(
+            f"pass {field('num_videos')}, as built, or several prompts",
+            f"pass {field('num_videos')}, as built, or send several requests",
+        ): "batch_size n_iter",
         Remedy(
             f"pass {field('num_frames')}: seconds times frames per second, as built", "pass seconds"
         ): "duration seconds",

@@ -156,7 +156,8 @@ class PromptEncoder:
             own = np.array(embedding[: tokens.lengths[index]])  # a copy, so that the padding is freed
             if not all_finite(own):
                 raise WanError(
-                    f"the embedding of the prompt {prompts[index][:60]!r} is not finite",
+                    # Not the prompt itself: a server's log has this line.
+                    f"the embedding of a prompt of {len(prompts[index])} characters is not finite",
                     expected="numbers",
                     found="NaN or infinity",
                     remedy="check the weights with wanbuild verify, or build with --dtype float32",

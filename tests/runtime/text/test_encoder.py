@@ -209,7 +209,7 @@ def test_an_encoder_that_gives_no_numbers(tokenizer: PromptTokenizer, value: flo
         return embeddings
 
     encoder.prompts._encode = encode
-    with pytest.raises(WanError, match="the embedding of the prompt 'fox' is not finite"):
+    with pytest.raises(WanError, match="the embedding of a prompt of 3 characters is not finite"):
         encoder.prompts(["snow", "fox"])
     assert store.rows == {} and encoder.prompts.missing(["fox", "snow"]) == ["fox", "snow"]
 
