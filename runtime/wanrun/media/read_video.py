@@ -205,7 +205,7 @@ def _alpha(path: Path, name: str, cancel: CancelToken | None) -> _Alpha | None:
     """Returns how a video's transparency is decoded; None for a video without."""
     with decoder([_program(name), "-nostdin", "-hide_banner", *_input(path)], name, cancel) as ffmpeg:
         _, lines = ffmpeg.ended(name)  # it describes the file, and misses an output
-    streams = [line for line in lines if "Video:" in line]
+    streams = [line for line in lines if "Video:" in line and "Stream #" in line]  # and no title
     if streams and any(re.search(r"alpha_mode +: 1$", line) for line in lines):
         # ffmpeg's own decoders of VP8 and VP9 leave the second stream of pictures, with the alpha, out.
         return next(

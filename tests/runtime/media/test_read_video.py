@@ -91,7 +91,7 @@ def test_videos_are_read(suffix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "codec"),
     [
-        ("webm", ("libvpx-vp9", "-pix_fmt", "yuva420p")),
+        ("webm", ("libvpx-vp9", "-pix_fmt", "yuva420p", "-metadata", "title=Video: a mask")),
         ("webm", ("libvpx", "-auto-alt-ref", "0", "-pix_fmt", "yuva420p")),
         ("mov", ("prores_ks", "-profile:v", "4444", "-pix_fmt", "yuva444p10le")),
         ("mp4", ("libx264", "-pix_fmt", "yuv420p")),
