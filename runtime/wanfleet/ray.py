@@ -140,7 +140,8 @@ class VideoMaker:
             self._uploads.put(folder / tries, tries, overwrite=True)
             yield
         finally:
-            self._uploads.remove(tries)
+            with contextlib.suppress(UsageError):  # where nothing may be removed, rows are made all the same
+                self._uploads.remove(tries)
 
     def _resolved(self, asked: Row) -> wanrun.Generation:
         """Returns the generation of options by any of their names."""

@@ -21,6 +21,11 @@ from wanrun.media.types import Inputs
 PROMPTS, WORKERS = 12, 2
 
 
+def refused(uploads: Uploads, name: str) -> None:
+    """What a store does that lets nobody remove a file."""
+    raise UsageError(f"{name} cannot be removed")
+
+
 def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     """Without Ray: what an actor does."""
     maker = VideoMaker(str(toy_artifact), str(tmp_path / "videos"), ".npy")
@@ -60,6 +65,10 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     assert maker(deadly)["videos"] == [] and not tries.exists()
     tries.write_bytes(bytes(3))
     assert maker(deadly)["error"] == "" and not tries.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Uploads, "remove", refused)
+        kept = maker({**row, "output": "kept"})
+    assert kept["error"] == "" and kept["made"]
     twin = {**asked, "output": "twin"}  # two workers begin, and the other one's record comes first
     record = tmp_path / "videos" / "twin.json"
     with pytest.MonkeyPatch.context() as patch:
