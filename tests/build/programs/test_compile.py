@@ -168,8 +168,9 @@ def test_samples_of_few_frames(frames: int) -> None:
 
 @pytest.mark.parametrize("option", ["vae_decode_chunk", "vae_encode_chunk", "max_steps"])
 def test_options_that_are_out_of_range(option: str) -> None:
-    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is out of range; .*; found 0"):
+    with pytest.raises(UsageError) as raised:
         BuildOptions(**{option: 0})  # type: ignore[arg-type]
+    assert raised.value.fields == (option,) and raised.value.found == 0
 
 
 def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
