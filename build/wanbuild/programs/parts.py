@@ -148,7 +148,7 @@ class Parts:
         most = MAX_REFERENCES if "reference_image" in self.variant.inputs else 0
         if not 0 <= shape.num_references <= most:
             raise UsageError(
-                f"{field('num_references')} cannot be built",
+                f"{field('reference_images')} cannot be built",
                 expected=f"0 to {most}" if most else f"0: {model.variant} takes no reference images",
                 found=shape.num_references,
             )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import MAX_SIZE
 from wanrun.errors import UsageError, field
+
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {"width": "size", "height": "size", "num_references": "reference_images"}
+)
+"""The options that decide a number of a shape, where they have another name."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,8 @@ class Shape:
     def __post_init__(self) -> None:
         for size in fields(self):
             if getattr(self, size.name) > MAX_SIZE:
-                option = "size" if size.name in ("width", "height") else size.name
-                raise UsageError(f"{field(option)} cannot be built", expected=f"{MAX_SIZE} at most")
+                option = field(_OPTIONS.get(size.name, size.name))
+                raise UsageError(f"{option} cannot be built", expected=f"{MAX_SIZE} at most")
 
     @classmethod
     def of(cls, profile: Profile) -> Shape:
