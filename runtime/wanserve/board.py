@@ -30,6 +30,7 @@ class Board:
         hub: publishes changes.
         waiting: the waiting videos, the next one first; the queue changes it.
         running: the videos that workers have, by id; the queue changes it.
+        withheld: why the videos of a model wait for the next start, by model; so they hold up no others.
         times: what phases took before, by name.
 
     Attributes:
@@ -43,10 +44,11 @@ class Board:
         hub: Hub,
         waiting: list[Video],
         running: Mapping[str, VideoProgress],
+        withheld: Mapping[str, str],
         times: Mapping[str, float],
     ) -> None:
         self._settings, self._folders, self.hub = settings, folders, hub
-        self._waiting, self._running = waiting, running
+        self._waiting, self._running, self._withheld = waiting, running, withheld
         self.estimates, self.workers = Estimates(times), 1
         self._telling = False
 
@@ -75,7 +77,10 @@ class Board:
         for position, video in enumerate(self._waiting, 1):
             own = self.estimates.total(video)
             left = None if own is None or ahead is None else own + ahead / max(self.workers, 1)
-            ahead = None if own is None or ahead is None else ahead + own
+            if video.model in self._withheld:
+                left = None
+            else:
+                ahead = None if own is None or ahead is None else ahead + own
             found[video.id] = VideoProgress(video, QUEUED, position, remaining=left)
             if video.id == last:
                 break

@@ -61,10 +61,10 @@ class Queue:
         self.room = Room(settings.data, settings.keep_seconds is not None or settings.keep_bytes is not None)
         self._waiting: list[Video] = []
         self._running: dict[str, VideoProgress] = {}
-        self.board = Board(settings, folders, hub, self._waiting, self._running, store.times())
         self.resolved, self.withheld = Resolved(), dict[str, str]()
-        self._unstored: dict[str, Video] = {}
-        self._unremoved = set[str]()
+        videos = self._waiting, self._running, self.withheld
+        self.board = Board(settings, folders, hub, *videos, store.times())
+        self._unstored, self._unremoved = dict[str, Video](), set[str]()
         self._wake = asyncio.Event()
         self._broken = 0
         self.closing = self.loads = False

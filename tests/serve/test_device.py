@@ -353,6 +353,21 @@ def test_two_cancels_at_once(queue: Callable[[], House]) -> None:
     run(test())
 
 
+def test_the_places_behind_a_withheld_model(queue: Callable[[], House]) -> None:
+    """Its videos have no end, and those of others do not wait for them."""
+
+    async def test() -> None:
+        house = queue()
+        board, videos = house.queue.board, [await house.ask(model=name) for name in ("b", "m")]
+        for one in videos:
+            board.estimates.learn(one, {"steps": 1.0}, 1)
+        house.queue.withheld["b"] = "it was changed"
+        lefts = [place.remaining for place in board.places().values()]
+        assert lefts == [None, board.estimates.total(videos[1])]
+
+    run(test())
+
+
 def test_an_end_that_cannot_be_stored(queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk: it is known all the same, and stored later."""
 
