@@ -45,7 +45,7 @@ def by_name(rows: Mapping[_Remedy, str]) -> Mapping[str, _Remedy]:
 
 
 _MODEL = "an artifact is made ahead; ask for a model that the server has"
-_SERVER = "leave it out: it is decided where the server is started"
+_SERVER = "leave it out: it is decided where the model is built and served"
 
 _REMEDIES = by_name(
     {
