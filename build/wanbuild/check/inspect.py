@@ -152,12 +152,19 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     if model.task.inputs:
         rows = {row.name: row for row in wanrun.options()}
         taken = [
-            f"{rows[name].flag}{' (needed)' * item.required}" for name, item in model.task.inputs.items()
+            f"{rows[name].flag}{_needed(item.required, item.mode)}"
+            for name, item in model.task.inputs.items()
         ]
         fit = f"; {rows['fit'].flag} {rows['fit'].value}" if model.task.fits else ""
         yield f"takes           {', '.join(taken)}{fit}"
     for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         yield f"schedule        {name}: {schedule.describe()}{_experts_steps(schedule, model)}"
+
+
+def _needed(required: bool, mode: str | None) -> str:
+    """Says whether an image or video must be given, and in which mode."""
+    words = ["needed"] * required + ([f"in mode {mode}"] if mode else [])
+    return f" ({' '.join(words)})" if words else ""
 
 
 def _experts_steps(schedule: Schedule, model: Model) -> str:

@@ -27,6 +27,6 @@ def test_what_a_model_takes() -> None:
     assert [one.split() for one in inputs.split(",")] == [
         ["--image", "(needed)"],
         ["--video", "(needed)"],
-        ["--mask"],
+        ["--mask", "(in", "mode", "replace)"],
     ]
     assert fit.split() == ["--fit", "stretch|crop|pad"]
