@@ -50,7 +50,7 @@ class Pair:
         self.compiled = fast_jit(self._run, static_argnums=(5, 6))
 
     def _run(self, params: Any, x: Any, text: Any, pose: Any, video: Any, dtype: Any, multiple: int) -> Any:
-        model = bind(self.module, params)
+        model = bind(AnimateTransformer(config(), dtype), params)
         cache, rope = model.prepare(
             text, LATENT, dtype, image_tokens=self.tokens, image_multiple=multiple, face_video=video
         )

@@ -124,7 +124,7 @@ class Control:
         self._forward = fast_jit(self._run, static_argnums=3)
 
     def _run(self, params: Any, control: Any, scale: Any, dtype: Any) -> Any:
-        model = bind(self.module, params)
+        model = bind(VACETransformer(self.module.config, dtype, dtype), params)
         cache, rope = model.prepare(self.text, LATENT, dtype)
         condition = {"control": control, "scale": scale}
         return model(self.x, jnp.float32(300), cache, rope, condition, blocked_attention, dtype)
