@@ -14,6 +14,13 @@ from wancli.command import Input, Number, Output, Written, options_of
 from wanrun.rows import MOST_TOLD, Row
 
 
+class _Choice(click.Choice[str]):
+    """A choice of words as they are: only the names of options may be spelled in other ways."""
+
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
+        return str(choice)
+
+
 def made_options(rows: Iterable[Row]) -> list[click.Option]:
     """Returns the options of a command without sections, whose help names the range of numbers."""
     return [click.Option(_names(row), **_settings(row, ranges=True)) for row in rows]
@@ -64,7 +71,7 @@ def _kind(row: Row, ranges: bool) -> Any:
     if row.parse is not None:
         return Written(row.value, row.parse)
     if row.choices and row.base is str:
-        return click.Choice(row.choices)
+        return _Choice(row.choices)
     if row.base is Path or {"DIR", "FILE"} & {*row.value.split("|")}:
         return Input(row.base, tree=row.value == "DIR")
     least, most = row.bounds

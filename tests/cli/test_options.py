@@ -27,7 +27,7 @@ class Made(Struct, frozen=True):
     frames: Annotated[Sequence[Count], option("How long.", default="as published")] = ()
     guidance: Annotated[Sequence[bool], option("Whether guided.")] = ()
     proxies: Annotated[bool, option("Whether there are proxies.", default="proxies")] = True
-    form: Annotated[str, option("Which form.", choices=("step", "scan"), short="-f")] = "step"
+    form: Annotated[str, option("Which form.", choices=("step", "q8_0"), short="-f")] = "step"
     share: Annotated[Annotated[float, Meta(ge=0, le=1)], option("How much.")] = 0.5
     force: Annotated[bool, option("Replace it.")] = False
 
@@ -46,14 +46,14 @@ def called(*arguments: str) -> Any:
 
 def test_values_are_those_of_the_record() -> None:
     assert called() == {"target": "h200", "force": False}
-    words = "--size 8x4 --size 4x8 --frames 5 --no-guidance --no-proxies -f scan --share 0.1 --force"
+    words = "--size 8x4 --size 4x8 --frames 5 --no-guidance --no-proxies -f q8_0 --share 0.1 --force"
     assert called(*words.split()) == {
         "target": "h200",
         "sizes": ((8, 4), (4, 8)),
         "frames": (5,),
         "guidance": (False,),
         "proxies": False,
-        "form": "scan",
+        "form": "q8_0",
         "share": 0.1,
         "force": True,
     }
