@@ -1,4 +1,4 @@
-"""Measures what a scale for each block of 32 weights, as GGUF's Q8_0 has, costs a denoising step on this CPU.
+"""Measures what weights of 8 bits cost a denoising step on this CPU, in each form.
 
 Four layers of 1.3B's shapes with random weights, in bfloat16. The forms take turns, and each turn's CPU
 seconds are divided by those of bfloat16 in the same turn: so the ratio holds beside other work too. A product
@@ -23,59 +23,23 @@ from cpus import cpu_name
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
 from wanbuild.models.forms import Forms, tracing_with
-from wanbuild.models.layers import Linear
-from wanbuild.models.params import LAYERS, abstract_params, bind, param
-from wanbuild.models.products import product
+from wanbuild.models.params import LAYERS, abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.targets.target import multiplies_bfloat16
+from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import BITS
 from wanrun.machine.cpu import cpu_features
 
 CONFIG = TransformerConfig(12, 128, 8960, 4, 4096)
-BLOCK = 32
-ROWS = {"int8, a scale for each row": "int8", "float8": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+FORMS = {one.name: form for form, one in EIGHT_BITS.items()}
 
 
-class BlockScaled(Linear):
-    """A layer whose weights are int8, with a scale for each block of 32 inputs.
-
-    Args:
-        layer: the layer of one weight matrix, or of a stack of them, that it takes the place of.
-        scales: dtype of the scales.
-    """
-
-    def __init__(self, layer: Linear, scales: Any) -> None:
-        (*rows, inputs), axes = layer.weight.shape, layer.weight.get_metadata()["axes"]
-        self.weight = param((*rows, inputs), jnp.int8, axes)
-        self.scale = param((*rows, inputs // BLOCK), scales, axes)
-        self.has_bias, self.bias = True, layer.bias
-
-    def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
-        weight, scale = self.weight[...], self.scale[...]
-        blocks = weight.reshape(*scale.shape, BLOCK).astype(jnp.float32) * scale[..., None].astype(
-            jnp.float32
-        )
-        y = product(x, blocks.reshape(weight.shape).astype(x.dtype)) + self.bias[...].astype(jnp.float32)
-        return y.astype(out_dtype or x.dtype)
-
-
-def block_scaled(module: Any, scales: Any) -> Any:
-    """Returns the module with such layers in its blocks."""
-    for path, layer in linear_layers(module).items():
-        if layer.weight.get_metadata()["axes"][0] == LAYERS:
-            parent, parts = module, path.split("/")
-            for part in parts[:-1]:
-                parent = getattr(parent, part)
-            setattr(parent, parts[-1], BlockScaled(layer, scales))
-    return module
-
-
-def in_rows(module: Any, dtype: str) -> Any:
-    """Returns the module with weights of 8 bits, and a scale for each row, in its blocks."""
+def stored(module: Any, form: str) -> Any:
+    """Returns the module with weights of 8 bits in its blocks."""
     linear = linear_layers(module)
     stacked = [path for path, one in linear.items() if one.weight.get_metadata()["axes"][0] == LAYERS]
-    return store_in_eight_bits(module, dict.fromkeys(stacked, dtype))
+    return store_in_eight_bits(module, dict.fromkeys(stacked, form))
 
 
 def drawn(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
@@ -122,8 +86,7 @@ def main() -> None:
         return WanTransformer(CONFIG, jnp.bfloat16)
 
     modules = {"bfloat16": plain()}
-    modules |= {name: in_rows(plain(), dtype) for name, dtype in ROWS.items()}
-    modules |= {f"Q8_0, scales in {name}": block_scaled(plain(), name) for name in ("float32", "float16")}
+    modules |= {name: stored(plain(), form) for name, form in FORMS.items()}
     steps = {name: step_of(module, size) for name, module in modules.items()}
     seconds = dict[str, list[float]]()
     for run in steps.values():

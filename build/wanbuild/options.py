@@ -149,7 +149,8 @@ class Convert(Struct, frozen=True, kw_only=True):
         str | None,
         option(
             "Store the weights of the transformers' blocks and of the text encoder's feed-forward in 8 bits, "
-            "with a scale for each row; source: as a source of 8 bits has them.",
+            "with a scale for each row, or for each 32 of its values (q8_0, as GGUF); source: as a source of "
+            "8 bits has them.",
             choices=(*_EIGHT_BITS, "source"),
             commands={
                 "plan": {

@@ -20,9 +20,9 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
 
 FORMS: Mapping[str, str | None] = MappingProxyType(
-    {**{one.name: one.dtype for one in EIGHT_BITS.values()}, "source": None}
+    {**{one.name: one.form for one in EIGHT_BITS.values()}, "source": None}
 )
-"""The choices of ``--quantise``, and the dtype of each; ``source``: each layer has the source's."""
+"""The choices of ``--quantise``, and the manifests' name of each; ``source``: each layer has the source's."""
 
 TABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -72,12 +72,12 @@ def chosen_layers(
     modules: Mapping[str, Any],
     stored: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[str, dict[str, str]]:
-    """Returns the dtype of each layer that is stored in 8 bits, by component and path; experts have the same.
+    """Returns the form of each layer that is stored in 8 bits, by component and path; experts have the same.
 
     Args:
         quantise: the choice; None for no layer.
         modules: the abstract module of every component.
-        stored: the dtypes that ``stored_in_eight_bits`` returns, by component, for the form ``source``.
+        stored: what ``stored_in_eight_bits`` returns, by component, for the form ``source``.
 
     Raises:
         UsageError: if a pattern fits no layer, or there is nothing to store in 8 bits.
@@ -125,22 +125,24 @@ def _fits(name: str, pattern: str) -> bool:
 def _possible(
     quantise: Quantise, name: str, module: Any, stored: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yields path and dtype of every layer that can be stored in 8 bits."""
-    patterns, dtype = TABLE.get(_table_name(name), ()), FORMS[quantise.form]
+    """Yields path and form of every layer that can be stored in 8 bits."""
+    patterns, form = TABLE.get(_table_name(name), ()), FORMS[quantise.form]
     for path, layer in linear_layers(module).items():
         is_stacked = layer.weight.get_metadata()["axes"][0] == LAYERS
         if not is_stacked or layer.weight.shape[-1] > MOST_INPUTS:
             continue
-        if dtype is None and path in stored:
+        if form is None and path in stored:
             yield path, stored[path]
-        if dtype is not None and any(fnmatchcase(path, pattern) for pattern in patterns):
-            yield path, dtype
+        if form is None or layer.weight.shape[-1] % max(EIGHT_BITS[form].block, 1):
+            continue
+        if any(fnmatchcase(path, pattern) for pattern in patterns):
+            yield path, form
 
 
 def stored_in_eight_bits(
     source: SourceComponent, assignments: Sequence[Assignment], merged: Collection[str]
 ) -> dict[str, str]:
-    """Returns the layers whose weights the source has in one 8-bit dtype, and that dtype, by path.
+    """Returns the layers whose weights the source has in one form of 8 bits, and that form, by path.
 
     Args:
         source: the component.
@@ -150,22 +152,19 @@ def stored_in_eight_bits(
     """
     found = dict[str, str]()
     for item in assignments:
-        dtypes = {_dtype_of(source, fill.key) for fill in item.fills}
-        (dtype, *others) = dtypes
-        if not others and dtype in EIGHT_BITS and not any(fill.key in merged for fill in item.fills):
-            found[item.path.removesuffix("/weight")] = dtype
+        (form, *others) = {source.tensors[fill.key].form for fill in item.fills}
+        if not others and form in EIGHT_BITS and not any(fill.key in merged for fill in item.fills):
+            found[item.path.removesuffix("/weight")] = form
     return found
 
 
-def _dtype_of(source: SourceComponent, key: str) -> str:
-    return "" if source.eight_bit(key) is None else source.entry(key).dtype.name
-
-
 def in_eight_bits(assignments: Sequence[Assignment], layers: Mapping[str, str]) -> tuple[Assignment, ...]:
-    """Returns assignments in which the weights of these layers have their 8-bit dtypes."""
-    dtypes = {f"{path}/weight": jnp.dtype(name) for path, name in layers.items()}
+    """Returns assignments in which the weights of these layers have their forms of 8 bits."""
+    forms = {f"{path}/weight": form for path, form in layers.items()}
     return tuple(
-        dataclasses.replace(item, dtype=dtypes[item.path]) if item.path in dtypes else item
+        dataclasses.replace(item, dtype=jnp.dtype(EIGHT_BITS[form].dtype), form=form)
+        if (form := forms.get(item.path))
+        else item
         for item in assignments
     )
 
@@ -182,8 +181,7 @@ def widened_lines(
     """
     for name, nbytes in written.items():
         if source[name].quantised:
-            tensors = source[name].tensors.values()
-            kept = any(one.eight_bit is not None for one in tensors)
+            kept = all(one.form for one in source[name].tensors.values() if one.quantised)
             remedy = f"; --quantise {'source' if kept else 'int8'} keeps the artifact small"
             yield (
                 f"{name}: {in_bytes(source[name].stored_bytes)} of quantised weights become "

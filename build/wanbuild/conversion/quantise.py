@@ -2,7 +2,8 @@
 
 A row's scale is its largest magnitude over the largest value of the dtype, and a stored value is the nearest
 to weight / scale, ties to even. So it depends on the row alone, and a row rounds to the same bits wherever
-a block of rows begins.
+a block of rows begins. In a form with blocks, each block of a row is rounded like a row; its scale is the
+next float16 that is not smaller, so that no value is larger than the largest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Rows:
 
     Args:
         stored: their bytes, uint8 (rows, items).
-        scales: float32 (rows,).
+        scales: float32 (rows,), or float16 (rows, blocks).
         lost: the sum of the squared errors of the values, and the sum of their squares.
     """
 
@@ -46,32 +47,45 @@ class Quantiser:
         self._scaled, self._rounded = np.empty(items, np.float32), np.empty(items, np.float32)
         self._stored = np.empty(items, np.uint8)
 
-    def __call__(self, values: np.ndarray, dtype: str) -> Rows:
+    def __call__(self, values: np.ndarray, form: str) -> Rows:
         """Rounds some rows.
 
         Args:
             values: float32 or bfloat16 (rows, items). Not finite ones give scales that are not finite.
-            dtype: one of ``EIGHT_BITS``.
+            form: one of ``EIGHT_BITS``.
 
         Returns:
             The rows; their bytes are overwritten by the next call.
         """
+        own, whole = EIGHT_BITS[form], values.shape
+        rows = values.reshape(-1, own.block or whole[1])
         scaled, rounded, stored = (
-            buffer[: values.size].reshape(values.shape)
-            for buffer in (self._scaled, self._rounded, self._stored)
+            buffer[: rows.size].reshape(rows.shape) for buffer in (self._scaled, self._rounded, self._stored)
         )
-        scaled[...] = values
+        scaled[...] = rows
         squares = float(np.vdot(scaled, scaled))
         most = np.maximum(scaled.max(axis=1), -scaled.min(axis=1))
-        scales = (most / np.float32(EIGHT_BITS[dtype].largest)).astype(np.float32)
-        scales[scales < _SMALLEST] = 1  # a row of zeros, or as good as that
-        scaled /= scales[:, None]
-        ROUNDING[dtype](scaled, rounded, stored)
+        scales = _scales((most / np.float32(own.largest)).astype(np.float32), own.scale_dtype)
+        single = scales.astype(np.float32)
+        np.divide(scaled, single[:, None], out=scaled)
+        ROUNDING[own.dtype](scaled, rounded, stored)
         scaled -= rounded
-        errors = np.einsum("ij,ij->i", scaled, scaled).astype(np.float64) * np.square(
-            scales, dtype=np.float64
-        )
-        return Rows(stored, scales, (float(errors.sum()), squares))
+        each = np.einsum("ij,ij->i", scaled, scaled).astype(np.float64)
+        errors = each * np.square(single, dtype=np.float64)
+        lost = float(errors.sum()), squares
+        return Rows(stored.reshape(whole), scales.reshape(own.scale_shape(whole)), lost)
+
+
+def _scales(exact: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns scales of a dtype, none smaller than the exact ones."""
+    scales = exact.astype(dtype)
+    if dtype == "float16":
+        small = scales < exact
+        scales[small] = np.nextafter(scales[small], np.float16(np.inf))
+        scales[scales == 0] = 1  # a block of zeros
+    else:
+        scales[scales < _SMALLEST] = 1  # a row of zeros, or as good as that
+    return scales
 
 
 def _to_int8(scaled: np.ndarray, rounded: np.ndarray, stored: np.ndarray) -> None:
@@ -127,7 +141,7 @@ _FASTER: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = Ma
 )
 
 ROUNDING: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = MappingProxyType(
-    {name: _FASTER.get(name, partial(by_cast, name)) for name in EIGHT_BITS}
+    {one.dtype: _FASTER.get(one.dtype, partial(by_cast, one.dtype)) for one in EIGHT_BITS.values()}
 )
 """By dtype, what fills ``rounded`` with the nearest values to ``scaled``, and ``stored`` with their bytes:
 the cast, unless there is a faster way to the same bits."""

@@ -13,7 +13,9 @@ from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS, halves
 from wanbuild.source.eight_bit import EightBit
+from wanbuild.source.gguf_file import values_of
 from wanbuild.source.safetensors import TensorEntry
+from wanrun import EIGHT_BITS
 from wanrun.errors import SourceError
 
 
@@ -32,6 +34,14 @@ class TensorSource(Protocol):
         """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
         ...
 
+    def blocks(self, key: str) -> TensorEntry | None:
+        """Returns the shape of a tensor that is stored as blocks of 8 bits; None for any other."""
+        ...
+
+    def read_blocks(self, key: str, begin: int, out: np.ndarray) -> None:
+        """Reads such a tensor's blocks, from byte ``begin`` on, into an array of bytes."""
+        ...
+
 
 class Tensor:
     """One source tensor that is read, cast and checksummed from start to end.
@@ -44,19 +54,26 @@ class Tensor:
         source: its reader.
         delta: a delta to add, or None.
         component: its component, for messages: two experts have the same keys.
+        form: the form of 8 bits that ``quantised`` gives; empty if only ``cast`` is called.
 
     Attributes:
         key: the source tensor's name.
-        crc32c: checksum of the bytes that were read.
+        crc32c: checksum of the bytes that were read, those of the values for blocks of 8 bits.
         itemsize: bytes of a stored value in the source.
     """
 
-    def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None, component: str) -> None:
-        self.key, self._component = fill.key, component
+    def __init__(
+        self, fill: Fill, source: TensorSource, delta: Delta | None, component: str, form: str = ""
+    ) -> None:
+        self.key, self._component, self._form = fill.key, component, form
         self._source, self._delta = source, delta
         self._entry, self._eight_bit = source.entry(fill.key), source.eight_bit(fill.key)
         self.crc32c = 0
         self.itemsize = self._entry.dtype.itemsize
+        block = EIGHT_BITS[form].block if form and delta is None else 0
+        kept = source.blocks(fill.key) if block else None
+        # Blocks that are kept are the items: they lie in rows as single values do.
+        self._block, self._entry = (block, kept) if kept else (0, self._entry)
         shape, self._fill, self._group = self._entry.shape, fill, 0
         if fill.transform in PERMUTING:
             self._group = math.prod(shape)
@@ -77,8 +94,13 @@ class Tensor:
         """Reads items as they are stored."""
         size = self._entry.dtype.itemsize
         data = buffer[: (stop - start) * size]
-        self._source.read(self.key, start * size, data)
-        self.crc32c = crc32c(data.data, self.crc32c)
+        if self._block:
+            self._source.read_blocks(self.key, start * size, data)
+            # As of the same tensor where it is not kept: a source's digest does not depend on options.
+            self.crc32c = crc32c(values_of(data.view(self._entry.dtype)).data, self.crc32c)
+        else:
+            self._source.read(self.key, start * size, data)
+            self.crc32c = crc32c(data.data, self.crc32c)
         return data.view(self._entry.dtype)
 
     def _read(self, start: int, stop: int, buffer: np.ndarray, as_stored: bool = False) -> np.ndarray:
@@ -98,7 +120,8 @@ class Tensor:
     def _group_of(self, index: int, as_stored: bool) -> np.ndarray:
         """Returns the items of a group, flat."""
         start, shape = index * self._group, self._entry.shape
-        values = self._stored(start, start + self._group, np.empty(self._group * self.itemsize, np.uint8))
+        buffer = np.empty(self._group * self._entry.dtype.itemsize, np.uint8)
+        values = self._stored(start, start + self._group, buffer)
         values = values if as_stored else self._values(values, start)
         if self._fill.head_dim:
             reordered = halves(values.reshape(self._fill.head_dim, *shape[1:]), self._fill.head_dim)
@@ -126,17 +149,14 @@ class Tensor:
         if not finite(block):
             raise self._not_finite(block.dtype.name)
 
-    def quantised(
-        self, start: int, shape: tuple[int, int], dtype: str, buffer: np.ndarray, quantiser: Quantiser
-    ) -> Rows:
+    def quantised(self, start: int, shape: tuple[int, int], buffer: np.ndarray, quantiser: Quantiser) -> Rows:
         """Returns rows of items from ``start`` on, rounded to 8 bits.
 
-        8-bit values of this dtype, to which nothing is added, are kept as they are, with their scales.
+        What the source has in this form, and nothing is added to, is kept as it is, with its scales.
 
         Args:
             start: the first item, at the beginning of a row.
             shape: rows, and items of each.
-            dtype: the stored dtype.
             buffer: for read bytes.
             quantiser: this thread's.
 
@@ -144,7 +164,10 @@ class Tensor:
             SourceError: if a value is not finite.
         """
         stop = start + shape[0] * shape[1]
-        if self._eight_bit is not None and self._entry.dtype.name == dtype and self._delta is None:
+        if self._block:
+            rows = self._kept_blocks(start // self._block, stop // self._block, shape, buffer)
+            sound = bool(np.isfinite(rows.scales).all())
+        elif self._eight_bit is not None and self._entry.dtype.name == self._form and self._delta is None:
             stored = self._read(start, stop, buffer, as_stored=True).reshape(shape)
             scales = self._scales(start // shape[1], shape[0])
             wrong = ~np.isfinite(self._eight_bit.table)
@@ -152,11 +175,17 @@ class Tensor:
             sound = not (wrong.any() and wrong[rows.stored].any())
         else:
             with np.errstate(invalid="ignore", over="ignore"):
-                rows = quantiser(self._read(start, stop, buffer).reshape(shape), dtype)
+                rows = quantiser(self._read(start, stop, buffer).reshape(shape), self._form)
             sound = bool(np.isfinite(rows.scales).all())
         if not sound:
-            raise self._not_finite(dtype)
+            raise self._not_finite(self._form)
         return rows
+
+    def _kept_blocks(self, start: int, stop: int, shape: tuple[int, int], buffer: np.ndarray) -> Rows:
+        """Returns rows of the source's own blocks."""
+        blocks = self._read(start, stop, buffer, as_stored=True)
+        stored = np.ascontiguousarray(blocks["values"]).reshape(shape)
+        return Rows(stored.view(np.uint8), blocks["scale"].reshape(shape[0], -1), (0.0, 0.0))
 
     def _not_finite(self, dtype: str) -> SourceError:
         merged = self._delta is not None

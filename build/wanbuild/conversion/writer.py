@@ -90,18 +90,17 @@ def component_layouts(assignments: Sequence[Assignment]) -> dict[str, ArrayLayou
     return {item.path: plan_layout(item.shape, item.dtype.name, item.stacked) for item in whole}
 
 
-def _is_eight_bit(item: Assignment) -> bool:
-    return item.dtype.name in EIGHT_BITS
-
-
 def _scale_path(item: Assignment) -> str:
     return item.path.removesuffix("weight") + "scale"
 
 
 def _scales_of(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
     """Yields the scales of weights of 8 bits: parameters that no source tensor fills."""
-    for item in filter(_is_eight_bit, assignments):
-        yield Assignment(_scale_path(item), item.shape[:-1], np.dtype(np.float32), item.axes[:-1], ())
+    for item in assignments:
+        if item.form:
+            own = EIGHT_BITS[item.form]
+            shape, dtype = own.scale_shape(item.shape), np.dtype(own.scale_dtype)
+            yield Assignment(_scale_path(item), shape, dtype, item.axes[: len(shape)], ())
 
 
 @dataclass
@@ -141,7 +140,7 @@ class ComponentWriter:
         self._work = _Work()
         self._scales = tuple(_scales_of(assignments))
         for item in self._scales:
-            self._work.scales[item.path] = np.empty(item.shape, np.float32)
+            self._work.scales[item.path] = np.empty(item.shape, item.dtype)
 
     def pieces(self) -> list[Piece]:
         """Creates the folders and returns the work, one piece per source tensor or small chunk file.
@@ -224,9 +223,9 @@ class ComponentWriter:
                     if tensor is None:
                         fill = item.fills[row if item.stacked else 0]
                         delta = self._deltas.get(fill.key)
-                        tensor = Tensor(fill, self._source, delta, self._folder.name)
+                        tensor = Tensor(fill, self._source, delta, self._folder.name, item.form)
                     start = 0 if item.stacked else row * row_items
-                    if _is_eight_bit(item):
+                    if item.form:
                         self._write_rounded(item, row, tensor, sums)
                     else:
                         self._write_row(tensor, start, row_items, item.dtype, sums)
@@ -249,12 +248,10 @@ class ComponentWriter:
         """Appends a layer's weight of 8 bits, and keeps its scales and what the rounding has lost."""
         outputs, inputs = item.shape[-2:]
         count, lost = BLOCK_ITEMS // inputs, np.zeros(2)
-        scales = self._work.scales[_scale_path(item)].reshape(-1, outputs)[row]
+        scales = self._work.scales[_scale_path(item)][row]
         for first in range(0, outputs, count):
             shape = min(count, outputs - first), inputs
-            rows = tensor.quantised(
-                first * inputs, shape, item.dtype.name, self._buffers.read, self._buffers.quantiser
-            )
+            rows = tensor.quantised(first * inputs, shape, self._buffers.read, self._buffers.quantiser)
             sums.append(rows.stored.reshape(-1))
             scales[first : first + count] = rows.scales
             lost += rows.lost

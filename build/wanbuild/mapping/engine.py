@@ -42,6 +42,7 @@ class Assignment:
         dtype: its stored dtype.
         axes: a logical axis or None for each dimension.
         fills: one per layer if stacked, else one.
+        form: the form of weights of 8 bits, one of ``EIGHT_BITS``; empty for any other parameter.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Assignment:
     dtype: np.dtype[Any]
     axes: tuple[str | None, ...]
     fills: tuple[Fill, ...]
+    form: str = ""
 
     @property
     def stacked(self) -> bool:

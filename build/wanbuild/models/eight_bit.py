@@ -4,6 +4,9 @@ A weight (out, in) becomes ``weight`` of an 8-bit dtype and ``scale``, float32 (
 A layer multiplies with the stored values, which bfloat16 holds exactly, and scales the product. So weights
 stay 8 bits wide in memory, and no more of them is widened at a time than is being multiplied. A target of
 W8A8 rounds activations to 8 bits too, and widens nothing (``models.products``).
+
+In GGUF's Q8_0 each block of 32 inputs has a scale, float16 (out, in / 32). Blocks are widened and scaled
+before they are multiplied (``models.blocks_of_inputs``), on a target of W8A8 too.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from flax import nnx
 
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param
+from wanrun import EIGHT_BITS
 
 
 def linear_layers(module: nnx.Module) -> dict[str, Linear]:
@@ -25,11 +29,11 @@ def linear_layers(module: nnx.Module) -> dict[str, Linear]:
 
 
 def store_in_eight_bits(module: Any, layers: Mapping[str, str]) -> Any:
-    """Declares layers' weights as of 8 bits, with a scale for each row.
+    """Declares layers' weights as of 8 bits, with their scales.
 
     Args:
         module: an abstract module, which is changed.
-        layers: the dtype of each layer's weight, by the layer's path.
+        layers: the form of each layer's weight, one of ``EIGHT_BITS``, by the layer's path.
 
     Returns:
         The module.
@@ -38,9 +42,11 @@ def store_in_eight_bits(module: Any, layers: Mapping[str, str]) -> Any:
         KeyError: if the module has no such layer.
     """
     found = linear_layers(module) if layers else {}
-    for path, dtype in layers.items():
-        layer = found[path]
+    for path, form in layers.items():
+        layer, own = found[path], EIGHT_BITS[form]
         shape, axes = layer.weight.shape, layer.weight.get_metadata()["axes"]
-        layer.weight = param(shape, jnp.dtype(dtype), axes)
-        layer.scale, layer.has_scale = param(shape[:-1], jnp.float32, axes[:-1]), True
+        scales = own.scale_shape(shape)
+        layer.weight = param(shape, jnp.dtype(own.dtype), axes)
+        layer.scale = param(scales, jnp.dtype(own.scale_dtype), axes[: len(scales)])
+        layer.has_scale, layer.has_blocks = not own.block, own.block > 0
     return module

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wanbuild.models.blocks_of_inputs import in_blocks
 from wanbuild.models.forms import forms
 from wanbuild.models.params import param
 from wanbuild.models.products import product
@@ -23,7 +24,8 @@ class Linear(nnx.Module):
         axes: logical axes of the weight, (out, in).
         bias: whether there is a bias.
 
-    A weight that is stored in 8 bits has a ``scale`` too: see ``wanbuild.models.eight_bit``.
+    A weight that is stored in 8 bits has a ``scale`` too, of its rows or of blocks of them: see
+    ``wanbuild.models.eight_bit``.
     """
 
     scale: nnx.Param
@@ -39,14 +41,15 @@ class Linear(nnx.Module):
         self.weight = param((out_dim, in_dim), dtype, axes)
         if bias:
             self.bias = param((out_dim,), dtype, axes[:1])
-        self.has_bias, self.has_scale = bias, False
+        self.has_bias, self.has_scale, self.has_blocks = bias, False, False
 
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
 
         The product (``wanbuild.models.products``) has the dtype in which the bias is added to it.
         """
-        y = product(x, self.weight.get_value())
+        weight = self.weight.get_value()
+        y = product(x, in_blocks(weight, self.scale.get_value()) if self.has_blocks else weight)
         if self.has_scale:
             y = y * self.scale[...]
         if self.has_bias:

@@ -17,7 +17,7 @@ from wanbuild.models.params import abstract_params, parameter_axes
 from wanbuild.models.partition import ROTARY
 from wanbuild.options import BuildOptions
 from wanbuild.programs.shape import Shape
-from wanbuild.programs.shardings import check_mesh, weights_placed
+from wanbuild.programs.shardings import check_blocks, check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.variants.table import variant_named
 from wanrun import EIGHT_BITS
@@ -70,10 +70,11 @@ class Parts:
         mesh: Sizes = MappingProxyType({}),
         devices: Sequence[jax.Device] = (),
     ) -> None:
-        if kernels.w8a8 and not manifest.dtypes["transformer"].eight_bit:
-            formats = " or ".join(one.name for one in EIGHT_BITS.values())
+        stored = {EIGHT_BITS[form] for form in manifest.dtypes["transformer"].eight_bit.values()}
+        if kernels.w8a8 and all(one.block for one in stored):
+            formats = " or ".join(one.name for one in EIGHT_BITS.values() if not one.block)
             raise UsageError(
-                "a target of W8A8 multiplies 8-bit weights, and the transformer has none",
+                "a target of W8A8 multiplies rows of 8-bit weights, and the transformer has none",
                 expected=f"weights of wanbuild convert --quantise {formats}",
                 remedy="leave -w8a8 out, or convert, or plan, with --quantise",
             )
@@ -99,6 +100,7 @@ class Parts:
             for name, module in self.modules.items():
                 axes = parameter_axes(module)
                 self.weights[name] = weights_placed(self.weights[name], axes, self.mesh)
+                check_blocks(self.weights[name], manifest.dtypes[name].eight_bit)
         self._outputs: dict[Maker, dict[str, Any]] = {}
         self.dtype, self.vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
         self.vae_precision = options.vae_precision

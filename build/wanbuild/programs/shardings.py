@@ -11,8 +11,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from wanbuild.models import blocks, face, partition
+from wanbuild.models.params import flatten
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.shape import Shape
+from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, partition_spec
 from wanrun.errors import UsageError
 
@@ -32,6 +34,28 @@ def weights_placed(params: Any, axes: Mapping[str, tuple[str | None, ...]], mesh
         return _with(leaf, NamedSharding(mesh, partition_spec(cuts)))
 
     return jax.tree_util.tree_map_with_path(placed, params)
+
+
+def check_blocks(params: Any, layers: Mapping[str, str]) -> None:
+    """Checks that a mesh cuts weights only between blocks that have one scale; no published model is cut so.
+
+    Args:
+        params: what ``weights_placed`` returns.
+        layers: the form of each layer of 8-bit weights, by path.
+
+    Raises:
+        UsageError: if a mesh cuts a weight and its scales in different ways.
+    """
+    placed = dict(flatten(params))
+    for path, form in layers.items():
+        block, weight, scale = EIGHT_BITS[form].block, placed[f"{path}/weight"], placed[f"{path}/scale"]
+        if block and weight.sharding.spec != scale.sharding.spec:
+            raise UsageError(
+                f"the mesh does not work: it cuts blocks of {block} weights that have one scale",
+                expected="devices among which whole blocks are shared",
+                found=f"{path}, {weight.shape[-1]} inputs in {scale.shape[-1]} blocks",
+                remedy="use another mesh, or convert with --quantise int8",
+            )
 
 
 def arrays_placed(arrays: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:

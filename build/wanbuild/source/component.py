@@ -50,6 +50,8 @@ class SourceTensor:
         entry: shape, dtype, size and place of this tensor.
         begin: bytes of the stored tensor in front of this one.
         eight_bit: how 8-bit values are restored; None for a plain dtype.
+        blocks: the place of its values as blocks of 8 bits, of which ``entry`` has the values in float32;
+            None if its file has no such.
     """
 
     file: TensorFile
@@ -57,6 +59,20 @@ class SourceTensor:
     entry: TensorEntry
     begin: int = 0
     eight_bit: EightBit | None = None
+    blocks: TensorEntry | None = None
+
+    @property
+    def quantised(self) -> bool:
+        """Whether it has more values than bytes for plain ones: it is of 8 bits, or a GGUF's."""
+        values = self.file.entries[self.stored].nbytes
+        return self.eight_bit is not None or self.file.stored_bytes(self.stored) < values
+
+    @property
+    def form(self) -> str:
+        """The form of ``EIGHT_BITS`` in which its file has it; empty if it has it in another."""
+        if self.blocks is not None:
+            return "q8_0"
+        return "" if self.eight_bit is None else self.entry.dtype.name
 
 
 @dataclass(frozen=True)
@@ -116,12 +132,8 @@ class SourceComponent:
 
     @property
     def quantised(self) -> bool:
-        """Whether some of its tensors have more values than bytes for plain ones: of 8 bits, or a GGUF's."""
-        tensors = self.tensors.values()
-        return any(
-            tensor.eight_bit is not None or tensor.file.stored_bytes(tensor.stored) < tensor.entry.nbytes
-            for tensor in tensors
-        )
+        """Whether some of its tensors are quantised."""
+        return any(tensor.quantised for tensor in self.tensors.values())
 
     def entry(self, key: str) -> TensorEntry:
         """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
@@ -130,6 +142,17 @@ class SourceComponent:
     def eight_bit(self, key: str) -> EightBit | None:
         """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
         return self.tensors[key].eight_bit
+
+    def blocks(self, key: str) -> TensorEntry | None:
+        """Returns the shape of a tensor that is stored as blocks of 8 bits; None for any other."""
+        return self.tensors[key].blocks
+
+    def read_blocks(self, key: str, begin: int, out: np.ndarray) -> None:
+        """Reads such a tensor's blocks, from byte ``begin`` on; raises like ``read``."""
+        tensor = self.tensors[key]
+        if tensor.blocks is None or begin + out.nbytes > tensor.blocks.nbytes:
+            raise ValueError(f"{begin + out.nbytes} bytes of the blocks of {key}")
+        tensor.file.read_at(tensor.blocks.offset + begin, out)
 
     def array(self, key: str) -> np.ndarray:
         """Reads a whole tensor, as stored, into new memory; raises like ``read``."""
@@ -314,19 +337,29 @@ def _check_tied(one: SourceTensor, other: SourceTensor) -> None:
 
 
 def _stored_tensor(stored: str, holders: Mapping[str, TensorFile], scales: Scales) -> SourceTensor:
-    file = holders[stored]
-    return SourceTensor(file, stored, file.entries[stored], eight_bit=scales.of(stored))
+    file, eight_bit = holders[stored], scales.of(stored)
+    return SourceTensor(file, stored, file.entries[stored], 0, eight_bit, file.blocks(stored))
 
 
 def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:
     """Returns one of the equal parts of a tensor's rows. Rows left over after whole parts are lost, so that
     the mapping finds a wrong shape."""
-    entry = whole.entry
+    part = _part(whole.entry, parts)
+    eight_bit = None if whole.eight_bit is None else whole.eight_bit.part(number, parts)
+    blocks = whole.blocks
+    if blocks is not None:
+        blocks = _part(blocks, parts)
+        blocks = dataclasses.replace(blocks, offset=blocks.offset + number * blocks.nbytes)
+    return dataclasses.replace(
+        whole, entry=part, begin=number * part.nbytes, eight_bit=eight_bit, blocks=blocks
+    )
+
+
+def _part(entry: TensorEntry, parts: int) -> TensorEntry:
+    """Returns the first one of the equal parts of a tensor's rows."""
     rows = entry.shape[0] // parts if entry.shape else 0
     nbytes = entry.nbytes // max(entry.shape[0], 1) * rows if entry.shape else 0
-    part = dataclasses.replace(entry, shape=(rows, *entry.shape[1:]), nbytes=nbytes)
-    eight_bit = None if whole.eight_bit is None else whole.eight_bit.part(number, parts)
-    return dataclasses.replace(whole, entry=part, begin=number * nbytes, eight_bit=eight_bit)
+    return dataclasses.replace(entry, shape=(rows, *entry.shape[1:]), nbytes=nbytes)
 
 
 def _refuse_quantized(weights: Mapping[str, TensorFile]) -> None:

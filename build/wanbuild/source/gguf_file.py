@@ -34,6 +34,9 @@ MAX_HEADER_BYTES: Final = 64 << 20
 _FORMATS = ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")
 """struct's formats of a fact's value by the number of its type; 8 is a text, 9 a list."""
 
+Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", (32,))])
+"""A block of the type Q8_0: 32 values, of 8 bits each, and what they are multiplied by."""
+
 _TEXT, _LIST = 8, 9
 _SHAPE = "comfy.gguf.orig_shape."
 _ALIGNMENT = "general.alignment"
@@ -138,6 +141,15 @@ class GgufFile(TensorFile):
             return entry.nbytes
         return math.prod(entry.shape) // blocks.items * blocks.nbytes
 
+    def blocks(self, name: str) -> TensorEntry | None:
+        """Returns the place of a matrix of Q8_0, whose rows are whole blocks, ``Q8_0`` (out, in / 32)."""
+        entry, stored = self.entries[name], self._blocks.get(name)
+        items = Q8_0["values"].shape[0]
+        if stored is None or stored.kind.name != "Q8_0" or len(entry.shape) != 2 or entry.shape[1] % items:
+            return None
+        shape = entry.shape[0], entry.shape[1] // items
+        return TensorEntry(Q8_0, shape, stored.offset, self.stored_bytes(name), "Q8_0")
+
     def read(self, name: str, begin: int, out: np.ndarray) -> None:
         """Reads a tensor's bytes, those of float32 if it is quantised, as ``TensorFile.read`` does."""
         if (blocks := self._blocks.get(name)) is None:
@@ -151,11 +163,18 @@ class GgufFile(TensorFile):
         first, last = begin // 4, (begin + out.nbytes) // 4
         start, stop = first // blocks.items, -(-last // blocks.items)
         stored = np.empty((stop - start) * blocks.nbytes, np.uint8)
-        self._read_at(blocks.offset + start * blocks.nbytes, stored)
+        self.read_at(blocks.offset + start * blocks.nbytes, stored)
         with np.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite is refused later
             values = dequantize(stored.reshape(-1, blocks.nbytes), blocks.kind).reshape(-1)
         chosen = values[first - start * blocks.items : last - start * blocks.items]
         out[...] = np.ascontiguousarray(chosen, np.float32).view(np.uint8)
+
+
+def values_of(blocks: np.ndarray) -> np.ndarray:
+    """Returns what blocks of ``Q8_0`` stand for, float32 (blocks, 32)."""
+    scales = blocks["scale"].astype(np.float32)[:, None]
+    with np.errstate(invalid="ignore"):  # a scale that is not finite is refused later
+        return np.multiply(blocks["values"], scales, dtype=np.float32)
 
 
 @lru_cache

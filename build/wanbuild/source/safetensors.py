@@ -260,11 +260,11 @@ class TensorFile:
 
     def _bytes(self, offset: int, count: int) -> bytes:
         data = np.empty(count, np.uint8)
-        self._read_at(offset, data)
+        self.read_at(offset, data)
         return data.tobytes()
 
-    def _read_at(self, offset: int, out: np.ndarray) -> None:
-        """Fills an array of bytes from an offset of the file."""
+    def read_at(self, offset: int, out: np.ndarray) -> None:
+        """Fills an array of bytes from an offset of the file; SourceError if it has become unreadable."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         rest = out.data
@@ -300,7 +300,11 @@ class TensorFile:
             raise not_a_weight(name, self.path, entry)
         if begin < 0 or begin + out.nbytes > entry.nbytes:
             raise ValueError(f"bytes {begin} to {begin + out.nbytes} of {name}, which has {entry.nbytes}")
-        self._read_at(entry.offset + begin, out)
+        self.read_at(entry.offset + begin, out)
+
+    def blocks(self, name: str) -> TensorEntry | None:
+        """Returns the place of a tensor's blocks of 8 bits, which a GGUF file may have (``gguf_file``)."""
+        return None
 
     def stored_bytes(self, name: str) -> int:
         """Returns the bytes of a tensor in the file; those that ``read`` gives may be more."""

@@ -30,7 +30,7 @@ buffer that is aligned to 64 bytes, and copies any other."""
 
 @dataclass(frozen=True)
 class EightBit:
-    """A format of 8-bit weights, which have a scale for each row.
+    """A format of 8-bit weights, which have a scale for each row, or for each block of a row.
 
     Attributes:
         name: its name as a choice of ``wanbuild convert --quantise``.
@@ -41,6 +41,7 @@ class EightBit:
             manifest says which format they are. None: programs take the format itself.
         quality: what rounding all layers costs a video, as measured on the trained tiny models
             (benchmarks/RESULTS.md); empty: not measured, and ``wanbuild plan --best`` does not name it.
+        block: inputs of a row that share a scale, float16; 0: the whole row has one, float32.
     """
 
     name: str
@@ -49,22 +50,38 @@ class EightBit:
     whole: bool = False
     bits: str | None = None
     quality: str = ""
+    block: int = 0
+
+    @property
+    def form(self) -> str:
+        """Its name in manifests: its dtype, which says all where a scale is for a row."""
+        return self.name if self.block else self.dtype
+
+    @property
+    def scale_dtype(self) -> str:
+        """The dtype of the scales."""
+        return "float16" if self.block else "float32"
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the scales of weights (..., in)."""
+        return (*shape[:-1], shape[-1] // self.block) if self.block else shape[:-1]
 
 
 EIGHT_BITS: Mapping[str, EightBit] = MappingProxyType(
     {
-        one.dtype: one
+        one.form: one
         for one in (
             EightBit("int8", "int8", 127.0, whole=True, quality="42 to 45 dB"),  # -128 has no opposite
             EightBit("float8", "float8_e4m3fn", 448.0, bits="uint8", quality="31 to 35 dB"),
             EightBit("e5m2", "float8_e5m2", 57344.0, bits="uint8"),
+            EightBit("q8_0", "int8", 127.0, whole=True, block=32),  # GGUF's
         )
     }
 )
-"""The formats of 8-bit weights by dtype. A new one is a row."""
+"""The formats of 8-bit weights by their names in manifests. A new one is a row."""
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"bfloat16": 2, "float16": 2, "float32": 4, **dict.fromkeys(EIGHT_BITS, 1)}
+    {"bfloat16": 2, "float16": 2, "float32": 4, **{one.dtype: 1 for one in EIGHT_BITS.values()}}
 )
 
 BITS: Mapping[str, str] = MappingProxyType(

@@ -15,10 +15,10 @@ Tree = dict[str, Any]
 """Nested dicts, as programs take weights."""
 
 if TYPE_CHECKING:
-    EightBitDtype = str
+    EightBitForm = str
 else:
-    EightBitDtype = Literal[tuple(EIGHT_BITS)]
-    """A dtype for stored weights that have a scale for each row."""
+    EightBitForm = Literal[tuple(EIGHT_BITS)]
+    """A form of stored weights that have scales."""
 
 
 class DtypePolicy(Record, frozen=True, omit_defaults=True):
@@ -28,13 +28,14 @@ class DtypePolicy(Record, frozen=True, omit_defaults=True):
         weights: matmul and convolution weights with their biases.
         norms: norms; in the transformer also the condition embedder and scale_shift_table, in the image
             encoder also the class and position embeddings.
-        eight_bit: the layers whose weights are of 8 bits instead, by path: beside each ``weight`` (out, in)
-            is ``scale``, float32 (out,), by which the layer multiplies its product.
+        eight_bit: the layers whose weights are of 8 bits instead, and in which form, by path: beside each
+            ``weight`` (out, in) is ``scale``, float32 (out,), by which the layer multiplies its product; of
+            ``q8_0`` float16 (out, in / 32), by which it multiplies blocks of the weight.
     """
 
     weights: Dtype
     norms: Dtype
-    eight_bit: Mapping[str, EightBitDtype] = msgspec.field(default_factory=dict)
+    eight_bit: Mapping[str, EightBitForm] = msgspec.field(default_factory=dict)
 
 
 class Parameter(Record, frozen=True, kw_only=True):

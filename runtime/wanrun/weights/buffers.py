@@ -27,7 +27,9 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "bfloat16": np.dtype(ml_dtypes.bfloat16),
         "float32": np.dtype(np.float32),
         "float16": np.dtype("f2"),
-        **{name: np.dtype(name) for name in EIGHT_BITS},  # ml_dtypes adds the floats to NumPy's
+        **{
+            one.dtype: np.dtype(one.dtype) for one in EIGHT_BITS.values()
+        },  # ml_dtypes adds the floats to NumPy's
     }
 )
 

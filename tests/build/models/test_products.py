@@ -13,6 +13,7 @@ from wanbuild.models.products import product
 from wanrun import EIGHT_BITS
 
 TOKENS, IN, OUT = 7, 96, 48
+ROWS = [one.dtype for one in EIGHT_BITS.values() if not one.block]
 
 
 def expected(x: np.ndarray, weight: np.ndarray, dtype: str) -> np.ndarray:
@@ -23,7 +24,7 @@ def expected(x: np.ndarray, weight: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cpu", [True, False])
-@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", ROWS)
 def test_against_numpy(dtype: str, cpu: bool) -> None:
     """Tokens of zeros, with an outlier, and of tiny and of large values, beside ordinary ones."""
     rng = np.random.default_rng(3)
@@ -41,7 +42,7 @@ def test_against_numpy(dtype: str, cpu: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", ROWS)
 def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
     """In its own token alone: a NaN must not become a number that looks right."""
     x = np.ones((3, IN), np.float32)
@@ -52,7 +53,7 @@ def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
     np.testing.assert_allclose(found[0], IN, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", ROWS)
 def test_nothing_is_widened(dtype: str) -> None:
     """Both operands of the product are of 8 bits, whatever x is; a weight of bfloat16 is as it was."""
     with tracing_with(Forms(cpu=False, w8a8=True)):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
+from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
+from wanbuild.models.params import abstract_params, parameter_axes
+from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.shape import Shape
-from wanbuild.programs.shardings import check_mesh, meshes
+from wanbuild.programs.shardings import check_blocks, check_mesh, meshes, weights_placed
 from wanbuild.targets.mesh import parse_mesh
 from wanrun.artifact.mesh import num_devices
 from wanrun.errors import UsageError
@@ -90,3 +96,22 @@ def test_all_meshes_are_tried() -> None:
         assert len(found) == ways == len({tuple(mesh.items()) for mesh in found})
         assert {math.prod(mesh.values()) for mesh in found} == {count} == {num_devices(m) for m in found}
     assert 10_000 < sum(1 for count in range(1, 257) for _ in meshes(count)) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("axis", "size", "works"), [("tensor", 2, True), ("fsdp", 2, True), ("tensor", 4, False)]
+)
+def test_scales_of_blocks_are_cut_as_their_weights(axis: str, size: int, works: bool) -> None:
+    """64 inputs are two blocks."""
+    module = WanTransformer(TransformerConfig(4, 16, 128, 3, 32), jnp.bfloat16)
+    layers = {path: "q8_0" for path in linear_layers(module) if path.startswith("blocks/")}
+    module = store_in_eight_bits(module, layers)
+    mesh: Any = AbstractMesh((size,), (axis,))
+    placed = weights_placed(abstract_params(module), parameter_axes(module), mesh)
+    assert placed["blocks"]["attn1"]["to_out"]["scale"].shape == (3, 64, 2)
+    if works:
+        check_blocks(placed, layers)
+    else:
+        with pytest.raises(UsageError) as caught:
+            check_blocks(placed, layers)
+        assert str(caught.value.found).partition(",")[0] == "blocks/attn1/to_out"

@@ -17,14 +17,17 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
+from helpers.naive_conversion import arrays_of
 from helpers.single_files import original_transformer, state_of
 from helpers.tensor_files import State, save_file
+from wanbuild.conversion.chosen import Quantise
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.source.component import open_part
-from wanbuild.source.gguf_file import GgufFile, weight_file
+from wanbuild.source.gguf_file import GgufFile, values_of, weight_file
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.safetensors import TensorFile
 from wanbuild.source.single_files import open_files
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.errors import SourceError
 from wanrun.units import in_bytes
 
@@ -135,6 +138,61 @@ def test_the_artifact_is_that_of_the_dequantised_weights(
     line = str(no_checkpoint(tmp_path / "wan.gguf"))
     assert "wan.gguf is a transformer in the original naming, one part of a checkpoint; " in line
     assert "--transformer" in line
+
+
+def all_in_q8_0(checkpoint: Path, path: Path) -> State:
+    """Writes a transformer whose matrices are of Q8_0, and returns what they stand for."""
+    state = original_transformer(checkpoint / "transformer")
+    even = [key for key, value in state.items() if value.ndim == 2 and value.shape[1] % 32 == 0]
+    return write(path, state, dict.fromkeys(even, Kind.Q8_0))
+
+
+def test_blocks_of_q8_0_are_kept(
+    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """By --quantise source; rotated rows move with their scales. A LoRA's sums would be rounded again."""
+    large = all_in_q8_0(text_checkpoint, tmp_path / "wan-Q8_0.gguf")
+    save_file(large, tmp_path / "wan.safetensors")
+    files = {**text_files, "transformer": tmp_path / "wan-Q8_0.gguf"}
+    lines: list[str] = []
+    cast = convert(ConvertRequest(None, tmp_path / "cast", files=files), lambda *said: lines.extend(said))
+    assert len(lines) == 1 and "--quantise source" in lines[0]
+    lines.clear()
+    wanted = ConvertRequest(None, tmp_path / "kept", files=files, quantise=Quantise("source"))
+    kept = convert(wanted, lambda *said: lines.extend(said))
+    assert len(lines) == 1 and " 0.00 %" in lines[0]
+    assert kept.source == cast.source
+    layers = kept.dtypes["transformer"].eight_bit
+    assert set(layers.values()) == {"q8_0"} and layers.keys() >= {"blocks/ffn/up", "blocks/attn1/to_q"}
+    files["transformer"] = tmp_path / "wan.safetensors"
+    convert(ConvertRequest(None, tmp_path / "plain", files=files, dtypes={"transformer": "float32"}))
+    stored, plain = (arrays_of(tmp_path / folder, "transformer") for folder in ("kept", "plain"))
+    for layer in layers:
+        weight, scale = stored.pop(f"{layer}/weight"), stored.pop(f"{layer}/scale")
+        assert (weight.dtype, scale.dtype) == (np.int8, np.float16)
+        blocks = weight.reshape(*scale.shape, 32) * scale[..., None].astype(np.float32)
+        np.testing.assert_array_equal(blocks.reshape(weight.shape), plain.pop(f"{layer}/weight"))
+    assert stored.keys() == plain.keys()
+
+
+def test_blocks_of_the_parts_of_a_tensor(tmp_path: Path) -> None:
+    """Animate's keys and values are one tensor in the original."""
+    channels = {str(4 << power): 4 for power in range(8)}
+    sizes = {"motion_encoder_size": 512, "motion_encoder_channel_sizes": channels}
+    sizes |= {"attention_head_dim": 32, "added_kv_proj_dim": 64}
+    write_toy(tmp_path / "animate", "wan2.2-animate", configs={"transformer": sizes})
+    all_in_q8_0(tmp_path / "animate", tmp_path / "x.gguf")
+    config = tmp_path / "animate" / "transformer" / "config.json"
+    with ExitStack() as stack:
+        source = open_part("transformer", None, tmp_path / "x.gguf", config, stack)
+        found = {key: one for key, one in source.tensors.items() if one.blocks is not None}
+        parts = [key for key, one in found.items() if one.begin]
+        assert len(found) > 20 and parts
+        for key, one in found.items():
+            assert one.blocks is not None
+            blocks = np.empty(one.blocks.shape, one.blocks.dtype)
+            source.read_blocks(key, 0, blocks.reshape(-1).view(np.uint8))
+            np.testing.assert_array_equal(values_of(blocks.reshape(-1)), source.array(key).reshape(-1, 32))
 
 
 def test_a_text_encoder_has_the_names_of_llama_cpp(

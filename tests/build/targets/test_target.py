@@ -91,7 +91,7 @@ def test_products_in_eight_bits(
     assert spec.name == expected
     assert spec.kernels == msgspec.structs.replace(plain.kernels, w8a8=True) != plain.kernels
     manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])
-    with pytest.raises(UsageError, match="multiplies 8-bit weights, and the transformer has none"):
+    with pytest.raises(UsageError, match="multiplies rows of 8-bit weights, and the transformer has none"):
         ProgramBuilder(manifest, Shape(96, 64, 5, 1, True), BuildOptions(), *spec.programs_for)
 
 

@@ -76,6 +76,12 @@ class Arrays:
     def eight_bit(self, key: str) -> None:
         return None
 
+    def blocks(self, key: str) -> None:
+        return None
+
+    def read_blocks(self, key: str, begin: int, out: np.ndarray) -> None:
+        raise NotImplementedError
+
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
         data = np.ascontiguousarray(self._arrays[key]).reshape(-1).view(np.uint8)
         out[...] = data[begin : begin + out.size]
