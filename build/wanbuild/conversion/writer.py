@@ -105,11 +105,13 @@ def _scales_of(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
 
 @dataclass
 class _Work:
-    """The shared state of one component's pieces: rows by path and chunk, scales by the path of the scale."""
+    """The shared state of one component's pieces: rows by path and chunk; by path and row the scales that are
+    not written yet."""
 
     rows: dict[tuple[str, int], list[_Row]] = field(default_factory=dict)
     source_crc32c: dict[str, str] = field(default_factory=dict)
-    scales: dict[str, np.ndarray] = field(default_factory=dict)
+    scales: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    taking_scales: threading.Lock = field(default_factory=threading.Lock)
     lost: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
@@ -138,9 +140,6 @@ class ComponentWriter:
         self._buffers = _Buffers()
         self._permuting = threading.BoundedSemaphore(PERMUTED_AT_ONCE)
         self._work = _Work()
-        self._scales = tuple(_scales_of(assignments))
-        for item in self._scales:
-            self._work.scales[item.path] = np.empty(item.shape, item.dtype)
 
     def pieces(self) -> list[Piece]:
         """Creates the folders and returns the work, one piece per source tensor or small chunk file.
@@ -160,13 +159,11 @@ class ComponentWriter:
         return pieces
 
     def finish(self) -> WrittenComponent:
-        """Writes the scales and the checkpoint's metadata; every piece must have run."""
-        for item in self._scales:
-            self._write_scales(item, self._layouts[item.path])
+        """Writes the checkpoint's metadata; every piece must have run."""
         for name, content in metadata_files(self._layouts).items():
             (self._folder / name).write_bytes(content)
         parameters = {}
-        axes = {item.path: item.axes for item in (*self._assignments, *self._scales)}
+        axes = {item.path: item.axes for item in (*self._assignments, *_scales_of(self._assignments))}
         for path, layout in sorted(self._layouts.items()):
             rows = [row for chunk in range(layout.chunks) for row in self._work.rows[path, chunk]]
             parameters[path] = Parameter(
@@ -178,14 +175,20 @@ class ComponentWriter:
         record = Component(f"weights/{self._folder.name}", parameters)
         return WrittenComponent(record, self._work.source_crc32c, self._work.lost)
 
-    def _write_scales(self, item: Assignment, layout: ArrayLayout) -> None:
-        """Writes the chunk files of scales."""
-        rows = self._work.scales[item.path].reshape(layout.rows, -1).view(np.uint8)
-        for chunk in range(layout.chunks):
-            with self._chunk_file(item.path, layout, chunk) as sums:
-                for row in rows[chunk * layout.rows_per_chunk :][: layout.rows_per_chunk]:
-                    sums.append(row)
-                    sums.end_row()
+    def _write_scales(self, item: Assignment, row: int) -> None:
+        """Writes the chunk file of a layer's scales, if those of all its layers are there."""
+        path = _scale_path(item)
+        layout = self._layouts[path]
+        chunk = row // layout.rows_per_chunk
+        rows = [(path, chunk * layout.rows_per_chunk + index) for index in range(layout.rows_per_chunk)]
+        with self._work.taking_scales:
+            if not self._work.scales.keys() >= set(rows):
+                return
+            scales = [self._work.scales.pop(one) for one in rows]
+        with self._chunk_file(path, layout, chunk) as sums:
+            for one in scales:
+                sums.append(one.reshape(-1).view(np.uint8))
+                sums.end_row()
 
     @contextmanager
     def _chunk_file(self, path: str, layout: ArrayLayout, chunk: int) -> Iterator[_Sums]:
@@ -218,8 +221,9 @@ class ComponentWriter:
         row_items = math.prod(layout.row_shape)
         tensor: Tensor | None = None
         for chunk in chunks:
+            rows = range(chunk * layout.rows_per_chunk, (chunk + 1) * layout.rows_per_chunk)
             with self._chunk_file(item.path, layout, chunk) as sums:
-                for row in range(chunk * layout.rows_per_chunk, (chunk + 1) * layout.rows_per_chunk):
+                for row in rows:
                     if tensor is None:
                         fill = item.fills[row if item.stacked else 0]
                         delta = self._deltas.get(fill.key)
@@ -234,6 +238,9 @@ class ComponentWriter:
                     if item.stacked or row == layout.rows - 1:
                         self._work.source_crc32c[tensor.key] = f"{tensor.crc32c:08x}"
                         tensor = None
+            if item.form:  # when the thread's buffer is free again
+                for row in rows:
+                    self._write_scales(item, row)
 
     def _write_row(self, tensor: Tensor, start: int, count: int, dtype: np.dtype[Any], sums: _Sums) -> None:
         """Appends ``count`` items of the tensor, from ``start`` on, cast to the stored dtype."""
@@ -248,13 +255,15 @@ class ComponentWriter:
         """Appends a layer's weight of 8 bits, and keeps its scales and what the rounding has lost."""
         outputs, inputs = item.shape[-2:]
         count, lost = BLOCK_ITEMS // inputs, np.zeros(2)
-        scales = self._work.scales[_scale_path(item)][row]
+        own = EIGHT_BITS[item.form]
+        scales = np.empty(own.scale_shape(item.shape[1:]), own.scale_dtype)
         for first in range(0, outputs, count):
             shape = min(count, outputs - first), inputs
             rows = tensor.quantised(first * inputs, shape, self._buffers.read, self._buffers.quantiser)
             sums.append(rows.stored.reshape(-1))
             scales[first : first + count] = rows.scales
             lost += rows.lost
+        self._work.scales[_scale_path(item), row] = scales
         self._work.lost[item.path, row] = float(np.sqrt(lost[0] / lost[1])) if lost[1] else 0.0
 
 
