@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import jax
 import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
-from wanbuild.conversion.chosen import parse_quantise
+from wanbuild.conversion.chosen import Quantise, parse_quantise
 from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.shape import Shape
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import resolve_target
 from wanrun.executables.lowering import lower
 
@@ -69,6 +71,17 @@ def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernels: Sequence[st
     assert memory.temp_size_in_bytes < 0.5e9
     text = compiled.as_text()
     assert [kernel for kernel in kernels if kernel not in text] == []
+
+
+def test_scales_of_blocks_are_exported_for_a_chip() -> None:
+    """As they are stored: no stack of weights is widened."""
+    chip = CHIPS["v5e"]
+    manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"], quantise=Quantise("q8_0"))
+    spec = ProgramBuilder(manifest, SHAPE, BuildOptions(), chip.kernels).named("denoise_step")
+    stored = [(leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(spec.arguments[0])]
+    assert {("int8", (30, 1536, 8960)), ("float16", (30, 1536, 280))} <= set(stored)
+    text = jax.export.deserialize(bytearray(export_program(spec, chip.platform))).mlir_module()
+    assert "xi8" in text and not re.search(r"convert .*tensor<30x\d+x\d+xi8>", text)
 
 
 def test_a_program_does_not_know_where_its_kernels_lie(tmp_path: Path) -> None:
