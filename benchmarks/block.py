@@ -31,6 +31,7 @@ from wanbuild.models.params import LAYERS, abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.targets.target import multiplies_bfloat16
+from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import BITS
 from wanrun.artifact.parameters import flat, nest
 from wanrun.machine.cpu import cpu_features
@@ -48,7 +49,7 @@ class Form:
 
     Args:
         dtype: compute dtype, and stored dtype where ``eight_bit`` is empty.
-        eight_bit: stored dtype of the blocks' matrices.
+        eight_bit: the form of the blocks' matrices, of ``EIGHT_BITS``; empty for none.
         w8a8: whether activations are rounded too.
         rounded: whether results of products are.
     """
@@ -65,6 +66,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "bfloat16": Form("bfloat16"),
         "bfloat16, products rounded": Form("bfloat16", rounded=True),
         "int8": Form("bfloat16", "int8"),
+        "q8_0": Form("bfloat16", "q8_0"),
         "float8": Form("bfloat16", "float8_e4m3fn"),
         "int8, W8A8": Form("bfloat16", "int8", True),
         "float8, W8A8": Form("bfloat16", "float8_e4m3fn", True),
@@ -96,7 +98,7 @@ def stored(params: Mapping[str, np.ndarray], form: Form, layers: Mapping[str, st
         dtype = jnp.dtype(form.dtype)
         if path.removesuffix("/weight") in layers:
             rows = Quantiser(values.size)(values[0], form.eight_bit)
-            dtype, name = jnp.dtype(form.eight_bit), path.removesuffix("weight") + "scale"
+            dtype, name = jnp.dtype(EIGHT_BITS[form.eight_bit].dtype), path.removesuffix("weight") + "scale"
             values, arrays[name] = rows.stored.view(dtype)[None], rows.scales[None]
         values = np.asarray(values, dtype)
         arrays[path] = values.view(BITS[dtype.name]) if dtype.name in BITS else values
