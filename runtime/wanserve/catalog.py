@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -192,9 +193,11 @@ class Catalog:
         self.models = {name: Model(name, artifact, loop) for name, artifact in artifacts.items()}
         for model in self.models.values():
             if not model.shapes() and loop is not None:
+                first = min(artifacts[model.name].manifest.profiles.values(), key=lambda one: one.index)
                 raise ArtifactError(
                     f"{model.artifact} has no profile that was built with loop {loop}",
-                    remedy="run wanbuild compile --loop all",
+                    remedy=f"run wanbuild compile {first.compile_options} --loop all "
+                    f"--artifact {shlex.quote(str(model.artifact))}",
                 )
 
     def prepare(self) -> None:

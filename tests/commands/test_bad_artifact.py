@@ -234,9 +234,9 @@ def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path)
 @pytest.mark.usefixtures("no_weights_are_read")
 def test_a_target_that_is_not_built(refused: Refused, toy_artifact: Path) -> None:
     line = refused(toy_artifact, "--target", "tpu7x:2x2x1")
-    assert "target tpu7x:2x2x1 is not built; expected one of cpu; run wanbuild compile --target" in line
+    assert "target tpu7x:2x2x1 is not built; expected one of cpu; run wanbuild compile --size" in line
     line = refused(toy_artifact, "--target", "tpu")
-    command = f"wanbuild compile --target v6e --artifact {toy_artifact}"
+    command = f"wanbuild compile --size 96x64 --frames 9 --guidance --target v6e --artifact {toy_artifact}"
     assert f"expected one of cpu; targets are chips (docs/targets.md): run {command}" in line
 
 

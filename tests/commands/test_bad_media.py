@@ -105,7 +105,7 @@ def test_media_that_are_missing_or_not_taken(check: Check, tmp_path: Path) -> No
 def test_the_number_of_reference_images_chooses_the_profile(check: Check, tmp_path: Path) -> None:
     one = ["--reference-image", tmp_path / "missing.png"]
     built = "expected one of 96x64x9-b1-cfg, 96x64x9-b1-cfg-r2; choose"
-    add = "add one with wanbuild compile --reference-images"
+    add = "add one with wanbuild compile --size 96x64 --frames 9 --guidance --reference-images"
     check(
         "vace",
         (one, ["no profile is built for any size", "guidance on, 1 reference image(s); ", built, f"{add} 1"]),

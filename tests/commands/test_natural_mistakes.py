@@ -34,6 +34,7 @@ class Mistake(NamedTuple):
 
 
 FOX = "wanrun ARTIFACT --prompt fox"
+SHAPE = "wanbuild compile --size 96x64 --frames 9"
 
 MISTAKES = [
     # The artifact.
@@ -62,17 +63,29 @@ MISTAKES = [
     Mistake("wanrun ARTIFACT -p fox --size 60x30", 2, "or build one: use 64x32 or 48x32"),
     Mistake("wanrun ARTIFACT -p fox -o cat.avi", 2, "expected a name that ends in .mp4"),
     # What is not built.
-    Mistake(f"{FOX} --size 1280x720", 3, "wanbuild compile --size 1280x720 --artifact ARTIFACT"),
-    Mistake(f"{FOX} --resolution 64x96", 3, "wanbuild compile --size 64x96 --artifact ARTIFACT"),
-    Mistake(f"{FOX} --num_frames 81", 3, "wanbuild compile --frames 81 --artifact ARTIFACT"),
-    Mistake(f"{FOX} --cfg 1", 3, "wanbuild compile --no-guidance --artifact ARTIFACT"),
-    Mistake(f"{FOX} --num_videos_per_prompt 2", 3, "wanbuild compile --num-videos 2 --artifact ARTIFACT"),
+    Mistake(
+        f"{FOX} --size 1280x720",
+        3,
+        "wanbuild compile --size 1280x720 --frames 9 --guidance --artifact ARTIFACT",
+    ),
+    Mistake(
+        f"{FOX} --resolution 64x96",
+        3,
+        "wanbuild compile --size 64x96 --frames 9 --guidance --artifact ARTIFACT",
+    ),
+    Mistake(
+        f"{FOX} --num_frames 81",
+        3,
+        "wanbuild compile --size 96x64 --frames 81 --guidance --artifact ARTIFACT",
+    ),
+    Mistake(f"{FOX} --cfg 1", 3, f"{SHAPE} --no-guidance --artifact ARTIFACT"),
+    Mistake(f"{FOX} --num_videos_per_prompt 2", 3, f"{SHAPE} --guidance --num-videos 2 --artifact ARTIFACT"),
     Mistake(
         f"{FOX} --profile 96x64", 3, "no profile is named '96x64'; expected one of 96x64x9-b1-cfg; choose"
     ),
     Mistake(f"{FOX} --profile 96x64x9-b1-cfg --frames 81", 2, "leave out --frames or --profile"),
-    Mistake(f"{FOX} --target tpu", 3, "run wanbuild compile --target v6e --artifact ARTIFACT"),
-    Mistake(f"{FOX} --target h100", 3, "run wanbuild compile --target h100 --artifact ARTIFACT"),
+    Mistake(f"{FOX} --target tpu", 3, f"{SHAPE} --guidance --target v6e --artifact ARTIFACT"),
+    Mistake(f"{FOX} --target h100", 3, f"{SHAPE} --guidance --target h100 --artifact ARTIFACT"),
     # Values.
     Mistake(f"{FOX} --size 96", 2, "WIDTHxHEIGHT such as 832x480"),
     Mistake(f"{FOX} --num-inference-steps 0", 2, "--steps is out of range; expected 1 to 10000; found 0"),

@@ -171,6 +171,14 @@ class Profile(Record, frozen=True):
         references = f"-r{self.num_references}" if self.num_references else ""
         return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
 
+    @property
+    def compile_options(self) -> str:
+        """The options by which ``wanbuild compile`` builds this shape, whatever its defaults are."""
+        options = f"--size {self.width}x{self.height} --frames {self.num_frames}"
+        options += " --guidance" if self.guidance else " --no-guidance"
+        options += f" --num-videos {self.num_videos}" if self.num_videos > 1 else ""
+        return options + (f" --reference-images {self.num_references}" if self.num_references else "")
+
 
 class Kernels(Record, frozen=True, omit_defaults=True):
     """The implementations that suit a kind of machine; all of them compute the same functions.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 __all__ = ["compared_targets", "select_target"]
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+import msgspec
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.mesh import Sizes, num_devices
@@ -53,21 +56,49 @@ def select_profile(
         f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "
         f"guidance {'on' if guidance else 'off'}"
     )
-    option = f" --reference-images {num_references}" if num_references else ""
-    if size is not None:
-        option += f" --size {size[0]}x{size[1]}"
-    if num_frames is not None:
-        option += f" --frames {num_frames}"
-    if num_videos > 1:
-        option += f" --num-videos {num_videos}"
-    if guidance != (artifact.manifest.model.defaults.guidance_scale > 1):  # as wanbuild compile decides
-        option += " --guidance" if guidance else " --no-guidance"
     if num_references or any(profile.num_references for profile in built):
         wanted += f", {num_references} reference image(s)"
+    lacking = _lacking(built, size, num_frames, num_videos, guidance, num_references)
     raise ArtifactError(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
-        remedy=f"choose one of these, or add one with wanbuild compile{option} --artifact {artifact}",
+        remedy=f"choose one of these, or add one with wanbuild compile {lacking.compile_options} "
+        f"--artifact {shlex.quote(str(artifact))}",
+    )
+
+
+def _lacking(
+    built: Sequence[Profile],
+    size: tuple[int, int] | None,
+    num_frames: int | None,
+    num_videos: int,
+    guidance: bool,
+    num_references: int,
+) -> Profile:
+    """Returns the profile that is asked for; its size and frames, if not given, are those of the first one
+    with as much of the rest as any."""
+
+    def alike(profile: Profile) -> int:
+        return sum(
+            (
+                (profile.width, profile.height) == size,
+                profile.num_frames == num_frames,
+                profile.num_videos == num_videos,
+                profile.guidance == guidance,
+                profile.num_references == num_references,
+            )
+        )
+
+    nearest = max(built, key=alike)
+    width, height = size or (nearest.width, nearest.height)
+    return msgspec.structs.replace(
+        nearest,
+        width=width,
+        height=height,
+        num_frames=num_frames or nearest.num_frames,
+        num_videos=num_videos,
+        guidance=guidance,
+        num_references=num_references,
     )
 
 
@@ -162,7 +193,8 @@ def select_target(
         name = None
     if name is not None and name not in targets:
         chip = _EXAMPLES.get(name)
-        remedy = f"run wanbuild compile --target {chip or name} --artifact {artifact}"
+        remedy = f"run wanbuild compile {profile.compile_options} --target {chip or name} "
+        remedy += f"--artifact {shlex.quote(str(artifact))}"
         raise ArtifactError(
             f"target {name} is not built",
             expected="one of " + (", ".join(sorted(targets)) or "none"),
@@ -171,7 +203,8 @@ def select_target(
     candidates = [one for one in compared_targets(artifact, profile) if name in (None, one.name)]
     if not candidates:
         raise ArtifactError(
-            f"profile {profile.name} has no executables for any target", remedy="run wanbuild compile"
+            f"profile {profile.name} has no executables for any target",
+            remedy=f"run wanbuild compile {profile.compile_options} --artifact {shlex.quote(str(artifact))}",
         )
     best = min(candidates, key=lambda one: _order(one, profile))
     others = tuple(one.reason for one in candidates if one.mismatches and one is not best)
@@ -179,7 +212,8 @@ def select_target(
         raise _unfit(best, others)
     if profile.name not in best.target.executables and not allow_compile:
         raise ArtifactError(
-            f"profile {profile.name} is not compiled for target {best.name}", remedy="run wanbuild compile"
+            f"profile {profile.name} is not compiled for target {best.name}",
+            remedy=f"run wanbuild compile {profile.compile_options} --artifact {shlex.quote(str(artifact))}",
         )
     return replace(best, others=others)
 

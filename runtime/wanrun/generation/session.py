@@ -71,7 +71,7 @@ class Session(Sampler):
         if not policy.allow_compile and profile.name not in opened.selected.target.executables:
             raise ArtifactError(
                 f"profile {profile.name} is not compiled for target {opened.selected.name}",
-                remedy="run wanbuild compile",
+                remedy=f"run wanbuild compile {profile.compile_options} --artifact DIR",
             )
         loop = policy.form if policy.form in profile.options.forms else None
         self.loop = resolve_loop(profile, loop)

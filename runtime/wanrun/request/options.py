@@ -167,7 +167,8 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
         raise ArtifactError(
             f"profile {profile.name} has no program for {name} {form}",
             found=f"one for {' and '.join(built)}",
-            remedy=f"add it with wanbuild compile --loop {'all' if FORMS[form].streams else 'both'}",
+            remedy=f"add it with wanbuild compile {profile.compile_options} "
+            f"--loop {'all' if FORMS[form].streams else 'both'} --artifact DIR",
         )
     return form
 
@@ -180,7 +181,8 @@ def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
             f"the number of steps is too large for the scan form of profile {profile.name}",
             expected=f"at most {profile.options.max_steps}",
             found=num_steps,
-            remedy=f"use fewer steps,{other} or wanbuild compile with a larger --max-steps",
+            remedy=f"use fewer steps,{other} or wanbuild compile {profile.compile_options} "
+            f"--loop {profile.options.loop} --max-steps {num_steps} --artifact DIR",
         )
 
 

@@ -13,7 +13,7 @@ from helpers.manifests import ENVIRONMENT, plain_manifest, plain_model, with_mod
 from wanrun.artifact import select
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, ProfileOptions
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import ArtifactError, Mismatch
 from wanrun.machine import environment
@@ -31,21 +31,7 @@ def profile(
     guidance: bool = True,
     references: int = 0,
 ) -> Profile:
-    width, height = size
-    name = f"{width}x{height}x{frames}-{videos}-{guidance}-{references}"
-    return cast(
-        Profile,
-        SimpleNamespace(
-            name=name,
-            index=index,
-            width=width,
-            height=height,
-            num_frames=frames,
-            num_videos=videos,
-            guidance=guidance,
-            num_references=references,
-        ),
-    )
+    return Profile(*size, frames, videos, guidance, index, cast(ProfileOptions, None), references)
 
 
 SMALL, LARGE, LONG = profile(2, (96, 64), 9), profile(0, (160, 96), 9), profile(1, (96, 64), 13)
@@ -82,21 +68,25 @@ def test_the_profile_that_was_asked_for(asked: Mapping[str, Any], chosen: Profil
 @pytest.mark.parametrize(
     ("asked", "wanted", "options"),
     [
-        ({"size": (64, 96)}, "64x96, any number of frames, 1 video(s), guidance on", "--size 64x96"),
+        (
+            {"size": (64, 96)},
+            "64x96, any number of frames, 1 video(s), guidance on",
+            "--size 64x96 --frames 9 --guidance",
+        ),
         (
             {"size": (160, 96), "num_frames": 13},
             "160x96, 13 frames, 1 video(s), guidance on",
-            "--size 160x96 --frames 13",
+            "--size 160x96 --frames 13 --guidance",
         ),
         (
             {"num_videos": 3},
             "any size, any number of frames, 3 video(s), guidance on",
-            "--num-videos 3",
+            "--size 160x96 --frames 9 --guidance --num-videos 3",
         ),
         (
             {"num_videos": 2, "guidance": False},
             "any size, any number of frames, 2 video(s), guidance off",
-            "--num-videos 2 --no-guidance",
+            "--size 96x64 --frames 9 --no-guidance --num-videos 2",
         ),
     ],
 )
@@ -113,7 +103,7 @@ def test_a_remedy_builds_what_was_asked_for() -> None:
     """With guidance the model's own way, or as an option, whatever the built profiles have."""
     distilled = with_model(plain_manifest(), {"guidance_scale": 1.0}).model
     both = SimpleNamespace(model=distilled, profiles={one.name: one for one in (SMALL, WITHOUT)})
-    for guidance, option in ((True, " --guidance "), (False, " --size 96x96 --artifact")):
+    for guidance, option in ((True, " --guidance "), (False, " --no-guidance ")):
         with pytest.raises(ArtifactError) as caught:
             select_profile(Artifact(cast(Manifest, both), HERE), size=(96, 96), guidance=guidance)
         assert option in (caught.value.remedy or "")
@@ -121,11 +111,11 @@ def test_a_remedy_builds_what_was_asked_for() -> None:
 
 def test_references_are_named_where_there_are_any() -> None:
     with pytest.raises(
-        ArtifactError, match=r"3 reference image\(s\); .* wanbuild compile --reference-images 3"
+        ArtifactError, match=r"3 reference image\(s\); .* wanbuild compile .* --reference-images 3"
     ):
         select_profile(Artifact(manifest_of(SMALL), HERE), num_references=3)
     with pytest.raises(
-        ArtifactError, match=r"guidance off, 0 reference image\(s\);.*wanbuild compile --no-guidance "
+        ArtifactError, match=r"guidance off, 0 reference image\(s\);.*wanbuild compile .*--no-guidance "
     ):
         select_profile(Artifact(manifest_of(REFERENCES), HERE), guidance=False)
 

@@ -104,5 +104,5 @@ def test_damage_is_one_line(media_toy: Callable[[str], tuple[Path, Path]], tmp_p
 
 
 def test_a_profile_without_the_form(toy_artifact: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"no program for loop stream; .*wanbuild compile --loop all"):
+    with pytest.raises(ArtifactError, match=r"loop stream; .*wanbuild compile --size .*--loop all"):
         wanrun.load(toy_artifact, memory="stream")

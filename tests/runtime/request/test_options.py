@@ -235,7 +235,7 @@ def test_the_form_of_the_loop() -> None:
     for built, asked in [("step", "scan"), ("scan", "step")]:
         assert refusal(ArtifactError, ONE, profile(loop=built), loop=asked) == (
             f"profile 96x64x9-b1-cfg has no program for loop {asked}; found one for {built}; "
-            "add it with wanbuild compile --loop both"
+            "add it with wanbuild compile --size 96x64 --frames 9 --guidance --loop both --artifact DIR"
         )
     wrong = refusal(UsageError, ONE, profile(), loop="while")
     assert wrong == 'loop cannot be used; expected step or scan or stream; found "while"'
@@ -246,13 +246,13 @@ def test_the_most_steps_of_the_scan_form() -> None:
     what = (
         "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; expected at most 50; "
     )
-    larger = "or wanbuild compile with a larger --max-steps"
+    larger = "or wanbuild compile --size 96x64 --frames 9 --guidance --loop {} --max-steps {} --artifact DIR"
     assert refusal(UsageError, ONE, both, loop="scan", num_steps=51) == (
-        f"{what}found 51; use fewer steps, --loop step, {larger}"
+        f"{what}found 51; use fewer steps, --loop step, {larger.format('both', 51)}"
     )
     for loop in ("scan", None):
         found = refusal(UsageError, ONE, scan, loop=loop, num_steps=200)
-        assert found == f"{what}found 200; use fewer steps, {larger}"
+        assert found == f"{what}found 200; use fewer steps, {larger.format('scan', 200)}"
     assert resolve(ONE, both, loop="scan", num_steps=50)["num_steps"] == 50
     assert resolve(ONE, both, loop="step", num_steps=51)["num_steps"] == 51
     assert resolve(ONE, both, num_steps=51)["loop"] == "step"
