@@ -59,7 +59,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     folder an address may stand: see docs/sharing.md.
 
     Raises:
-        UsageError: for two of one name, or a folder that is none.
+        UsageError: for two of one name, or an empty one.
     """
     found = dict[str, Path]()
     for word in words:
@@ -70,11 +70,9 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
             raise UsageError(f"{word} has no name", expected="NAME=DIR")
         whole = os.path.realpath(path) if url is None else re.split("[@?]", folder)[0]
         name = name or whole.rpartition("/")[2]
-        if not path.is_dir():
-            raise UsageError(f"there is no artifact {path}", expected="a folder that wanbuild has made")
         if name in found:
             raise UsageError(f"two artifacts are called {name}", remedy="name them: NAME=DIR")
-        found[name] = path.absolute()
+        found[name] = path.absolute() if path.is_dir() else path  # one that is none is told as it is written
     return found
 
 

@@ -22,7 +22,7 @@ import pytest
 from helpers.damage import linked
 from serve_client import Server, served
 from wancli.serve import MOST_PIXELS, MOST_WORKERS, serve
-from wanrun.errors import UsageError
+from wanrun.errors import ArtifactError
 
 PROMPT = "a red fox"
 LONG = 8000
@@ -80,7 +80,11 @@ def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cases: list[tuple[int, str, tuple[object, ...]]] = [
-            (2, "error: there is no artifact ", (tmp_path / "none", *data)),
+            (
+                3,
+                f"error: {tmp_path / 'none'} is not an artifact; found no such folder;",
+                (tmp_path / "none", *data),
+            ),
             (3, "error: ", (empty, *data)),
             (2, "error: two artifacts are called a", (f"a={toy}", f"a={toy}", *data)),
             (2, f"error: cannot listen at 127.0.0.1:{port}; found Address", (toy, "--port", port)),
@@ -100,8 +104,8 @@ def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("option", "most"), [("--max-pixels", MOST_PIXELS), ("--workers", MOST_WORKERS)])
 def test_numbers_that_the_system_would_not_take(tmp_path: Path, option: str, most: int) -> None:
-    for number, told in ((most, "there is no artifact"), (most + 1, f"{most + 1} is not in the range")):
-        with pytest.raises((click.BadParameter, UsageError), match=told):
+    for number, told in ((most, "is not an artifact"), (most + 1, f"{most + 1} is not in the range")):
+        with pytest.raises((click.BadParameter, ArtifactError), match=told):
             serve.main([str(tmp_path / "none"), option, str(number)], standalone_mode=False)
 
 

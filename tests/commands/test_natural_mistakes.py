@@ -51,6 +51,7 @@ MISTAKES = [
         3,
         "it may be a hub id; convert it: wanbuild convert Wan-AI/Wan2.1-T2V-1.3B-Diffusers --artifact DIR",
     ),
+    Mistake("wanrun Wan-AI/Wan2.1", 3, "convert it: wanbuild convert Wan-AI/Wan2.1 --artifact DIR"),
     Mistake(
         "wanrun CHECKPOINT --prompt fox",
         3,

@@ -141,6 +141,8 @@ def make_worklist(
             file is a failure of the worklist instead.
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
+    if run.prompt is None and run.prompts is None:
+        opened()  # what is no artifact is told before a missing prompt
     shared = _read(run, given)  # before the artifact is looked at
     artifact = opened()
     entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None

@@ -26,6 +26,6 @@ def wrong_path(path: Path, manifest: str) -> tuple[str, str]:
         return "a file", "make one with wanbuild convert"
     text = str(path)
     if _HUB_ID.fullmatch(text) and not Path(text).parent.exists():
-        remedy = f"convert it: {_CONVERT.format(text)}; an artifact on the hub is hf://{text}"
+        remedy = f"convert it: {_CONVERT.format(text)}; if it is an artifact already: hf://{text}"
         return "no such folder; it may be a hub id", remedy
     return "no such folder", "make one with wanbuild convert"

@@ -107,8 +107,10 @@ def artifact_of(given: object) -> Artifact:
             expected="an artifact's folder",
             remedy="wanhub.load(address) fetches it, and loads it",
         )
-    # resolve() raises on a loop of links
-    return open_artifact(Path(os.path.realpath(path_of(given, "artifact"))))
+    path = path_of(given, "artifact")
+    if not os.path.exists(path):  # noqa: PTH110 - a loop of links is none
+        return open_artifact(path)  # raises, and names it as it is written: it may be a hub id
+    return open_artifact(Path(os.path.realpath(path)))
 
 
 def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:

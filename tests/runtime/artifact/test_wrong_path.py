@@ -47,7 +47,7 @@ def touch(path: Path) -> None:
             lambda path: None,
             "no such folder; it may be a hub id",
             "convert it: wanbuild convert Wan-AI/Wan2.1 --artifact DIR; "
-            "an artifact on the hub is hf://Wan-AI/Wan2.1",
+            "if it is an artifact already: hf://Wan-AI/Wan2.1",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from helpers.manifests import plain_manifest
 from helpers.media_files import make_task
 from helpers.pictures import picture
 from wanrun.artifact.artifact import open_artifact
-from wanrun.errors import UsageError
+from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import array_of, artifact_of, policy_of, texts_of
@@ -53,6 +53,8 @@ def test_a_folder(tmp_path: Path) -> None:
     artifact = artifact_of(tmp_path / "link")
     assert artifact == artifact_of(str(tmp_path / "link")) and artifact.folder == tmp_path.resolve()
     assert artifact_of(artifact) == artifact == artifact_of(open_artifact(tmp_path / "link"))
+    with pytest.raises(ArtifactError, match=r"wanbuild convert Wan-AI/Wan2.1 --artifact DIR"):
+        artifact_of("Wan-AI/Wan2.1")
 
 
 @pytest.mark.parametrize(
