@@ -34,6 +34,9 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                     "pass --overwrite": "force",
                     "pass --list": "list_profiles list_targets",
                     "wanrun serve has it": "api_key host keys port",
+                    "it is wanrun serve --host": "listen",
+                    "wanrun serve ARTIFACT answers over HTTP": "api server",
+                    "the name in --output decides: .mp4, .webm, .gif and others": "format output_format",
                     "give options one by one, or as a line of JSON in --prompts FILE": "config config_json",
                 }
             ),
@@ -53,12 +56,12 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                     "cpu_offload dit_cpu_offload dit_layerwise_offload low_vram lowvram offload "
                     "offload_model vae_cpu_offload"
                 ),
-                "pass --target": _DEVICES,
+                "pass --target; CUDA_VISIBLE_DEVICES says which GPUs": _DEVICES,
             }
         ),
         "wanbuild": by_name(
             {
-                "wanbuild convert --quantise int8 stores weights in 8 bits": _EIGHT_BITS,
+                "wanbuild convert --quantise int8, or float8, stores weights in 8 bits": _EIGHT_BITS,
                 "wanbuild compile --dtype has it": "precision torch_dtype",
                 "wanrun --memory low, or stream, has it: see docs/small-cards.md": (
                     "cpu_offload low_vram lowvram offload offload_model"
@@ -72,7 +75,11 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                     "checkpoint ckpt ckpt_dir model model_path repo_id source"
                 ),
                 "pass --artifact DIR": "outdir output output_dir output_directory",
-                "pass --quantise int8, or another one of wanbuild convert --help": _EIGHT_BITS,
+                "pass --quantise int8, or float8: see wanbuild convert --help": _EIGHT_BITS,
+                "weights are stored so with --weights-dtype bfloat16, or float32; wanbuild compile --dtype "
+                "computes so": "dtype precision torch_dtype",
+                "pass --lora-high FILE": "high_noise_lora",
+                "pass --lora-low FILE": "low_noise_lora",
                 "pass --transformer FILE": "diffusion_model dit high high_noise unet",
                 "pass --transformer-2 FILE": "low low_noise",
                 "pass --text-encoder FILE, or --image-encoder FILE": "clip",
@@ -88,13 +95,18 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             {
                 "pass --size WIDTHxHEIGHT": "height width",
                 "pass --num-videos": "batch_size n_iter",
+                "pass --no-guidance": "no_cfg",
                 "pass --guidance or --no-guidance; the scale is of wanrun": "guidance_scale",
                 "a program serves every number of steps; pass wanrun --steps": "steps",
                 "pass --mesh AXIS=N,...": _SPREAD,
                 "pass --target": _DEVICES,
                 "leave it out: a profile that is there is built again": "force overwrite",
-                "a target has its own form of attention": "attention attention_backend attn sage_attention",
-                "the VAE decodes a few frames at a time: pass --vae-decode-chunk": "vae_slicing vae_tiling",
+                "a target has its own form of attention": (
+                    "attention attention_backend attn sage_attention xformers"
+                ),
+                "few frames are decoded at a time already; --vae-dtype bfloat16 halves the VAE's memory": (
+                    "vae_slicing vae_tiling"
+                ),
                 "pass --loop stream, for wanrun --memory stream: see docs/small-cards.md": (
                     "cpu_offload low_vram lowvram offload offload_model"
                 ),
@@ -106,7 +118,7 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "pass --num-videos": "batch_size",
                 "pass --guidance or --no-guidance": "guidance_scale",
                 "pass --target CHIP-N": f"{_DEVICES} {_SPREAD}",
-                "pass --quantise int8": _EIGHT_BITS,
+                "pass --quantise int8, or float8": _EIGHT_BITS,
             }
         ),
         "wanbuild verify": by_name({"pass --source CHECKPOINT": "checkpoint ckpt ckpt_dir model"}),

@@ -45,7 +45,7 @@ def test_an_option_by_two_names_is_given_twice() -> None:
         ("--size", "--size", "wanbuild compile and wanbuild plan have it"),
         ("--scheduler", "--solver", "pass --default NAME=VALUE"),
         ("--tp", "--tp", "see wanbuild convert --help"),
-        ("--quantized", "--quantized", "pass --quantise int8, or another one of wanbuild convert --help"),
+        ("--quantized", "--quantized", "pass --quantise int8, or float8: see wanbuild convert --help"),
     ],
 )
 def test_what_is_told_of_an_option(written: str, meant: str, remedy: str) -> None:

@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "": (
                 "use_prompt_extend prompt_extend_method prompt_extend_model "
                 "prompt_extend_target_lang audio strength max_sequence_length denoise "
-                "use_prompt_enhancer"
+                "use_prompt_enhancer use-sage-attention sage attention attention-backend xformers"
             ),
             "--pose-video --face-video": "src_root_path",
             "--segment-overlap": "refert_num",
@@ -56,13 +56,16 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "output_type upscale verbose quiet dry-run input interpolate loop-video crf codec help-all"
             ),
             "--target --list": "device cpu gpu-id",
-            "wanbuild compile --vae-decode-chunk": "vae-tiling vae-slicing vae-use-tiling vae-use-slicing",
+            "wanbuild compile --vae-dtype": "vae-tiling vae-slicing vae-use-tiling vae-use-slicing",
             "wanbuild compile": "compile torch-compile enable-torch-compile enforce-eager",
             "wanbuild convert --quantise": "fp8 fp8_e4m3fn quantization quantize",
             "wanbuild convert --help": "unet clip vae text-encoder",
-            "wanbuild compile --target": "use-sage-attention sage attention attention-backend",
-            "--output": "output-directory save-output",
-            "--num-videos": "batch_size",
+            "wanbuild convert --lora-high --lora-low": "high-noise-lora",
+            "wanbuild convert --sampling": "sampling",
+            "--timesteps": "sigmas",
+            "--guidance-scale": "no-cfg",
+            "--output": "output-directory save-output format",
+            "--num-videos": "batch_size batch_count",
             "--schedule wanbuild calibrate": "enable-teacache cache-backend VSA-sparsity teacache",
             "--frames": "seconds duration",
             "--guidance-scale --guidance-scale-2": "guidance-scale-high guidance-scale-low",
@@ -71,7 +74,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "--negative-prompt": "negative-promt",
             "--overwrite": "force",
             "--list": "list-profiles",
-            "wanrun serve": "port host",
+            "wanrun serve": "port host server",
+            "wanrun serve --host": "listen",
         },
         "wanbuild convert": {
             "--artifact": "output output-dir",
@@ -80,13 +84,17 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "--transformer": "unet high-noise",
             "--text-encoder --image-encoder": "clip",
             "--lora": "lora-scale lora-weight",
-            "wanbuild compile wanbuild plan": "size dtype",
+            "wanbuild compile wanbuild plan": "size",
+            "--weights-dtype wanbuild compile --dtype": "dtype",
+            "--lora-high": "high-noise-lora",
             "--default": "scheduler flow-shift",
         },
         "wanbuild compile": {
             "--size": "height width",
             "--num-videos": "batch-size",
             "--guidance --no-guidance": "cfg guidance-scale",
+            "--no-guidance": "no-cfg",
+            "--vae-dtype": "vae-tiling",
             "--mesh": "num-gpus tp",
             "--target": "device platform chip gpu",
             "wanbuild convert --quantise": "quantize",

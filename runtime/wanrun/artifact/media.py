@@ -59,7 +59,7 @@ class Media(Struct, frozen=True):
             "Last frame of the video; optional for I2V.",
             page="Last frame of the video.",
             models="FLF2V, Wan 2.2 I2V",
-            also="last_frame last_frame_path",
+            also="end_image last_frame last_frame_path",
         ),
     ] = None
     video: Annotated[

@@ -47,6 +47,8 @@ def by_name(rows: Mapping[_Remedy, str]) -> Mapping[str, _Remedy]:
 _MODEL = "an artifact is made ahead; ask for a model that the server has"
 _SERVER = "leave it out: it is decided where the model is built and served"
 
+_LORA = "a LoRA is merged when the artifact is converted; ask for that model"
+
 _REMEDIES = by_name(
     {
         Remedy("convert it first: wanbuild convert CHECKPOINT --artifact DIR", _MODEL): (
@@ -57,25 +59,33 @@ _REMEDIES = by_name(
         ): "clip diffusion_model image_encoder text_encoder tokenizer transformer transformer_2 unet vae",
         Remedy(
             "it is merged into the weights: wanbuild convert --lora FILE:SCALE",
-            "a LoRA is merged when the artifact is converted; ask for that model",
+            _LORA,
         ): ("lora lora_name lora_path lora_scale lora_strength lora_weight loras use_relighting_lora"),
+        Remedy("each expert has its own: wanbuild convert --lora-high FILE, --lora-low FILE", _LORA): (
+            "high_noise_lora low_noise_lora lora_high lora_low"
+        ),
+        Remedy("it belongs to a distilled model: wanbuild convert --sampling NAME", _MODEL): "sampling",
         Remedy("an artifact is one model; wanbuild inspect DIR says which", _MODEL): (
             "model_cls model_type task workload_type"
         ),
         Remedy("programs are compiled ahead: run wanbuild compile", _SERVER): (
             "compile enable_torch_compile enforce_eager torch_compile"
         ),
-        Remedy("it belongs to a program: wanbuild compile --dtype", _MODEL): (
+        Remedy("it belongs to a program: wanbuild compile --dtype bfloat16, or float32", _MODEL): (
             "convert_model_dtype dtype precision torch_dtype"
         ),
-        Remedy("weights have 8 bits if they are converted so: wanbuild convert --quantise int8", _MODEL): (
+        Remedy("8 bits are a matter of converting: wanbuild convert --quantise int8, or float8", _MODEL): (
             "fp8 fp8_e4m3fn int8 load_in_8bit quantisation quantise quantization quantize transformer_quant"
         ),
-        Remedy("attention is compiled in the target's own form: wanbuild compile --target", _SERVER): (
+        Remedy("leave it out: a target has its own form of attention", _SERVER): (
             "attention attention_backend attn attn_mode flash_attention sage sage_attention "
-            "use_flash_attention use_sage_attention"
+            "use_flash_attention use_sage_attention xformers"
         ),
-        Remedy("the VAE decodes a few frames at a time: wanbuild compile --vae-decode-chunk", _SERVER): (
+        Remedy(
+            "the VAE decodes few frames at a time already; wanbuild compile --vae-dtype bfloat16 halves its "
+            "memory",
+            _SERVER,
+        ): (
             "enable_vae_slicing enable_vae_tiling tile_size vae_slicing vae_tiling vae_use_slicing "
             "vae_use_tiling"
         ),
@@ -92,9 +102,11 @@ _REMEDIES = by_name(
             "offload offload_model pin_cpu_memory vae_cpu_offload"
         ),
         Remedy(f"pass {field('text_encoder_device')} cpu", _SERVER): "t5_cpu text_encoder_cpu_offload",
-        Remedy(f"pass {field('target')}, one of those that wanrun --list prints", _SERVER): (
-            "cpu device device_id gpu gpu_id platform"
-        ),
+        Remedy(
+            f"the target decides: pass {field('target')}, one of those that wanrun --list prints; "
+            "CUDA_VISIBLE_DEVICES says which GPU",
+            _SERVER,
+        ): "cpu device device_id gpu gpu_id platform",
         Remedy(
             f"pass {field('schedule')}, steps that wanbuild calibrate has chosen: none is skipped",
             f"pass {field('schedule')}, one of the model's presets: none of its steps is skipped",
@@ -102,7 +114,7 @@ _REMEDIES = by_name(
         Remedy(
             f"pass {field('num_videos')}, as built, or several prompts",
             f"pass {field('num_videos')}, as built, or send several requests",
-        ): "batch_size n_iter",
+        ): "batch_count batch_size n_iter",
         Remedy(
             f"pass {field('num_frames')}: seconds times frames per second, as built", "pass seconds"
         ): "duration seconds",
@@ -110,6 +122,8 @@ _REMEDIES = by_name(
         Remedy(f"pass {field('guidance_scale')}, and {field('guidance_scale_2')} for the low-noise expert"): (
             "guidance_scale_high guidance_scale_low"
         ),
+        Remedy(f"pass {field('guidance_scale')} 1, with a profile without guidance"): "no_cfg no_guidance",
+        Remedy(f"pass {field('timesteps')}: a sigma of 0.5 is the timestep 500"): "sigmas",
         Remedy(f"Wan has one kind of guidance: {field('guidance_scale')}"): "true_cfg_scale",
         Remedy(
             f"pass {field('reference_image')} for each image"

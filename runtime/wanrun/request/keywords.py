@@ -23,6 +23,7 @@ class Options(TypedDict, total=False):
     image_path: File | None
     input_image: File | None
     last_image: File | None
+    end_image: File | None
     last_frame: File | None
     last_frame_path: File | None
     video: File | None
@@ -56,6 +57,7 @@ class Options(TypedDict, total=False):
     infer_steps: int | None
     num_inference_steps: int | None
     sample_steps: int | None
+    sampling_steps: int | None
     steps: int | None
     guidance_scale: float | None
     cfg: float | None

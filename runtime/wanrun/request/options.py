@@ -87,7 +87,10 @@ def _schedule_of(name: str, manifest: Manifest) -> Schedule:
         return found
     what = f"there is no schedule {shortened(name)}"
     if not name.endswith(".json"):
-        names = ", ".join(manifest.schedules) or "no schedules; wanbuild calibrate makes some"
+        names = ", ".join(manifest.schedules) or (
+            "no schedules; wanbuild calibrate makes some, and wanbuild convert --sampling gives a "
+            "distilled model its own"
+        )
         raise UsageError(what, expected="a .json file, or one of the artifact's: " + names)
     try:
         data = read_bounded(Path(name), MAX_SCHEDULE_BYTES).removeprefix(b"\xef\xbb\xbf")  # a byte order mark

@@ -35,7 +35,7 @@ class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Name of the video; may hold fields.",
             default="--output",
-            also="out outfile output_file output_file_name output_path save_file save_result_path",
+            also="out outfile output_file output_file_name output_path save_file save_path save_result_path",
         ),
     ] = None
 

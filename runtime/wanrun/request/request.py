@@ -103,7 +103,9 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_steps: Annotated[
         Steps | None,
         option(
-            "Denoising steps.", default=ARTIFACT, also="infer_steps num_inference_steps sample_steps steps"
+            "Denoising steps.",
+            default=ARTIFACT,
+            also="infer_steps num_inference_steps sample_steps sampling_steps steps",
         ),
     ] = msgspec.field(default=None, name="steps")
     guidance_scale: Annotated[
