@@ -10,15 +10,8 @@ from typing import Any
 
 import click
 
-from wancli.command import Input, Number, Output, Written, options_of
+from wancli.command import Chosen, Input, Number, Output, Written, options_of
 from wanrun.rows import MOST_TOLD, Row
-
-
-class _Choice(click.Choice[str]):
-    """A choice of words as they are: only the names of options may be spelled in other ways."""
-
-    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
-        return str(choice)
 
 
 def made_options(rows: Iterable[Row]) -> list[click.Option]:
@@ -68,10 +61,10 @@ def _kind(row: Row, ranges: bool) -> Any:
     """Returns click's type of an option."""
     if row.writes is not None:
         return Output(row.writes, row.base)
+    if row.choices and row.base is str:
+        return Chosen(row.choices, row.parse)
     if row.parse is not None:
         return Written(row.value, row.parse)
-    if row.choices and row.base is str:
-        return _Choice(row.choices)
     if row.base is Path or {"DIR", "FILE"} & {*row.value.split("|")}:
         return Input(row.base, tree=row.value == "DIR")
     least, most = row.bounds

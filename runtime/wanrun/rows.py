@@ -97,7 +97,8 @@ class Row:
             generation, whose section follows from its models.
         sets: the value that a flag of the command line sets; None for other options.
         writes: of an option that names an output, its ``wanrun.claims.Place``; None for other options.
-        parse: returns the value of a text in a form of its own, or raises UsageError; None for other options.
+        parse: returns the value of a text in a form of its own, or raises UsageError; of choices that
+            of one of its further names; None for other options.
         page: the help for clients of a server, where ``help`` says what does not concern them: under "" that
             of any model, under the words of ``models`` what stands instead for such a model, and under a
             choice a sentence that is added where it can be chosen.

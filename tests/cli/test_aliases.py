@@ -31,6 +31,11 @@ def test_a_request_understands_an_alias(alias: str, name: str) -> None:
     assert getattr(request, name) == given
 
 
+@pytest.mark.parametrize(("written", "meant"), [("UniPCMultistepScheduler", "unipc"), ("Euler", "euler")])
+def test_a_solver_has_the_names_of_other_tools(written: str, meant: str) -> None:
+    assert read_request([("prompt", "a fox"), ("scheduler", written)], Line).solver == meant
+
+
 def test_an_option_by_two_names_is_given_twice() -> None:
     for names in (("num_steps", "num_inference_steps"), ("steps", "sample_steps")):
         with pytest.raises(UsageError, match=r"num_steps is given twice"):

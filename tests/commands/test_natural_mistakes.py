@@ -94,6 +94,7 @@ MISTAKES = [
     Mistake(f"{FOX} --seed -2", 2, "--seed is out of range; expected an integer, at least 0, or random"),
     Mistake(f"{FOX} --seed any", 2, "'any' is neither an integer nor random"),
     Mistake(f"{FOX} --sampler ddim", 2, "'unipc', 'dpm++', 'euler', 'lcm'"),
+    Mistake(f"{FOX} --sampler uni_pc --fps 0", 2, "--fps is out of range"),
     Mistake(f"{FOX} --timesteps 999;500", 2, "numbers with commas between them"),
     Mistake(f"{FOX} --fps 0", 2, "--fps is out of range; expected 0.1 to 240"),
     Mistake(f"{FOX} --verify md5", 2, "'fast', 'sha256'"),

@@ -16,6 +16,7 @@ from wanrun.media.urls import url_error
 from wanrun.request.elsewhere import ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
+from wanrun.request.written import parse_solver
 from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)
@@ -69,6 +70,8 @@ def read_request(
                 plain = int.from_bytes(os.urandom(4), "little")
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))
+            if name == "solver" and isinstance(plain, str):
+                plain = parse_solver(plain)
             found = list(_problems(known[name], plain))
             problems += found
             if not found:

@@ -18,7 +18,7 @@ from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.artifact.roles import FormName
 from wanrun.errors import UsageError
-from wanrun.request.written import parse_numbers, parse_size
+from wanrun.request.written import parse_numbers, parse_size, parse_solver
 from wanrun.rows import option
 
 RANDOM = "random"
@@ -148,6 +148,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             page="Solver of the steps; lcm and dmd, for distilled models, add noise between them.",
             default=ARTIFACT,
             also="sample_solver sampler sampler_name scheduler",
+            parse=parse_solver,
         ),
     ] = None
     timesteps: Annotated[

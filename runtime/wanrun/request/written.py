@@ -1,10 +1,12 @@
-"""Values of options as people write them: sizes, and lists of numbers."""
+"""Values of options as people write them: sizes, lists of numbers, and solvers."""
 
 from __future__ import annotations
 
-__all__ = ["parse_numbers", "parse_size"]
+__all__ = ["parse_numbers", "parse_size", "parse_solver"]
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from wanrun.errors import UsageError, shortened
 
@@ -29,3 +31,23 @@ def parse_numbers(text: str) -> list[float]:
         raise UsageError(
             "not a list of numbers", expected="numbers with commas between them", found=shortened(text)
         ) from None
+
+
+_SOLVERS: Mapping[str, str] = MappingProxyType(
+    {
+        other: name
+        for name, others in (
+            ("unipc", "unipcmultistepscheduler flowunipcmultistepscheduler uni_pc uni_pc_bh2"),
+            ("dpm++", "dpmsolvermultistepscheduler flowdpmsolvermultistepscheduler dpm++_2m dpmpp_2m"),
+            ("euler", "flowmatcheulerdiscretescheduler"),
+            ("lcm", "flowmatchlcmscheduler"),
+        )
+        for other in (name, *others.split())
+    }
+)
+"""The solver by its names in diffusers, in Wan's own code and in ComfyUI, in lower case."""
+
+
+def parse_solver(text: str) -> str:
+    """Returns the solver that a name of other tools stands for, or else the text."""
+    return _SOLVERS.get(text.lower(), text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wanrun.errors import UsageError
-from wanrun.request.written import parse_numbers, parse_size
+from wanrun.request.written import parse_numbers, parse_size, parse_solver
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,19 @@ def test_numbers() -> None:
             UsageError, match=r"not a list of numbers; expected numbers with commas between them"
         ):
             parse_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "solver"),
+    [
+        ("UniPCMultistepScheduler", "unipc"),
+        ("uni_pc", "unipc"),
+        ("DPMSolverMultistepScheduler", "dpm++"),
+        ("FlowMatchEulerDiscreteScheduler", "euler"),
+        ("FlowMatchLCMScheduler", "lcm"),
+        ("rcm-ode", "rcm-ode"),
+        ("ddim", "ddim"),
+    ],
+)
+def test_solvers(text: str, solver: str) -> None:
+    assert parse_solver(text) == solver
