@@ -152,7 +152,11 @@ def read_recipe(path: Path) -> Recipe:
         data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
     # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are no text.
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"the recipe {escaped(str(path))} cannot be read: {error}") from None
+        checkpoint = f"a checkpoint is for wanbuild convert {path} --artifact DIR"
+        raise UsageError(
+            f"the recipe {escaped(str(path))} cannot be read: {error}",
+            remedy=None if path.suffix == ".toml" else checkpoint,
+        ) from None
     try:
         msgspec.convert(data, _FILE)
     except msgspec.ValidationError as error:

@@ -69,12 +69,14 @@ class Wanrun(Command):
             UsageError: for a word that is meant as a command, and for an option that there is not.
         """
         remedy = command_meant("wanrun", args[0], ["serve"]) if args else None
+        if remedy is None and len(args) > 1 and not args[0].startswith("-") and Path(args[1]).is_dir():
+            remedy = "wanrun ARTIFACT --prompt TEXT makes a video"
         if remedy is not None and not Path(args[0]).exists():
             raise UsageError(f"wanrun has no command {args[0]}", remedy=remedy)
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=Wanrun, no_args_is_help=True)
+@click.command(cls=Wanrun)
 @takes_artifact(ENVIRONMENT)
 @options_of("Artifact")(
     "--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit."

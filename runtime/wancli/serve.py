@@ -79,7 +79,6 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @click.command(
     "wanrun serve",
     cls=Command,
-    no_args_is_help=True,
 )
 @click.argument("artifacts", nargs=-1, required=True, metavar="[NAME=]ARTIFACT...")
 @_network("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

@@ -83,12 +83,6 @@ def test_help_has_a_section_for_each_kind_of_model(capsys: pytest.CaptureFixture
     assert named == set(sections)
 
 
-def test_a_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    run(wanrun, [])
-    said = capsys.readouterr()
-    assert (said.out + said.err).startswith("Usage: wanrun [OPTIONS] [ARTIFACT]")
-
-
 @click.command("tool")
 @takes_artifact(ENVIRONMENT)
 def tool(artifact: Path) -> None:

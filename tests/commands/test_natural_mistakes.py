@@ -146,6 +146,9 @@ MISTAKES = [
     Mistake("wanbuild inspect CHECKPOINT", 3, "convert it: wanbuild convert CHECKPOINT --artifact DIR"),
     Mistake("wanbuild inspect", 2, "name its folder: wanbuild inspect DIR"),
     Mistake("wanbuild verify ARTIFACT --record --source x", 2, "run verify twice"),
+    Mistake("wanrun", 2, "no artifact was given; name its folder: wanrun DIR"),
+    Mistake("wanrun animate ARTIFACT", 2, "wanrun has no command animate"),
+    Mistake("wanbuild build CHECKPOINT", 2, "wanbuild convert CHECKPOINT --artifact DIR"),
     Mistake("wanbuild build nowhere.toml", 2, "nowhere.toml cannot be read"),
     Mistake("wanbuild plan wan3-t2v --target v6e", 2, "wan2.1-t2v"),
 ]

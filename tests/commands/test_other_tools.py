@@ -135,6 +135,7 @@ WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "wanbuild compile": "compile",
             "wanbuild inspect": "inspect",
             "--list": "list",
+            "--prompt --timing": "bench",
             "--help": "help",
             "wanbuild verify": "verify",
         },
