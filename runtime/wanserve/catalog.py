@@ -103,9 +103,9 @@ class Model:
             raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
         schedule = options.get("schedule")
         if isinstance(schedule, str) and schedule not in self.manifest.schedules:
-            names = ", ".join(self.manifest.schedules) or "none: the artifact has no schedules"
+            names = f"one of {', '.join(self.manifest.schedules)}" if self.manifest.schedules else "none"
             raise RefusedError(
-                f"there is no {spell('schedule')} {schedule[:60]!r}; expected one of {names}",
+                f"there is no {spell('schedule')} {schedule[:60]!r}; expected {names}",
                 param=spell("schedule"),
             )
         if "prompt" not in options:

@@ -13,9 +13,10 @@ import msgspec
 import wanrun
 from wanrun.errors import UsageError, quoted
 from wanrun.request.elsewhere import nearest
+from wanrun.request.written import parse_size
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
-from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
+from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, USELESS, files, options_by_name
 from wanserve.refusal import RefusedError, unknown, whole
 from wanserve.sizes import MAX_ITEMS, check_json
 from wanserve.uploads import Source, check_file, decoded_text, head_of, kind_of, safe_name, stored_upload
@@ -179,8 +180,10 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
     """Takes the value of an option; ``text`` says that it may be a form's string for another type."""
     if name in NO_EFFECT:
         if NO_EFFECT[name] and value is not None and value not in NO_EFFECT[name]:
-            allowed = " or ".join(dict.fromkeys(str(one) for one in NO_EFFECT[name]))
-            raise RefusedError(f"{name} cannot be {quoted(value)}; expected {allowed}", param=name)
+            allowed = " or ".join(dict.fromkeys(str(one).lower() for one in NO_EFFECT[name]))
+            raise RefusedError(
+                f"{name} cannot be {quoted(value)}; expected {allowed}{USELESS.get(name, '')}", param=name
+            )
         return
     option = options_by_name().get(name)
     if option is None:
@@ -192,6 +195,18 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
         raise RefusedError(f"{name} is given twice" + (f", also as {other}" * (other != name)), param=name)
     row = next(row for row in wanrun.options() if row.name == option)
     body.options[option], body.spelled[option] = _typed(row, value, text, name), name
+    if option == "size":
+        _check_size(value, name, body.model)
+
+
+def _check_size(value: Any, name: str, model: Model) -> None:
+    """Refuses a text that is no size, such as ``480p``, with the sizes that the model has."""
+    try:
+        if isinstance(value, str):
+            parse_size(value)
+    except UsageError:
+        built = ", ".join(dict.fromkeys(shape["size"] for shape in model.shapes()))
+        raise RefusedError(f"{name} cannot be {quoted(value)}; expected one of {built}", param=name) from None
 
 
 def _unknown(name: str, body: Body) -> RefusedError:
@@ -216,7 +231,8 @@ def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
         items = value.strip("[] ").split(",", MAX_ITEMS) if isinstance(value, str) else value
         return tuple(_number(item, float) for item in items) if isinstance(items, list) else items
     if isinstance(value, list):
-        raise RefusedError(f"{name} is given {len(value)} times", param=name)
+        each = "; send a request for each" if row.name == "prompt" else ""
+        raise RefusedError(f"{name} is given {len(value)} times; expected one{each}", param=name)
     if row.base in (int, float) and value != "random":
         return _number(value, row.base)
     return value
@@ -261,8 +277,7 @@ def _take_seconds(value: Any, body: Body) -> None:
     if not fitting:
         lengths = ", ".join(f"{frames / rate:.4g} ({frames} frames)" for frames in built)
         raise RefusedError(
-            f"no video of {number:g} seconds is built; expected one of {lengths}; a size or length is added "
-            "by wanbuild compile",
+            f"no video of {number:g} seconds is built; expected one of {lengths}",
             param="seconds",
             code="not_built",
         )

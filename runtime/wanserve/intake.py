@@ -177,8 +177,7 @@ class Intake:
             raise closing() from None
         except ArtifactError as error:
             asked = [name for name in _SHAPE if name in body.options]
-            told = ArtifactError(**{**error.parts, "remedy": "ask for what is built"})  # a client builds none
-            raise refused(told, body.spell, "not_built", asked) from None
+            raise refused(error, body.spell, "not_built", asked) from None
         except WanError as error:
             raise refused(error, body.spell) from None
         return generation

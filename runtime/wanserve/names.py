@@ -43,6 +43,14 @@ NO_EFFECT: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 """Fields that change nothing, with the values that they may have; any value if there is none."""
 
+USELESS: Mapping[str, str] = MappingProxyType(
+    {
+        "response_format": "; fetch the video at v1/videos/ID/content",
+        "stream": "; follow the job at v1/videos/ID/events",
+    }
+)
+"""By such a field, what to do for another value of it."""
+
 _NO_PATH = "no path of the server is read or written; send the file itself, and fetch the content"
 
 INSTEAD: Mapping[str, str] = MappingProxyType(

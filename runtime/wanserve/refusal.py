@@ -130,4 +130,16 @@ def refused(
     named = error.fields or asked
     if error.what.startswith("unknown option"):
         code = "unknown_parameter"
-    return RefusedError(error.spelled(spell), code=code, param=spell(named[0]) if named else None)
+    told = type(error)(**{**error.parts, "expected": _of_clients(error.expected, " or ")})
+    told.remedy = _of_clients(error.remedy, ", or ")
+    return RefusedError(told.spelled(spell), code=code, param=spell(named[0]) if named else None)
+
+
+def _of_clients(text: Any, between: str) -> Any:
+    """Returns a text without the alternatives that a client does not have: it builds nothing, and it has no
+    folder on the server; None if none is left."""
+    if not isinstance(text, str):
+        return text
+    own = ("wanbuild", "build one", "folder of images")
+    kept = [one for one in text.split(between) if not any(word in one for word in own)]
+    return between.join(kept) or None

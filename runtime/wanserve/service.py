@@ -327,7 +327,10 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _refuse_http(request: Request, error: Exception) -> Response:
     """Answers Starlette's own errors, of a path or a method that there is not."""
     assert isinstance(error, HTTPException)
-    what = {404: "there is nothing at this address", 405: "this address does not take the method"}
+    what = {
+        404: "there is nothing at this address; openapi.json says what there is, and healthz is the check",
+        405: "this address does not take the method",
+    }
     codes = {404: "not_found", 405: "method_not_allowed"}
     code = codes.get(error.status_code, "invalid_value")
     headers = dict(error.headers or {})

@@ -167,6 +167,10 @@ def test_options_of_two_experts() -> None:
         ({"model": 3}, "model", "model has the wrong type"),
         ({"image": DATA}, "image", "image cannot be used: text takes no images or videos"),
         ({"steps": ["1", "2"]}, "steps", "steps is given 2 times"),
+        ({"prompt": ["a", "b"]}, "prompt", "send a request for each"),
+        ({"size": "480p"}, "size", "expected one of 96x64, 64x96"),
+        ({"stream": True}, "stream", "v1/videos/ID/events"),
+        ({"response_format": "b64_json"}, "response_format", "v1/videos/ID/content"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -268,9 +272,9 @@ def test_the_artifact_decides() -> None:
     assert caught.value.spelled(found.spell).startswith(
         "num_inference_steps has the wrong type; expected an integer"
     )
-    with pytest.raises(RefusedError, match=r"there is no preset 'a.json'; expected one of none"):
+    with pytest.raises(RefusedError, match=r"there is no preset 'a.json'; expected none"):
         model.resolve({"prompt": "p", "schedule": "a.json"}, lambda name: "preset")
-    with pytest.raises(RefusedError, match=r"there is no preset '1{60}'; expected one of none"):
+    with pytest.raises(RefusedError, match=r"there is no preset '1{60}'; expected none"):
         model.resolve({"prompt": "p", "schedule": "1" * 1000}, lambda name: "preset")
     with pytest.raises(UsageError, match=r"schedule has the wrong type; expected a string"):
         model.resolve({"prompt": "p", "schedule": {"a": 1}}, str)

@@ -23,7 +23,7 @@ from wanserve.hub import Hub, stream
 from wanserve.keys import COOKIE, Keys, read_keys
 from wanserve.process import how
 from wanserve.progress import VideoProgress
-from wanserve.refusal import RefusedError, told_with, without_paths
+from wanserve.refusal import RefusedError, refused, told_with, without_paths
 from wanserve.retention import outdated
 from wanserve.service import check_certificate
 from wanserve.settings import Settings
@@ -298,3 +298,15 @@ def test_how_a_worker_has_ended() -> None:
     assert how(process.wait()) == "signal 9 (Killed, perhaps for want of memory)"
     assert how(-signal.SIGSEGV) == "signal 11 (Segmentation fault)"
     assert how(3) == "exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "told"),
+    [
+        ("encode it again, or give a folder of images", "x; encode it again"),
+        ("choose one of these, or add one with wanbuild compile", "x; choose one of these"),
+        ("run wanbuild compile", "x"),
+    ],
+)
+def test_a_client_builds_nothing_and_has_no_folder(remedy: str, told: str) -> None:
+    assert str(refused(UsageError("x", remedy=remedy), str)) == told

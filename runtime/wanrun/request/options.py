@@ -179,7 +179,7 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
 def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
     """Raises UsageError if the scan form is to run more steps than its table holds."""
     if FORMS[loop].looped and num_steps > profile.options.max_steps:
-        other = f" --loop {STEPWISE}," if STEPWISE in profile.options.forms else ""
+        other = f" {field('loop')} {STEPWISE}," if STEPWISE in profile.options.forms else ""
         raise UsageError(
             f"the number of steps is too large for the scan form of profile {profile.name}",
             expected=f"at most {profile.options.max_steps}",

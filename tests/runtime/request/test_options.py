@@ -248,7 +248,7 @@ def test_the_most_steps_of_the_scan_form() -> None:
     )
     larger = "or wanbuild compile --size 96x64 --frames 9 --guidance --loop {} --max-steps {} --artifact DIR"
     assert refusal(UsageError, ONE, both, loop="scan", num_steps=51) == (
-        f"{what}found 51; use fewer steps, --loop step, {larger.format('both', 51)}"
+        f"{what}found 51; use fewer steps, loop step, {larger.format('both', 51)}"
     )
     for loop in ("scan", None):
         found = refusal(UsageError, ONE, scan, loop=loop, num_steps=200)
