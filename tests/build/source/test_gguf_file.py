@@ -280,14 +280,15 @@ def test_values_and_shapes_that_are_none(
     write(path, state, {}, **shape)
     with pytest.raises(SourceError, match=r"orig_shape.patch_embedding.weight; expected a shape of \d+ v"):
         GgufFile(path)
-    key = next(key for key, value in state.items() if value.ndim == 2 and value.shape[1] % 32 == 0)
-    write(path, state, {key: Kind.Q8_0})
+    all_in_q8_0(text_checkpoint, path)
+    key = "blocks.1.ffn.0.weight"
     with GgufFile(path) as file:
         offset = file.entries[key].offset
     damaged(path, put("<H", offset, 0x7E00))  # a scale that is not a number
     files = {**text_files, "transformer": path}
-    with open_files(files), pytest.raises(SourceError, match="has a value that is not finite"):
-        convert(ConvertRequest(None, tmp_path / "artifact", files=files))
+    for quantise in (None, Quantise("source")):  # as another dtype, and as it is
+        with open_files(files), pytest.raises(SourceError, match="has a value that is not finite"):
+            convert(ConvertRequest(None, tmp_path / "artifact", files=files, quantise=quantise))
     assert not (tmp_path / "artifact").exists()
 
 
