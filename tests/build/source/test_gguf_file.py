@@ -150,7 +150,7 @@ def all_in_q8_0(checkpoint: Path, path: Path) -> State:
 def test_blocks_of_q8_0_are_kept(
     text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    """By --quantise source; rotated rows move with their scales. A LoRA's sums would be rounded again."""
+    """By --quantise source; rotated rows move with their scales."""
     large = all_in_q8_0(text_checkpoint, tmp_path / "wan-Q8_0.gguf")
     save_file(large, tmp_path / "wan.safetensors")
     files = {**text_files, "transformer": tmp_path / "wan-Q8_0.gguf"}
