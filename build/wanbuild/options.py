@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 import wanrun
+from wanbuild.published.samplings import SAMPLINGS
 from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanrun.artifact.mesh import Sizes
@@ -130,8 +131,7 @@ class Convert(Struct, frozen=True, kw_only=True):
     sampling: Annotated[
         str | None,
         option(
-            "Defaults of a distilled model: lightning-4, causvid-3, fastwan-3, self-forcing-4, or a file "
-            "(.toml).",
+            f"Defaults of a distilled model: {', '.join(SAMPLINGS)}, or a file (.toml).",
             value="NAME|FILE",
         ),
     ] = None

@@ -11,7 +11,8 @@ import pytest
 
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.defaults import with_defaults
-from wanbuild.conversion.sampling import SAMPLINGS, sampling_doubts, with_sampling
+from wanbuild.conversion.sampling import sampling_doubts, with_sampling
+from wanbuild.published.samplings import SAMPLINGS
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run

@@ -32,9 +32,9 @@ from tinywan.learning.course import Course, Plan
 from tinywan.learning.text import Captions, shorten
 from tinywan.scenes import random_scene
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.conversion.sampling import SAMPLINGS
 from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs.compile import compile_artifact
+from wanbuild.published.samplings import SAMPLINGS
 from wanrun.denoising.noise import initial_noise
 
 LEVELS = tuple(timestep / 1000 for timestep in SAMPLINGS["lightning-4"]["timesteps"])
