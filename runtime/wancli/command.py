@@ -300,27 +300,6 @@ class Written(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Chosen(click.Choice[str]):
-    """A click type for one of some texts as they are, which may have further names.
-
-    Only the names of options may be spelled in other ways.
-
-    Args:
-        choices: the texts.
-        parse: returns the text that a name stands for, or else the name; None for no further names.
-    """
-
-    def __init__(self, choices: Sequence[str], parse: Callable[[str], str] | None = None) -> None:
-        super().__init__(choices)
-        self._parse = parse
-
-    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
-        return str(choice)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value if self._parse is None else self._parse(value), param, ctx)
-
-
 class Number(click.FloatRange):
     """A click type for a finite number in a range: click takes ``nan`` for one in any range."""
 

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 __all__ = ["given", "made_options"]
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from wancli.command import Chosen, Input, Number, Output, Written, options_of
+from wancli.command import Input, Number, Output, Written, options_of
 from wanrun.rows import MOST_TOLD, Row
+
+
+class _Chosen(click.Choice[str]):
+    """A click type for one of some texts as they are, which may have further names.
+
+    Only the names of options may be spelled in other ways.
+
+    Args:
+        choices: the texts.
+        parse: returns the text that a name stands for, or else the name; None for no further names.
+    """
+
+    def __init__(self, choices: Sequence[str], parse: Callable[[str], str] | None = None) -> None:
+        super().__init__(choices)
+        self._parse = parse
+
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
+        return str(choice)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value if self._parse is None else self._parse(value), param, ctx)
 
 
 def made_options(rows: Iterable[Row]) -> list[click.Option]:
@@ -62,7 +83,7 @@ def _kind(row: Row, ranges: bool) -> Any:
     if row.writes is not None:
         return Output(row.writes, row.base)
     if row.choices and row.base is str:
-        return Chosen(row.choices, row.parse)
+        return _Chosen(row.choices, row.parse)
     if row.parse is not None:
         return Written(row.value, row.parse)
     if row.base is Path or {"DIR", "FILE"} & {*row.value.split("|")}:

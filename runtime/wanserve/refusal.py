@@ -136,8 +136,7 @@ def refused(
 
 
 def _of_clients(text: Any, between: str) -> Any:
-    """Returns a text without the alternatives that a client does not have: it builds nothing, and it has no
-    folder on the server; None if none is left."""
+    """Returns a text without what a client cannot do: build, or name a folder; None if nothing is left."""
     if not isinstance(text, str):
         return text
     own = ("wanbuild", "build one", "folder of images")

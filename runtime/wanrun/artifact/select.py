@@ -75,8 +75,7 @@ def _lacking(
     guidance: bool,
     num_references: int,
 ) -> Profile:
-    """Returns the profile that is asked for; its size and frames, if not given, are those of the first one
-    with as much of the rest as any."""
+    """Returns the profile that is asked for; what is not given is that of the built one most like it."""
 
     def alike(profile: Profile) -> int:
         return sum(
