@@ -133,7 +133,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("wanrun.errors")
     if name in modules:
         return getattr(importlib.import_module(modules[name]), "rows" if name == "options" else name)
-    raise AttributeError(f"module 'wanrun' has no attribute {name!r}")
+    from wanrun.request.elsewhere import no_attribute
+
+    raise no_attribute("module 'wanrun'", name)
 
 
 def __dir__() -> list[str]:

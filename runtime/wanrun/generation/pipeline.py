@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of
+from wanrun.request.elsewhere import no_attribute
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.keywords import Options
 from wanrun.request.resolve import request_of, resolve_request
@@ -81,6 +82,14 @@ class Pipeline:
     def __repr__(self) -> str:
         what = f"{self.manifest.model.variant}, {self.profile.name} for {self._opened.selected.name}"
         return f"<Pipeline of {what}, in {self.artifact}>"
+
+    if not TYPE_CHECKING:  # for a type checker there is nothing of this
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute("Pipeline", name)
+
+        def __call__(self, *_: object, **__: object) -> Any:
+            raise TypeError("a Pipeline is not called; pipeline.generate(PROMPT, ...) makes a video")
 
     def session(self, profile: Profile) -> Session:
         """Returns the session of a built profile, and makes it at the first call.

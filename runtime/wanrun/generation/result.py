@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wanrun.media.video_paths import video_paths
 from wanrun.request.arguments import path_of
+from wanrun.request.elsewhere import no_attribute
 from wanrun.timing.timings import Timings
 
 
@@ -46,6 +47,11 @@ class Result:
     def all_latents(self) -> np.ndarray:
         """The latents with those in front, float32 (B, C, R + T, h, w), as the transformer has them."""
         return self.latents if self.leading is None else np.concatenate([self.leading, self.latents], 2)
+
+    if not TYPE_CHECKING:  # for a type checker there is no such name
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute("Result", name)
 
     def __repr__(self) -> str:
         count, frames, height, width, _ = self.frames.shape

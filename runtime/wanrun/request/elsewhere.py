@@ -6,13 +6,13 @@ The names come from diffusers' pipelines, ComfyUI, SGLang, vllm-omni, LightX2V, 
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE", "OF_CLIENTS", "OF_PYTHON", "by_name", "nearest"]
+__all__ = ["ELSEWHERE", "OF_CLIENTS", "OF_PYTHON", "by_name", "nearest", "no_attribute"]
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from wanrun.errors import field
+from wanrun.errors import UsageError, field
 
 _Remedy = TypeVar("_Remedy")
 
@@ -169,6 +169,35 @@ OF_PYTHON = by_name(
     }
 )
 """The same for keywords of Python, which commands and files have not."""
+
+
+_ATTRIBUTES: Mapping[str, str] = MappingProxyType(
+    {
+        **ELSEWHERE,
+        **by_name(
+            {
+                "wanrun.load(DIR) loads an artifact, which wanbuild convert makes of a checkpoint": (
+                    "DiffusionPipeline WanAnimatePipeline WanImageToVideoPipeline WanPipeline "
+                    "WanVACEPipeline WanVideoToVideoPipeline from_pretrained from_single_file"
+                ),
+                "the target decides the device: wanrun.load(DIR, target=NAME)": "cuda to",
+                "a LoRA is merged when an artifact is made: wanbuild convert --lora FILE:SCALE": (
+                    "fuse_lora load_lora_weights set_adapters"
+                ),
+                "solver= of generate chooses it": "scheduler",
+                "result.frames is a NumPy array, and result.save(PATH) writes a video": "images videos",
+            }
+        ),
+    }
+)
+
+
+def no_attribute(where: str, name: str) -> AttributeError:
+    """Returns the error of a name that a module or an object has not, with what to do if it is diffusers'."""
+    what = f"{where} has no attribute {name!r}"
+    if name not in _ATTRIBUTES:
+        return AttributeError(what)
+    return AttributeError(str(UsageError(what, remedy=_ATTRIBUTES[name])))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import wanrun
 from wanrun.errors import UsageError
 from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON, by_name, nearest
 from wanrun.request.prompts_file import Line
@@ -34,6 +35,24 @@ def test_a_keyword_of_python_names_what_to_use(name: str) -> None:
     with pytest.raises(UsageError) as raised:
         request_of({"prompt": "a fox", name: 1})
     assert raised.value.remedy is not None and raised.value.expected is None
+
+
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        (wanrun, "WanPipeline"),
+        (object.__new__(wanrun.Pipeline), "to"),
+        (object.__new__(wanrun.Pipeline), "load_lora_weights"),
+        (object.__new__(wanrun.Pipeline), "enable_model_cpu_offload"),
+        (object.__new__(wanrun.Result), "videos"),
+    ],
+)
+def test_an_attribute_of_diffusers_names_what_to_use(there: object, name: str) -> None:
+    with pytest.raises(AttributeError, match=f"'{name}'; "):
+        getattr(there, name)
+    assert not hasattr(there, "some_other")
+    with pytest.raises(TypeError, match="generate"):
+        object.__new__(wanrun.Pipeline)("a fox")  # type: ignore[operator]
 
 
 def test_a_name_that_is_like_none_has_no_remedy() -> None:
