@@ -193,10 +193,11 @@ class Catalog:
         self.models = {name: Model(name, artifact, loop) for name, artifact in artifacts.items()}
         for model in self.models.values():
             if not model.shapes() and loop is not None:
-                first = min(artifacts[model.name].manifest.profiles.values(), key=lambda one: one.index)
+                built = sorted(model.manifest.profiles.values(), key=lambda one: one.index)
+                shape = f"{built[0].compile_options} " if built else ""
                 raise ArtifactError(
                     f"{model.artifact} has no profile that was built with loop {loop}",
-                    remedy=f"run wanbuild compile {first.compile_options} --loop all "
+                    remedy=f"run wanbuild compile {shape}--loop all "
                     f"--artifact {shlex.quote(str(model.artifact))}",
                 )
 

@@ -22,7 +22,7 @@ from helpers.asked import catalog
 from helpers.manifests import with_profiles
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import ArtifactError, UsageError
-from wanserve.catalog import Model
+from wanserve.catalog import Catalog, Model
 from wanserve.fields import Body, read_body
 from wanserve.forms import Form, nested
 from wanserve.names import INSTEAD, api_text
@@ -50,6 +50,10 @@ def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
         model.resolve({"prompt": "p", "loop": "step"}, str)
     assert "loop" not in model.shown(0)["options"] and len(model.shapes()) == 1
     assert Model("text", plain.artifact, "stream").shapes() == []
+    none = Artifact(with_profiles(plain.manifest, []), plain.artifact.folder)
+    for artifact in (plain.artifact, none):
+        with pytest.raises(ArtifactError, match="with loop stream"):
+            Catalog({"text": artifact}, "stream")
     with pytest.raises(ArtifactError, match="no program for loop stream"):
         Model("text", plain.artifact, "stream").resolve({"prompt": "p"}, str)
 
