@@ -11,6 +11,7 @@ A field that is added with a default needs no format: a manifest without it is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -84,14 +85,18 @@ def is_read(version: object, again: bool) -> bool:
 
 
 def upgraded(content: Content) -> Content:
-    """Makes a manifest of a format that is read one of today's, in place, and returns it.
+    """Returns a manifest of a format that is read as one of today's.
 
     Args:
-        content: the manifest. Its digests stay those of what was written.
+        content: the manifest, which is not changed. Its digests stay those of what was written.
 
     Raises:
         LookupError, TypeError, AttributeError: if its records are not those of its format.
     """
-    for version in range(content["format_version"], FORMAT_VERSION):
-        OLDER[version].upgrade(content)
+    version = content["format_version"]
+    if version == FORMAT_VERSION:
+        return content
+    content = deepcopy(content)
+    for number in range(version, FORMAT_VERSION):
+        OLDER[number].upgrade(content)
     return content | {"format_version": FORMAT_VERSION}

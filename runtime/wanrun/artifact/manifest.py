@@ -299,8 +299,8 @@ def manifest_of(data: bytes, path: Path, again: bool = False) -> Manifest:
     if not is_read(header.format_version, again):
         raise _of_another_format(header, path)
     try:
-        manifest = msgspec.convert(upgraded(msgspec.json.decode(data)), type=Manifest)
         content = msgspec.json.decode(data)
+        manifest = msgspec.convert(upgraded(content), type=Manifest)
         written = digests_of(content)
     except ArtifactError as error:  # of a record that names a file
         raise error.located(str(path)) from None
