@@ -16,7 +16,6 @@ from wanrun.media.urls import url_error
 from wanrun.request.elsewhere import ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
-from wanrun.request.written import parse_solver
 from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)
@@ -70,12 +69,13 @@ def read_request(
                 plain = int.from_bytes(os.urandom(4), "little")
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))
-            if name == "solver" and isinstance(plain, str):
-                plain = parse_solver(plain)
-            found = list(_problems(known[name], plain))
+            row = known[name]
+            if row.choices and row.parse is not None and isinstance(plain, str):
+                plain = row.parse(plain)  # a choice that other tools call otherwise
+            found = list(_problems(row, plain))
             problems += found
             if not found:
-                plain = msgspec.convert(plain, known[name].type)
+                plain = msgspec.convert(plain, row.type)
         values[name] = plain if name in known else None
     if "prompt" not in values:
         problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
