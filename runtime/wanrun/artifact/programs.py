@@ -172,6 +172,12 @@ class Profile(Record, frozen=True):
         return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
 
     @property
+    def shape(self) -> dict[str, Any]:
+        """Its shape, by the options that choose a profile; ``size`` is (width, height) in pixels."""
+        names = ("num_frames", "num_videos", "guidance", "num_references")
+        return {"size": (self.width, self.height), **{name: getattr(self, name) for name in names}}
+
+    @property
     def compile_options(self) -> str:
         """The options by which ``wanbuild compile`` builds this shape, whatever its defaults are."""
         options = f"--size {self.width}x{self.height} --frames {self.num_frames}"

@@ -39,17 +39,16 @@ def select_profile(
         UsageError: for a size or a number of frames that cannot be built.
     """
     built = _built(artifact)
-    fitting = [
-        profile
-        for profile in built
-        if (size is None or (profile.width, profile.height) == size)
-        and (num_frames is None or profile.num_frames == num_frames)
-        and profile.num_videos == num_videos
-        and profile.guidance == guidance
-        and profile.num_references == num_references
-    ]
-    if fitting:
-        return fitting[0]
+    asked: dict[str, object] = {} if size is None else {"size": size}
+    asked |= {} if num_frames is None else {"num_frames": num_frames}
+    asked |= {"num_videos": num_videos, "guidance": guidance, "num_references": num_references}
+
+    def alike(profile: Profile) -> int:
+        return len(asked.items() & profile.shape.items())
+
+    nearest = max(built, key=alike)  # the first of equals
+    if alike(nearest) == len(asked):
+        return nearest
     _check_possible(artifact.manifest.model, built, size, num_frames)
     wanted = (
         f"{f'{size[0]}x{size[1]}' if size else 'any size'}, "
@@ -58,47 +57,20 @@ def select_profile(
     )
     if num_references or any(profile.num_references for profile in built):
         wanted += f", {num_references} reference image(s)"
-    lacking = _lacking(built, size, num_frames, num_videos, guidance, num_references)
+    shape = {**nearest.shape, **asked}
+    width, height = shape.pop("size")
+    lacking = msgspec.structs.replace(nearest, width=width, height=height, **shape)
     raise ArtifactError(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
-        remedy=f"choose one of these, or add one with wanbuild compile {lacking.compile_options} "
-        f"--artifact {shlex.quote(str(artifact))}",
+        remedy=f"choose one of these, or add one with wanbuild compile {_options(lacking, artifact)}",
     )
 
 
-def _lacking(
-    built: Sequence[Profile],
-    size: tuple[int, int] | None,
-    num_frames: int | None,
-    num_videos: int,
-    guidance: bool,
-    num_references: int,
-) -> Profile:
-    """Returns the profile that is asked for; what is not given is that of the built one most like it."""
-
-    def alike(profile: Profile) -> int:
-        return sum(
-            (
-                (profile.width, profile.height) == size,
-                profile.num_frames == num_frames,
-                profile.num_videos == num_videos,
-                profile.guidance == guidance,
-                profile.num_references == num_references,
-            )
-        )
-
-    nearest = max(built, key=alike)
-    width, height = size or (nearest.width, nearest.height)
-    return msgspec.structs.replace(
-        nearest,
-        width=width,
-        height=height,
-        num_frames=num_frames or nearest.num_frames,
-        num_videos=num_videos,
-        guidance=guidance,
-        num_references=num_references,
-    )
+def _options(profile: Profile, artifact: Artifact, target: str = "") -> str:
+    """Returns the options of ``wanbuild compile`` that build a profile, for a target if one is named."""
+    options = profile.compile_options + (f" --target {target}" if target else "")
+    return f"{options} --artifact {shlex.quote(str(artifact))}"
 
 
 def _check_possible(
@@ -192,8 +164,7 @@ def select_target(
         name = None
     if name is not None and name not in targets:
         chip = _EXAMPLES.get(name)
-        remedy = f"run wanbuild compile {profile.compile_options} --target {chip or name} "
-        remedy += f"--artifact {shlex.quote(str(artifact))}"
+        remedy = f"run wanbuild compile {_options(profile, artifact, chip or name)}"
         raise ArtifactError(
             f"target {name} is not built",
             expected="one of " + (", ".join(sorted(targets)) or "none"),
@@ -203,7 +174,7 @@ def select_target(
     if not candidates:
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target",
-            remedy=f"run wanbuild compile {profile.compile_options} --artifact {shlex.quote(str(artifact))}",
+            remedy=f"run wanbuild compile {_options(profile, artifact)}",
         )
     best = min(candidates, key=lambda one: _order(one, profile))
     others = tuple(one.reason for one in candidates if one.mismatches and one is not best)
@@ -212,7 +183,7 @@ def select_target(
     if profile.name not in best.target.executables and not allow_compile:
         raise ArtifactError(
             f"profile {profile.name} is not compiled for target {best.name}",
-            remedy=f"run wanbuild compile {profile.compile_options} --artifact {shlex.quote(str(artifact))}",
+            remedy=f"run wanbuild compile {_options(profile, artifact)}",
         )
     return replace(best, others=others)
 

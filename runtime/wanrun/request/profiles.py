@@ -13,7 +13,6 @@ from wanrun.artifact.media import SEVERAL
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import named_profile, select_profile
 from wanrun.errors import ArtifactError, UsageError, field
-from wanrun.opened.policy import SHAPE
 
 
 def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
@@ -32,7 +31,7 @@ def choose_profile(artifact: Artifact, shape: Mapping[str, object], loaded: Prof
     one is taken.
 
     Args:
-        shape: what is asked for, by the names of ``SHAPE``; None means not given.
+        shape: what is asked for, by the names of ``Profile.shape``; None means not given.
         loaded: the loaded profile; None if none is loaded.
 
     Raises:
@@ -45,7 +44,7 @@ def choose_profile(artifact: Artifact, shape: Mapping[str, object], loaded: Prof
         _check_same(profile, given)
         return profile
     if loaded is not None:
-        given = {**shape_of(loaded), **given}
+        given = {**loaded.shape, **given}
     choose = partial(select_profile, artifact, **given)
     if "guidance" in given:
         return choose()
@@ -59,15 +58,9 @@ def choose_profile(artifact: Artifact, shape: Mapping[str, object], loaded: Prof
         raise
 
 
-def shape_of(profile: Profile) -> dict[str, Any]:
-    """Returns a profile's shape, by the names of ``SHAPE``."""
-    size = profile.width, profile.height
-    return {"size": size, **{name: getattr(profile, name) for name in SHAPE if name != "size"}}
-
-
 def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:
     """Raises UsageError for a shape that a named profile does not have."""
-    for name, built in shape_of(profile).items():
+    for name, built in profile.shape.items():
         found = given.get(name, built)
         if found != built:
             option = field(SEVERAL if name == "num_references" else name)

@@ -25,7 +25,7 @@ from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
 from wanrun.request.options import check_effects, resolve_options, scheduled
-from wanrun.request.profiles import choose_profile, has_guidance, shape_of
+from wanrun.request.profiles import choose_profile, has_guidance
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
@@ -143,8 +143,8 @@ def _warnings(
     manifest: Manifest, profile: Profile, request: Request, options: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yields what a request may not expect: guidance that is off, and what has no effect."""
-    shape = {**shape_of(profile), "guidance": True}
-    built = any(shape_of(other) == shape for other in manifest.profiles.values())
+    shape = {**profile.shape, "guidance": True}
+    built = any(other.shape == shape for other in manifest.profiles.values())
     if request.guidance_scale is None and has_guidance(manifest) and not profile.guidance and not built:
         yield "no profile is built with guidance, so guidance is off; a guidance scale of 1 asks for that"
     if request.negative_prompt and not profile.guidance:
