@@ -306,7 +306,7 @@ class CompileRequest(Struct, frozen=True):
     guidance: Annotated[
         Sequence[bool],
         option(
-            "Whether guidance doubles the batch.",
+            "Whether steps can have guidance. Without it a second prompt's keys take no memory.",
             default="if the artifact's guidance_scale is above 1",
             commands={"plan": {"default": "the model's", "many": False}},
         ),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from helpers.reference_models import relative_error
 from wanbuild.check.reference import frames_check
 from wanbuild.check.reference_pipeline import Made, Reference, open_media
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
+from wanrun.denoising.steps import GUIDED
 from wanrun.media.types import Media
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
@@ -49,6 +52,27 @@ def check(
     assert error < LATENTS
     assert beyond <= 1e-3
     assert frames.std() > 20  # a constant video would agree with anything
+
+
+@contextmanager
+def guided_between(pipe: Any, start: float, end: float) -> Iterator[None]:
+    """Lets diffusers' pipeline have guidance in the steps that diffusers' own guider says."""
+    if (start, end) == (0, 1):
+        yield
+        return
+    from diffusers.guiders import ClassifierFreeGuidance
+
+    guider = ClassifierFreeGuidance(start=start, stop=end)
+
+    def enabled(pipe: Any) -> bool:
+        if pipe.current_timestep is None:  # before the steps, when prompts are encoded
+            return True
+        steps = pipe.scheduler.timesteps.tolist()
+        guider.set_state(steps.index(float(pipe.current_timestep)), len(steps), pipe.current_timestep)
+        return guider.num_conditions == 2
+
+    with patch.object(type(pipe), "do_classifier_free_guidance", property(enabled)):
+        yield
 
 
 @dataclass(frozen=True)
@@ -143,14 +167,16 @@ class WholePath:
         given = {name: open_media(value) for name, value in case.media.items()}
         own = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
         options = {"guidance_scale": self._scale, **case.options}
-        return generate(
-            self.reference,
-            media=Media(**given, **own) if given else None,
-            seed=case.seed,
-            num_inference_steps=case.steps,
-            **self._size,
-            **{key: value for key, value in options.items() if key not in own},
-        )
+        shares = [options.pop(name, default) for name, default in GUIDED.items()]
+        with guided_between(self.reference.pipe, *shares):
+            return generate(
+                self.reference,
+                media=Media(**given, **own) if given else None,
+                seed=case.seed,
+                num_inference_steps=case.steps,
+                **self._size,
+                **{key: value for key, value in options.items() if key not in own},
+            )
 
     def calls(self, name: str) -> tuple[int, ...]:
         """How often the reference called each expert."""

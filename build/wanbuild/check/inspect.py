@@ -12,7 +12,7 @@ import numpy as np
 
 import wanrun
 from wanrun.artifact.manifest import Component, Manifest
-from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
+from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices, paired
 from wanrun.artifact.model import Model
 from wanrun.artifact.programs import ProgramSet
 from wanrun.artifact.schedules import Schedule
@@ -35,6 +35,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "profiles": {
             profile.name: {
                 "options": msgspec.to_builtins(profile.options),
+                "guidance": profile.guidance,
                 "recorded": profile.name in manifest.golden,
             }
             for profile in profiles
@@ -186,13 +187,15 @@ def _component_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
 
 def _profile_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     yield ""
-    yield f"{'profile':<24} {'targets':<12} {'golden':<7} options"
+    yield f"{'profile':<24} {'guidance':<8} {'targets':<12} {'golden':<7} options"
     for name, profile in data["profiles"].items():
         targets = ",".join(sorted(t for t, item in data["targets"].items() if name in item["profiles"]))
         options = ", ".join(
             f"{key}={value}" for key, value in sorted(profile["options"].items()) if value is not None
         )
-        yield f"{name:<24} {targets or 'none':<12} {'yes' if profile['recorded'] else 'no':<7} {options}"
+        guidance = "by step" if profile["guidance"] else "none"
+        recorded = "yes" if profile["recorded"] else "no"
+        yield f"{name:<24} {guidance:<8} {targets or 'none':<12} {recorded:<7} {options}"
     if not data["profiles"]:
         yield "none: run wanbuild compile"
 
@@ -237,6 +240,8 @@ def _division_lines(target: dict[str, Any]) -> Iterator[str]:
     ]
     cut = f"are cut: {', '.join(rules)}" if rules else "are whole on every device"
     yield f"  mesh {mesh_text(mesh)}: {num_devices(mesh)} devices; parameters {cut}"
+    if paired(mesh):
+        yield "  guidance: halves of the devices make both passes at once, so a step without it is no faster"
     sizes = [f"{name} {nbytes:,}" for name, nbytes in target["bytes_per_device"].items()]
     yield f"  bytes per device: {', '.join(sizes)}"
 

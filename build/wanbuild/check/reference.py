@@ -199,7 +199,7 @@ class _Comparison:
             guided = outputs[1].output + GUIDANCE_SCALE * (outputs[0].output - outputs[1].output)
         latents = outputs[0].latents[:, : self._ours.latents_shape[1]]
         timestep = float(outputs[0].timestep.max())  # a held frame's timestep is zero
-        steps = ExpertRange(name, 0, 1, GUIDANCE_SCALE)
+        steps = ExpertRange.alike(name, 0, 1, GUIDANCE_SCALE)
         own = velocity(self._ours, latents, self._prompts, timestep, steps, sample.inputs)
         held = int(self._ours.manifest.model.expand_timesteps and sample.media is not None)
         error = relative_error(own[:, :, held:], guided[:, :, held:])

@@ -124,4 +124,4 @@ class AnimateTransformer(WanTransformer):
         """Adds what a face adapter makes of the tokens."""
         del extra
         x = carry["x"]
-        return {"x": (x.astype(jnp.float32) + layer(x, kv, apply.attention)).astype(x.dtype)}
+        return {"x": (x.astype(jnp.float32) + layer(x, apply.of_prompt(kv), apply.attention)).astype(x.dtype)}

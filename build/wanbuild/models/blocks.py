@@ -24,6 +24,9 @@ KV = Mapping[str, jax.Array]
 for text; ``image_k`` and ``image_v`` (L, 1, I, N, K) for image tokens and, if those are padded,
 ``image_mask``, bool (L, I), true for real tokens."""
 
+OF_PROMPTS = ("k", "v")
+"""Those of them that each prompt has its own of."""
+
 STORED: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
     dict.fromkeys(("k", "v", "image_k", "image_v"), ("prompts", None, "stored_heads", None))
 )

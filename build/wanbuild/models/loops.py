@@ -55,6 +55,17 @@ def map_leading(function: Callable[[Any], Any], xs: Any) -> Any:
     return scan(lambda _, x: ((), function(x)), (), xs)[1]
 
 
+def at(x: jax.Array, index: jax.Array | int) -> jax.Array:
+    """Returns one entry along the first axis, which stays, of size 1."""
+    return from_bits(jax.lax.dynamic_slice_in_dim(to_bits(x), index, 1), x.dtype)
+
+
+def put(x: jax.Array, index: jax.Array | int, entry: jax.Array) -> jax.Array:
+    """Returns an array with another entry along the first axis, as ``at`` returns one."""
+    changed = jax.lax.dynamic_update_slice_in_dim(to_bits(x), to_bits(entry), index, 0)
+    return from_bits(changed, x.dtype)
+
+
 class LayerSlice:
     """One layer of a stacked parameter, sliced where it is read.
 

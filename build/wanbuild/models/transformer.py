@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.models.attention import Attention
-from wanbuild.models.blocks import KV, Rope, WanBlock, modulated
+from wanbuild.models.blocks import KV, OF_PROMPTS, Rope, WanBlock, modulated
 from wanbuild.models.condition_embedder import ConditionEmbedder
 from wanbuild.models.layers import Linear
-from wanbuild.models.loops import map_leading
+from wanbuild.models.loops import at, map_leading
 from wanbuild.models.params import Stack, param, scan_beside, scan_layers, stacked
 from wanbuild.models.partition import (
     constrain,
@@ -52,21 +52,31 @@ channels, and a variant's other inputs. Empty for text alone."""
 class ApplyBlock:
     """Maps a block, tokens (B, S, D) and one layer of its cache to the next tokens.
 
-    On a chip, long videos go through one after the other, which takes half of the memory with guidance.
+    On a chip, long videos go through one after the other, which takes less memory.
 
     Args:
         modulation: shared by all blocks of a step, as are the other arguments: see ``WanBlock.__call__``.
         rope: the rotary tables.
         attention: the attention of the tokens.
         groups: the row of modulation of each token.
+        prompt: the prompt that all videos are of, int32; None if B / P consecutive ones are of each.
     """
 
     modulation: jax.Array
     rope: Rope
     attention: TokenAttention
     groups: jax.Array | None
+    prompt: jax.Array | int | None = None
+
+    def of_prompt(self, kv: KV) -> KV:
+        """Returns those keys and values of one layer that the videos attend to."""
+        if self.prompt is None:
+            return kv
+        own = {name: at(kv[name], self.prompt) for name in OF_PROMPTS}
+        return {**kv, **own}
 
     def __call__(self, block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
+        kv = self.of_prompt(kv)
         if len(x) == 1 or block.ffn.parts(x) == 1:
             return block(x, kv, self.modulation, self.rope, self.attention, self.groups)
 
@@ -74,7 +84,7 @@ class ApplyBlock:
             x, own, modulation = given
             return block(x, {**kv, **own}, modulation, self.rope, self.attention, self.groups)
 
-        prompts = {name: kv[name] for name in ("k", "v")}
+        prompts = {name: kv[name] for name in OF_PROMPTS}
         each = jax.tree.map(
             lambda array: jnp.repeat(array, len(x) // len(array), axis=0)[:, None],
             (x, prompts, self.modulation),
@@ -273,12 +283,17 @@ class WanTransformer(nnx.Module):
         return {"carry": carry, "modulation": modulation, "embedding": embedding}
 
     def applying(
-        self, modulation: jax.Array, rope: Rope, latent_shape: tuple[int, int, int], attention: Attention
+        self,
+        modulation: jax.Array,
+        rope: Rope,
+        latent_shape: tuple[int, int, int],
+        attention: Attention,
+        prompt: jax.Array | int | None = None,
     ) -> ApplyBlock:
-        """Returns how a step's blocks are applied."""
+        """Returns how a step's blocks are applied; ``prompt`` is that of all videos, see ``ApplyBlock``."""
         count = math.prod(self.config.grid(latent_shape))
         groups = token_groups(count, modulation.shape[1])
-        return ApplyBlock(modulation, rope, TokenAttention(attention, count), groups)
+        return ApplyBlock(modulation, rope, TokenAttention(attention, count), groups, prompt)
 
     def end(self, carry: Carry, embedding: jax.Array, latent_shape: tuple[int, int, int]) -> jax.Array:
         """Returns the velocity of what the last layer passes on, float32 (B, out_channels, T, h, w)."""
@@ -289,7 +304,7 @@ class WanTransformer(nnx.Module):
         x = gathered_tokens(self.proj_out(x, out_dtype=jnp.float32), count)
         return self.unpatchify(x, latent_shape)
 
-    def __call__(
+    def predictor(
         self,
         latents: jax.Array,
         timesteps: jax.Array,
@@ -298,23 +313,36 @@ class WanTransformer(nnx.Module):
         condition: Condition,
         attention: Attention,
         dtype: Any,
-    ) -> jax.Array:
-        """Predicts the flow velocity.
+    ) -> Callable[[jax.Array | int | None], jax.Array]:
+        """Returns the flow velocity's prediction by the prompt, whose beginning all prompts share.
 
         Args:
             latents: float32 (B, C, T, h, w).
             timesteps: float32 () or (B,), or (1 or B, G), where each of the G applies to S / G consecutive
                 tokens: G is S for one per token, and T for one per latent frame.
-            cache: cross-attention cache for P prompts, B a multiple of P.
+            cache: cross-attention cache for P prompts.
             rope: rotary tables.
             condition: conditions shared by all B.
             attention: the attention implementation.
             dtype: compute dtype.
 
         Returns:
-            float32 (B, out_channels, T, h, w).
+            A function from the prompt's number, an int32 scalar, to the velocity, float32
+            (B, out_channels, T, h, w). None: B is a multiple of P, and B / P consecutive videos are of each.
         """
         shape, begun = spatial_shape(latents), self.begin(latents, timesteps, condition, dtype)
-        apply = self.applying(begun["modulation"], rope, shape, attention)
-        carry = self.run_blocks(begun["carry"], apply, cache, condition)
-        return self.end(carry, begun["embedding"], shape)
+
+        def predict(prompt: jax.Array | int | None) -> jax.Array:
+            apply = self.applying(begun["modulation"], rope, shape, attention, prompt)
+            carry = self.run_blocks(begun["carry"], apply, cache, condition)
+            return self.end(carry, begun["embedding"], shape)
+
+        return predict
+
+    def __call__(self, *arguments: Any) -> jax.Array:
+        """Returns the flow velocity of B videos, of which B / P consecutive ones are of each prompt.
+
+        Args:
+            arguments: those of ``predictor``.
+        """
+        return self.predictor(*arguments)(None)

@@ -1,4 +1,4 @@
-"""The bytes that one device of a mesh sends in a denoising step, by formula.
+"""The bytes that one device of a mesh sends in a pass of a denoising step, by formula.
 
 Shown equal to the compiled HLO, but for the latents once a step, by ``benchmarks/mesh.py``.
 """
@@ -13,7 +13,7 @@ from wanbuild.models.params import LAYERS
 from wanbuild.models.partition import PARAMETERS, SEQUENCE
 from wanbuild.programs.shape import Shape
 from wanrun.artifact.manifest import Component
-from wanrun.artifact.mesh import GATHERED, Sizes, cut, jax_sizes
+from wanrun.artifact.mesh import GATHERED, Sizes, cut, jax_sizes, paired
 
 PREPARED = ("blocks/attn2/to_k", "blocks/attn2/to_v")
 """Parameters that a step does not use: ``prepare`` does, once."""
@@ -39,10 +39,13 @@ class Step:
     text_length: int
     activation_bytes: int = 2
 
-    @property
-    def batch(self) -> int:
-        """Videos that a step computes at once; with guidance each counts twice."""
-        return self.shape.num_videos * (1 + self.shape.guidance)
+    def passes(self, sizes: Sizes) -> int:
+        """Returns the passes that a device makes one after the other, of both prompts unless ``paired``."""
+        return 2 if self.shape.guidance and not paired(sizes) else 1
+
+    def batch(self, sizes: Sizes) -> int:
+        """Returns the videos of a pass; where both prompts' are made at once, each counts twice."""
+        return self.shape.num_videos * (1 + self.shape.guidance) // self.passes(sizes)
 
     @property
     def tokens(self) -> int:
@@ -55,17 +58,17 @@ class Step:
         return int(self.config.num_layers + _more_layers(self.config))
 
     def tokens_of(self, sizes: Sizes) -> float:
-        """Returns the tokens of one device, padding included, of all videos that it computes."""
+        """Returns the tokens of one device, padding included, of all videos that it computes in a pass."""
         parts = math.prod(sizes.get(axis, 1) for axis in SEQUENCE)
-        return self.batch / sizes.get("data", 1) * -(-self.tokens // parts)
+        return self.batch(sizes) / sizes.get("data", 1) * -(-self.tokens // parts)
 
     def sent(self, sizes: Sizes) -> dict[str, float]:
-        """Returns the bytes that one device sends, by kind of collective.
+        """Returns the bytes that one device sends in a pass, by kind of collective.
 
         Args:
             sizes: devices by axis.
         """
-        config, guidance = self.config, self.shape.guidance
+        config = self.config
         ring, fsdp, context, tensor, data = (
             sizes.get(axis, 1) for axis in ("ring", "fsdp", "context", "tensor", "data")
         )
@@ -73,9 +76,8 @@ class Step:
         tokens, layers = self.tokens_of(sizes), self.layers
         # Queries, or keys, or values of one device.
         values = tokens * config.dim / tensor * self.activation_bytes
-        prompts = (1 + guidance) / min(data, 1 + guidance)
-        # Keys and values of text are kept in parts of heads, as bits of bfloat16.
-        cache, stored = 2 * prompts * self.text_length * config.dim / tensor * 2, self.stored_parts(sizes)
+        # Keys and values of a prompt are kept in parts of heads, as bits of bfloat16.
+        cache, stored = 2 * self.text_length * config.dim / tensor * 2, self.stored_parts(sizes)
         out = config.patch_volume * config.out_channels * 4
         return {
             "all-to-all": 4 * layers * values * (exchanged - 1) / exchanged,

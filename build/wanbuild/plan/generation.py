@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
-from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices
+from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
 from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
 from wanrun.weights.layers import OUTSIDE, parts_of
 
@@ -94,6 +95,7 @@ class Generation:
         return Facts(
             form=self.options.forms[0],
             steps=self.steps,
+            guided=self.steps if self.shape.guidance else 0,
             experts=len(self.experts),
             windows=1,
             prompts=2 if self.shape.guidance else 1,
@@ -102,10 +104,12 @@ class Generation:
             noise=False,
         )
 
-    def _turns(self, role: RoleName) -> float:
-        """Returns the steps of one call of a loop on the device; 1 for any other program."""
+    def _turns(self, role: RoleName, sizes: Sizes = MappingProxyType({})) -> float:
+        """Returns the passes of all steps of one call of a step or a loop; 1 for any other program."""
         row = ROLES[role]
-        return 1 if row.body is None else row.cost(self._facts) / row.calls(self._facts)
+        if not row.passes:
+            return 1
+        return row.cost(self._facts, paired(sizes)) / row.calls(self._facts)
 
     @functools.cached_property
     def makers(self) -> tuple[Runs, ...]:
@@ -136,14 +140,13 @@ class Generation:
 
     @functools.cached_property
     def work(self) -> Mapping[str, Work]:
-        """The work of every call by program; of a loop, that of its steps."""
+        """The work of every call by program, with all passes and, of a loop, all steps."""
         work = dict[str, Work]()
         for name, spec in self._counted.items():
-            if (body := ROLES[spec.role].body) is None:
-                work[name] = work_of(spec)
-            else:  # its number of steps is an input
-                work[name] = Work()
-                work[name].add(work_of(self.builder.first(body)), self._turns(spec.role))
+            body = ROLES[spec.role].body
+            work[name] = Work()  # the numbers of steps and passes are inputs, so one pass is counted
+            once = spec if body is None else self.builder.first(body)
+            work[name].add(work_of(once), self._turns(spec.role))
         return work
 
     @functools.cached_property
@@ -194,11 +197,13 @@ class Generation:
             return Share(1 / sizes.get("tensor", 1))
         if call.component in ENCODERS:
             return Share(1 / sizes.get("tensor", 1), used, whole, gathered)
-        times = self._turns(call.role)
-        computed = self.step.tokens_of(sizes) / (self.step.batch * self.step.tokens * sizes.get("tensor", 1))
-        sent = sum(self.step.sent(sizes).values())
-        tokens = 2 * self.step.tokens_of(sizes) * self.step.config.dim / sizes.get("tensor", 1)
-        return Share(computed, used * times, whole * times, sent * times, self.step.layers * times, tokens)
+        step, tensor = self.step, sizes.get("tensor", 1)
+        times, alone = self._turns(call.role, sizes), self._turns(call.role)
+        # What one device does of the passes, of all that are made.
+        computed = times * step.tokens_of(sizes) / (alone * step.batch({}) * step.tokens * tensor)
+        sent = sum(step.sent(sizes).values())
+        tokens = 2 * step.tokens_of(sizes) * step.config.dim / tensor
+        return Share(computed, used * times, whole * alone, sent * times, step.layers * times, tokens)
 
     def time(self, call: Runs, sizes: Sizes) -> Time:
         """Returns the time of one call of a program on a mesh."""
@@ -213,7 +218,7 @@ class Generation:
 
     def beside_bytes(self, name: str, sizes: Sizes) -> int:
         """Returns the bytes of a program's inputs and outputs without weights, on one device of a mesh."""
-        pair = sizes.get("data", 1) > 1 and self.shape.guidance
+        pair = paired(sizes) and self.shape.guidance
         parts = self.step.stored_parts(sizes) * sizes.get("tensor", 1) * (2 if pair else 1)
         cache, others = self._beside[name]
         return cache // parts + others

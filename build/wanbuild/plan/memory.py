@@ -120,7 +120,7 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
 def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     """Returns the figures of every program by formula.
 
-    A step holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
+    A pass holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
     ``fsdp`` a layer's weights too. Where it holds a part of the hidden values (``FeedForward.parts``), it has
     five float32 values of the width of one video, and two of all. A pass of the VAE holds ``VAE_COPIES``
     activations of its largest level.
@@ -149,7 +149,7 @@ def _step_bytes(generation: Generation, sizes: Sizes) -> float:
     tokens = generation.step.tokens_of(sizes)
     in_parts = num_devices(sizes) == 1 and generation.chip.platform != "cpu"
     if in_parts and 4 * tokens * config.ffn_dim > HIDDEN_BYTES:
-        one, hidden = tokens / generation.step.batch * 4 * config.dim, HIDDEN_BYTES * (1 + item / 4)
+        one, hidden = tokens / generation.step.batch(sizes) * 4 * config.dim, HIDDEN_BYTES * (1 + item / 4)
         return 2 * item * tokens * config.dim + max(5 * one, hidden)
     hidden, width = (4 + item) * config.ffn_dim / tensor, (4 + 2 * item) * config.dim
     layer = _gathered_bytes(generation, generation.experts[0], sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from wanbuild.models.attention import Attention
 from wanbuild.models.params import bind
+from wanbuild.models.partition import mesh_sizes
 from wanbuild.models.transformer import WanTransformer
 
 _Arrays = Mapping[str, jax.Array]
@@ -49,12 +50,13 @@ class Denoiser:
         Args:
             transformer: the weights.
             kv: the cross-attention cache of one prompt; with guidance of two, the positive prompt first.
+                Where the scale is 1 only that one is read.
             rope: the rotary tables.
             latents: (B, C, T, h, w).
             history: the solver's history, see ``solver_step``; arrays of the latents' shape and dtype.
             coefficients: float32 (9,), a row of the solver's table.
             timestep: float32 scalar.
-            guidance_scale: float32 scalar; None for no guidance.
+            guidance_scale: float32 scalar, see ``guided``; None for no guidance.
             condition: the output of ``encode_video``, the same for all videos.
             frame_mask: float32 (T,), for a model with a timestep per token (diffusers'
                 ``expand_timesteps``): zero for a held frame and one for the others. The condition has the
@@ -64,12 +66,12 @@ class Denoiser:
         Returns:
             The next latents and history, in the dtype of the latents.
         """
-        model, guided = bind(self.module, transformer), guidance_scale is not None
-        batch, timesteps, condition = model_inputs(latents, timestep, guided, condition, frame_mask)
+        model, together = bind(self.module, transformer), at_once(guidance_scale)
+        batch, timesteps, condition = model_inputs(latents, timestep, together, condition, frame_mask)
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
-        output = model(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
-        return updated(output, latents, history, coefficients, guidance_scale)
+        predict = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
+        return updated(guided(predict, guidance_scale), latents, history, coefficients)
 
     def loop(
         self,
@@ -79,6 +81,7 @@ class Denoiser:
         timesteps: jax.Array,
         first: jax.Array,
         last: jax.Array,
+        guidance_scales: jax.Array | None = None,
         **constant: Any,
     ) -> dict[str, Any]:
         """Computes the steps [first, last) of a table; arguments and result as for ``step``.
@@ -90,25 +93,74 @@ class Denoiser:
             timesteps: float32 (N,).
             first: int32 scalar.
             last: int32 scalar, at most N.
+            guidance_scales: float32 (N,); None for no guidance.
             constant: the other arguments of ``step``, the same in every step.
         """
 
         def body(index: jax.Array, state: dict[str, Any]) -> dict[str, Any]:
-            row, timestep = coefficients[index], timesteps[index]
-            return self.step(**constant, **state, coefficients=row, timestep=timestep)
+            return self.step(
+                **constant,
+                **state,
+                coefficients=coefficients[index],
+                timestep=timesteps[index],
+                guidance_scale=None if guidance_scales is None else guidance_scales[index],
+            )
 
         start: dict[str, Any] = {"latents": latents, "history": dict(history)}
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
 
 
+def at_once(guidance_scale: jax.Array | None) -> bool:
+    """Whether halves of a mesh make the two passes of guidance at once, as a doubled batch."""
+    return guidance_scale is not None and "guidance" in mesh_sizes()
+
+
+def passes(guidance_scale: jax.Array | None) -> jax.Array | int:
+    """Returns how many prompts' passes a step makes: int32, one where the scale is 1."""
+    return 1 if guidance_scale is None else jnp.where(guidance_scale == 1, 1, 2)
+
+
+def guided(predict: Callable[[jax.Array | int | None], jax.Array], scale: jax.Array | None) -> jax.Array:
+    """Returns a step's velocity: unconditional + scale x (conditional - unconditional).
+
+    It is a loop of one turn or two: at a scale of 1, only the conditional pass is made. Where halves of a
+    mesh make both at once, both are made at any scale.
+
+    Args:
+        predict: returns the velocity of a prompt's number, float32 (B, C, T, h, w); of None, those of the
+            doubled batch.
+        scale: float32 scalar; None for no guidance.
+    """
+    if scale is None:
+        return predict(None)
+    if at_once(scale):
+        conditional, unconditional = jnp.split(predict(None), 2)
+        return _combined(conditional, unconditional, scale)
+
+    def one(prompt: jax.Array, velocity: jax.Array) -> jax.Array:
+        found = predict(prompt)
+        return jnp.where(prompt == 0, found, _combined(velocity, found, scale))
+
+    shape = jax.eval_shape(predict, 0).shape
+    return jax.lax.fori_loop(0, passes(scale), one, jnp.zeros(shape, jnp.float32))
+
+
+def _combined(conditional: jax.Array, unconditional: jax.Array, scale: jax.Array) -> jax.Array:
+    both = unconditional + scale * (conditional - unconditional)
+    return jnp.where(scale == 1, conditional, both)
+
+
 def model_inputs(
     latents: jax.Array,
     timestep: jax.Array,
-    guided: bool,
+    together: bool,
     condition: _Arrays | None,
     frame_mask: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-    """Returns the transformer's latents, timesteps and condition; arguments as of ``Denoiser.step``."""
+    """Returns the transformer's latents, timesteps and condition.
+
+    Arguments are those of ``Denoiser.step``; ``together`` doubles the batch: see ``at_once``.
+    """
     latents = latents.astype(jnp.float32)
     condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
     if frame_mask is not None:
@@ -116,31 +168,23 @@ def model_inputs(
         mask = frame_mask[:, None, None]
         batch = (1 - mask) * condition.pop("first_frame") + mask * latents
         timesteps = (frame_mask * timestep)[None]
-    return jnp.concatenate([batch, batch]) if guided else batch, timesteps, condition
+    return jnp.concatenate([batch, batch]) if together else batch, timesteps, condition
 
 
 def updated(
-    output: jax.Array,
-    latents: jax.Array,
-    history: _Arrays,
-    coefficients: jax.Array,
-    guidance_scale: jax.Array | None,
+    velocity: jax.Array, latents: jax.Array, history: _Arrays, coefficients: jax.Array
 ) -> dict[str, Any]:
     """Returns the state after a step.
 
     Args:
-        output: the transformer's; with guidance of the doubled batch.
+        velocity: the step's, float32 (B, C, T, h, w).
         latents: those before the step, whose dtype the state keeps; sums are in float32.
         history: see ``solver_step``.
         coefficients: a row of the solver's table.
-        guidance_scale: float32 scalar; None for no guidance.
     """
     stored = latents.dtype
     latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
-    if guidance_scale is not None:
-        conditional, unconditional = jnp.split(output, 2)
-        output = unconditional + guidance_scale * (conditional - unconditional)
-    latents, history = solver_step(latents, output, history, coefficients)
+    latents, history = solver_step(latents, velocity, history, coefficients)
     state = {"latents": latents, "history": history}
     return jax.tree.map(lambda x: x.astype(stored), state)  # type: ignore[no-any-return]
 

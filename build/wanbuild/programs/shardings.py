@@ -15,7 +15,7 @@ from wanbuild.models.params import flatten
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.shape import Shape
 from wanrun import EIGHT_BITS
-from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, partition_spec
+from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, paired, partition_spec
 from wanrun.errors import UsageError
 
 
@@ -130,12 +130,12 @@ def mesh_problem(
     if heads % parts:
         names = " x ".join(axis for axis, size in exchanged.items() if size > 1)
         return f"the heads are not divisible by {names}", f"a divisor of {heads}", parts
-    data, batch = sizes.get("data", 1), shape.num_videos * (1 + shape.guidance)
-    # With guidance the batch is two halves, which an odd number of devices would cut in two.
-    evenly = [n for n in range(1, batch + 1) if batch % n == 0]
-    fitting = [n for n in evenly if n == 1 or n % 2 == 0 or not shape.guidance]
+    data, videos = sizes.get("data", 1), shape.num_videos
+    # Halves of an even number of devices make the two passes of guidance at once.
+    pairs = {n: 2 if shape.guidance and paired({"data": n}) else 1 for n in range(1, 2 * videos + 1)}
+    fitting = [n for n, passes in pairs.items() if passes * videos % n == 0]
     if data not in fitting:
-        kind = f"{shape.num_videos} video(s), guidance {'on' if shape.guidance else 'off'}"
+        kind = f"{videos} video(s), guidance {'on' if shape.guidance else 'off'}"
         return f"data does not divide the batch ({kind})", " or ".join(map(str, fitting)), data
     return None
 

@@ -18,6 +18,7 @@ from wanbuild.programs.denoiser import Denoiser
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanrun.denoising.solvers import COLUMNS, HISTORY
+from wanrun.denoising.steps import TABLES
 from wanrun.errors import UsageError
 
 
@@ -88,7 +89,7 @@ def step(parts: Parts) -> ProgramSpec:
     """Returns the program of a step: latents (B, C, T, h, w), solver history -> those after the step.
 
     ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep`` and ``guidance_scale``
-    are float32 scalars. Latents and history are donated.
+    are float32 scalars; at a scale of 1 a step makes one pass. Latents and history are donated.
     """
     return _denoising(parts, "step")
 
@@ -96,7 +97,8 @@ def step(parts: Parts) -> ProgramSpec:
 def scan(parts: Parts) -> ProgramSpec:
     """Returns the program of the steps [first, last): ``step`` in a loop on the device.
 
-    ``coefficients`` (max_steps, 9) and ``timesteps`` (max_steps,) are float32, and their padding is not read;
+    ``coefficients`` (max_steps, 9), ``timesteps`` and ``guidance_scales`` (max_steps,) are float32, and their
+    padding is not read;
     ``first`` and ``last`` are int32 scalars, so any number of steps is one program. With two experts it is
     called once for each: a branch inside it would take the weights of both as arguments.
     """
@@ -116,8 +118,6 @@ def _denoising(parts: Parts, form: str) -> ProgramSpec:
 def given_of(parts: Parts) -> dict[str, Any]:
     """Returns the abstract arguments of steps that come from options, images and videos."""
     config, given = parts.configs["transformer"], dict[str, Any]()
-    if parts.shape.guidance:
-        given["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
     if parts.variant.conditioner:
         given |= parts.outputs(encode_video)
     _check_channels(parts, given.get("condition", {}))
@@ -130,15 +130,22 @@ def state_of(parts: Parts) -> dict[str, Any]:
     return {"latents": latents, "history": dict.fromkeys(HISTORY, latents)}
 
 
+def row_of(parts: Parts) -> dict[str, Any]:
+    """Returns the abstract arguments that are a step's own."""
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    row = {"coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32), "timestep": scalar}
+    return {**row, "guidance_scale": scalar} if parts.shape.guidance else row
+
+
 def _rows_of(parts: Parts, form: str) -> dict[str, Any]:
     """Returns the abstract arguments that choose the steps of a call."""
-    steps = () if form == "step" else (parts.options.max_steps,)
-    rows = {
-        "coefficients": jax.ShapeDtypeStruct((*steps, len(COLUMNS)), jnp.float32),
-        "timestep" if form == "step" else "timesteps": jax.ShapeDtypeStruct(steps, jnp.float32),
-    }
+    row = row_of(parts)
+    if form == "step":
+        return row
+    most = parts.options.max_steps
+    tables = {TABLES[name]: jax.ShapeDtypeStruct((most, *one.shape), one.dtype) for name, one in row.items()}
     index = jax.ShapeDtypeStruct((), jnp.int32)
-    return rows if form == "step" else {**rows, "first": index, "last": index}
+    return {**tables, "first": index, "last": index}
 
 
 def _check_channels(parts: Parts, condition: dict[str, Any]) -> None:

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.models.attention_forms import attention_form
+from wanbuild.models.loops import at, put
 from wanbuild.models.params import bind, bind_layer
 from wanbuild.models.transformer import WanTransformer
-from wanbuild.programs.denoiser import model_inputs, updated
+from wanbuild.programs.denoiser import guided, model_inputs, passes, updated
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.steps import given_of, prompted_of, state_of
-from wanrun.denoising.solvers import COLUMNS
+from wanbuild.programs.steps import given_of, prompted_of, row_of, state_of
 from wanrun.errors import UsageError
 from wanrun.weights.layers import OUTSIDE
 
@@ -57,6 +57,11 @@ def _given(parts: Parts, *names: str) -> dict[str, Any]:
     return {name: tree for name, tree in given_of(parts).items() if name in names}
 
 
+def _scale_of(parts: Parts) -> dict[str, Any]:
+    """Returns a step's abstract scale of guidance, for a profile that has guidance."""
+    return {name: one for name, one in row_of(parts).items() if name == "guidance_scale"}
+
+
 def context(parts: Parts) -> ProgramSpec:
     """Returns the program of what all layers' keys and values are computed of, and of the rotary tables."""
     module, (arguments, extra) = _module(parts), prompted_of(parts)
@@ -72,9 +77,10 @@ def context(parts: Parts) -> ProgramSpec:
 def enter(parts: Parts) -> ProgramSpec:
     """Returns the program from a step's latents to ``carry``, which the layers pass on, and ``modulation``.
 
-    ``embedding`` is the time's, for ``leave``.
+    ``carry`` has what layers pass on for each prompt, one after the other along a first axis; ``embedding``
+    is the time's, for ``leave``.
     """
-    module, guided = _module(parts), parts.shape.guidance
+    module, prompts = _module(parts), 1 + parts.shape.guidance
 
     def stream_enter(
         outside: Any,
@@ -84,12 +90,14 @@ def enter(parts: Parts) -> ProgramSpec:
         frame_mask: jax.Array | None = None,
     ) -> dict[str, Any]:
         model = bind(module, outside, module.stacks)
-        return model.begin(*model_inputs(latents, timestep, guided, condition, frame_mask), parts.dtype)  # type: ignore[no-any-return]
+        begun = model.begin(*model_inputs(latents, timestep, False, condition, frame_mask), parts.dtype)
+        carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (prompts, *x.shape)), begun["carry"])
+        return {**begun, "carry": carry}
 
     arguments = {
         OUTSIDE: _outside(parts),
         "latents": state_of(parts)["latents"],
-        "timestep": jax.ShapeDtypeStruct((), jnp.float32),
+        "timestep": row_of(parts)["timestep"],
         **_given(parts, "condition", "frame_mask"),
     }
     return parts.spec(stream_enter, arguments)
@@ -109,7 +117,7 @@ def keys(parts: Parts, stack: str) -> ProgramSpec:
 
 
 def layer(parts: Parts, stack: str) -> ProgramSpec:
-    """Returns the program of one layer; ``carry`` is donated.
+    """Returns the program of one layer, for the prompts that a step has passes of; ``carry`` is donated.
 
     A layer beside the blocks takes its ``index`` too, and the options of all of its stack.
     """
@@ -119,6 +127,7 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
     options = _given(parts, "conditioning_scale") if beside else {}
     if options:
         options["index"] = jax.ShapeDtypeStruct((), jnp.int32)
+    options |= _scale_of(parts)
 
     def stream_layer(
         carry: Any,
@@ -127,15 +136,23 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
         rope: Any,
         index: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
+        guidance_scale: jax.Array | None = None,
         **weights: Any,
     ) -> dict[str, Any]:
         found = bind_layer(blocks, weights[stack])
-        apply = module.applying(modulation, rope, parts.latent_shape, attention)
-        if not beside:
-            return {"carry": module.apply_block(apply, found, carry, kv)}
         options = {} if conditioning_scale is None else {"scale": conditioning_scale}
         extra = None if index is None else module.per_layer_beside(options)[index]
-        return {"carry": module.apply_beside(apply, found, carry, kv, extra)}
+
+        def one(prompt: Any, carry: Any) -> Any:
+            apply = module.applying(modulation, rope, parts.latent_shape, attention, prompt)
+            own = jax.tree.map(lambda x: at(x, prompt)[0], carry)
+            if beside:
+                own = module.apply_beside(apply, found, own, kv, extra)
+            else:
+                own = module.apply_block(apply, found, own, kv)
+            return jax.tree.map(lambda x, entry: put(x, prompt, entry[None]), carry, own)
+
+        return {"carry": jax.lax.fori_loop(0, passes(guidance_scale), one, carry)}
 
     arguments = {
         stack: _one_layer(parts, stack),
@@ -162,15 +179,19 @@ def leave(parts: Parts) -> ProgramSpec:
         guidance_scale: jax.Array | None = None,
     ) -> dict[str, Any]:
         model = bind(module, outside, module.stacks)
-        output = model.end(carry, embedding, parts.latent_shape)
-        return updated(output, latents, history, coefficients, guidance_scale)
+
+        def predict(prompt: Any) -> jax.Array:
+            own = jax.tree.map(lambda x: at(x, 0 if prompt is None else prompt)[0], carry)
+            return model.end(own, embedding, parts.latent_shape)  # type: ignore[no-any-return]
+
+        return updated(guided(predict, guidance_scale), latents, history, coefficients)
 
     arguments = {
         OUTSIDE: _outside(parts),
         "carry": begun["carry"],
         "embedding": begun["embedding"],
         **state,
-        "coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32),
-        **_given(parts, "guidance_scale"),
+        "coefficients": row_of(parts)["coefficients"],
+        **_scale_of(parts),
     }
     return parts.spec(stream_leave, arguments, donate=tuple(state))

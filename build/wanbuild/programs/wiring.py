@@ -20,6 +20,7 @@ from wanrun.artifact.roles import FORMS, ROLES, Form, roles_when
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.solvers import COLUMNS
+from wanrun.denoising.steps import TABLES
 from wanrun.errors import ArtifactError
 from wanrun.media.preparations import PREPARATIONS
 from wanrun.text.artifact_encoder import text_programs
@@ -218,13 +219,14 @@ class _Wiring:
 
     def _calls(self, form: Form) -> dict[str, Any]:
         """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""
-        most, given = self._options.max_steps, {"guidance_scale": SCALAR} if self._profile.guidance else {}
+        row: dict[str, tuple[int, ...]] = {"coefficients": (len(COLUMNS),), "timestep": ()}
+        row |= {"guidance_scale": ()} if self._profile.guidance else {}
         if form.looped:
-            table = aval_text("float32", most, len(COLUMNS))
-            times = aval_text("float32", most)
-            return {**given, "coefficients": table, "timesteps": times, "first": COUNT, "last": COUNT}
-        row = {"coefficients": aval_text("float32", len(COLUMNS)), "timestep": SCALAR}
-        return {**given, **row, "index": COUNT} if form.streams else {**given, **row}
+            most = self._options.max_steps
+            tables = {TABLES[name]: aval_text("float32", most, *sizes) for name, sizes in row.items()}
+            return {**tables, "first": COUNT, "last": COUNT}
+        scalars = {name: aval_text("float32", *sizes) for name, sizes in row.items()}
+        return {**scalars, "index": COUNT} if form.streams else scalars
 
     def _state(self, form: Form) -> dict[str, Any]:
         """Returns the state that the programs which make a form's steps take, and return."""

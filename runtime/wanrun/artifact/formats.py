@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """What is written now. Another number: an older release of wanrun cannot read it."""
 
 Content = dict[str, Any]
@@ -68,7 +68,13 @@ def _with_roles(content: Content) -> None:
                     places[role] += 1
 
 
-OLDER: Final[Mapping[int, Older]] = MappingProxyType({3: Older(_with_roles)})
+def _unchanged(content: Content) -> None:
+    """Format 4: guidance was a batch of two in the programs of a step, which took one scale for all steps."""
+
+
+OLDER: Final[Mapping[int, Older]] = MappingProxyType(
+    {3: Older(_with_roles), 4: Older(_unchanged, runs=False)}
+)
 """The formats that are read, by number; each one's successor is the next number."""
 
 

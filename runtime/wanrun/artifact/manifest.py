@@ -115,7 +115,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """
 
     format: Literal["wan-artifact"] = FORMAT
-    format_version: Literal[4] = FORMAT_VERSION
+    format_version: Literal[5] = FORMAT_VERSION
     model: Model
     configs: Mapping[str, Mapping[str, Any]]
     source: Mapping[str, Any]

@@ -71,10 +71,14 @@ def mesh_text(sizes: Sizes) -> str:
     return ",".join(f"{axis}={size}" for axis, size in normal(sizes).items()) or "one device"
 
 
+def paired(sizes: Sizes) -> bool:
+    """Whether the devices of a mesh are two halves, each of which makes one of the two passes of guidance."""
+    return sizes.get("data", 1) % 2 == 0
+
+
 def jax_sizes(sizes: Sizes) -> dict[str, int]:
     """Returns the axes of JAX's mesh. Of an even number of devices along ``data``, halves are a pair."""
-    data = sizes.get("data", 1)
-    pair = 2 if data % 2 == 0 else 1
+    data, pair = sizes.get("data", 1), 2 if paired(sizes) else 1
     split = {"guidance": pair, "videos": data // pair, **{axis: sizes.get(axis, 1) for axis in AXES}}
     return {axis: size for axis, size in split.items() if axis != "data" and size > 1}
 

@@ -149,7 +149,7 @@ class Profile(Record, frozen=True):
         height: pixels.
         num_frames: frames of one video.
         num_videos: videos per prompt in one run.
-        guidance: whether classifier-free guidance is on, as one doubled batch.
+        guidance: whether its steps can have classifier-free guidance: a second pass, for the negative prompt.
         index: position in the order of building; the first profile is the default.
         options: the build options.
         num_references: reference images; each is a latent frame in front of the video's.

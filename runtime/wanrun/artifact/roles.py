@@ -54,9 +54,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         form: the form of the loop.
         steps: denoising steps of one window.
+        guided: those of them that have guidance, and so two passes.
         experts: transformers that make some of them.
         windows: windows that the video is made in.
-        prompts: prompts, with guidance the negative one too.
+        prompts: prompts, the negative one too if a step has guidance.
         videos: videos per prompt.
         media: whether images or videos are given.
         noise: whether the solver adds noise, which the host draws, after each step.
@@ -64,6 +65,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     form: str
     steps: int
+    guided: int
     experts: int
     windows: int
     prompts: int
@@ -109,6 +111,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         makes: whether a program that ends steps makes the one with this number; None for all other programs.
         body: of a loop over steps on the device, the role whose programs are its body, which the compiler
             counts once; None for no loop.
+        passes: whether a step's passes are turns of a loop in its programs, which the compiler counts once.
         warm: whether a warm-up runs its programs. The text encoder's have their own.
         proven: what shows that they are right.
     """
@@ -118,6 +121,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     calls: Callable[[Facts], int]
     makes: Callable[[int], bool] | None
     body: RoleName | None
+    passes: bool
     warm: bool
     proven: Proof
 
@@ -127,9 +131,15 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
                 f"role {self.name}: a program is proven by its update if it makes steps, and only then"
             )
 
-    def cost(self, facts: Facts) -> int:
-        """Returns how many times the compiler's figures of a program count in a generation."""
-        return self.calls(facts) if self.body is None else facts.windows * facts.steps
+    def cost(self, facts: Facts, together: bool = False) -> int:
+        """Returns how many times the compiler's figures of a program count in a generation.
+
+        Args:
+            facts: the generation's.
+            together: whether halves of a mesh make both passes of a step at once.
+        """
+        turns = self.calls(facts) if self.body is None else facts.windows * facts.steps
+        return turns + (facts.windows * facts.guided if self.passes and not together else 0)
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -186,27 +196,57 @@ _ROWS = (
         calls=lambda facts: facts.prompts,
         makes=None,
         body=None,
+        passes=False,
         warm=False,
         proven=Proof("lengths"),
     ),
-    Role(name="once", when="media", calls=_media, makes=None, body=None, warm=True, proven=_RECORD),
+    Role(
+        name="once",
+        when="media",
+        calls=_media,
+        makes=None,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_RECORD,
+    ),
     Role(
         name="window",
         when="media",
         calls=lambda facts: facts.windows * _media(facts),
         makes=None,
         body=None,
+        passes=False,
         warm=True,
         proven=_RECORD,
     ),
-    Role(name="prepare", when="expert", calls=_experts, makes=None, body=None, warm=True, proven=_RECORD),
-    Role(name="context", when="expert", calls=_experts, makes=None, body=None, warm=True, proven=_RECORD),
+    Role(
+        name="prepare",
+        when="expert",
+        calls=_experts,
+        makes=None,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_RECORD,
+    ),
+    Role(
+        name="context",
+        when="expert",
+        calls=_experts,
+        makes=None,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_RECORD,
+    ),
     Role(
         name="step",
         when="steps",
         calls=lambda facts: facts.made("step"),
         makes=_each,
         body=None,
+        passes=True,
         warm=True,
         proven=_UPDATE,
     ),
@@ -216,19 +256,43 @@ _ROWS = (
         calls=lambda facts: _steps(facts) if facts.noise else _experts(facts),
         makes=_each,
         body="step",
+        passes=True,
         warm=True,
         proven=_UPDATE,
     ),
-    Role(name="enter", when="steps", calls=_steps, makes=None, body=None, warm=True, proven=_END),
-    Role(name="keys", when="expert", calls=_experts, makes=None, body=None, warm=True, proven=_END),
-    Role(name="layer", when="steps", calls=_steps, makes=None, body=None, warm=True, proven=_END),
-    Role(name="leave", when="steps", calls=_steps, makes=_each, body=None, warm=True, proven=_UPDATE),
+    Role(
+        name="enter", when="steps", calls=_steps, makes=None, body=None, passes=False, warm=True, proven=_END
+    ),
+    Role(
+        name="keys",
+        when="expert",
+        calls=_experts,
+        makes=None,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_END,
+    ),
+    Role(
+        name="layer", when="steps", calls=_steps, makes=None, body=None, passes=True, warm=True, proven=_END
+    ),
+    Role(
+        name="leave",
+        when="steps",
+        calls=_steps,
+        makes=_each,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_UPDATE,
+    ),
     Role(
         name="decode",
         when="video",
         calls=lambda facts: facts.windows * facts.videos,
         makes=None,
         body=None,
+        passes=False,
         warm=True,
         proven=_RECORD,
     ),
@@ -238,6 +302,7 @@ _ROWS = (
         calls=lambda facts: 0,
         makes=None,
         body=None,
+        passes=False,
         warm=False,
         proven=Proof("weights"),
     ),

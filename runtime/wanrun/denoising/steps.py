@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,40 @@ from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
 
+GUIDED: Mapping[str, float] = MappingProxyType({"guidance_start": 0.0, "guidance_end": 1.0})
+"""The options of the steps that have guidance, with what they are where none is given."""
+
+TABLES: Mapping[str, str] = MappingProxyType(
+    {"coefficients": "coefficients", "timestep": "timesteps", "guidance_scale": "guidance_scales"}
+)
+"""What is a step's own, as the program of a step takes it, and its table in that of several steps."""
+
 
 @dataclass(frozen=True)
 class ExpertRange:
     """Consecutive steps of one expert.
 
-    ``last`` is one past the last step.
+    Attributes:
+        transformer: the expert.
+        first: number of its first step.
+        last: one past the last one.
+        guidance_scales: of each of them; 1: the step makes one pass, without the negative prompt.
     """
 
     transformer: str
     first: int
     last: int
-    guidance_scale: float
+    guidance_scales: tuple[float, ...]
+
+    @classmethod
+    def alike(cls, transformer: str, first: int, last: int, guidance_scale: float) -> ExpertRange:
+        """Returns steps that all have one scale."""
+        return cls(transformer, first, last, (guidance_scale,) * (last - first))
+
+    @property
+    def guided(self) -> int:
+        """How many of the steps make two passes."""
+        return sum(scale != 1 for scale in self.guidance_scales)
 
 
 def transformers(manifest: Manifest) -> tuple[str, ...]:
@@ -50,18 +73,31 @@ def expert_ranges(
         table: the solver's table, with decreasing timesteps.
         names: the transformers, the high-noise one first.
         options: ``guidance_scale``; with two transformers also ``guidance_scale_2``, of the low-noise expert,
-            and ``boundary``.
+            and ``boundary``; ``GUIDED``, where not all steps have guidance.
     """
     total = len(table.timesteps)
+    guided = range(*guided_steps(options, total))
+
+    def part(name: str, first: int, last: int, scale: str) -> ExpertRange:
+        scales = tuple(options[scale] if index in guided else 1.0 for index in range(first, last))
+        return ExpertRange(name, first, last, scales)
+
     if len(names) == 1:
-        return (ExpertRange(names[0], 0, total, options["guidance_scale"]),)
+        return (part(names[0], 0, total, "guidance_scale"),)
     boundary = np.float32(options["boundary"] * num_train_timesteps)
     high = int(np.count_nonzero(table.timesteps >= boundary))
-    both = (
-        ExpertRange(names[0], 0, high, options["guidance_scale"]),
-        ExpertRange(names[1], high, total, options["guidance_scale_2"]),
-    )
-    return tuple(part for part in both if part.first < part.last)
+    both = part(names[0], 0, high, "guidance_scale"), part(names[1], high, total, "guidance_scale_2")
+    return tuple(one for one in both if one.first < one.last)
+
+
+def guided_steps(options: Mapping[str, Any], total: int) -> tuple[int, int]:
+    """Returns the first step with guidance, and one past the last, by the shares of the steps in ``GUIDED``.
+
+    Shares are rounded down, as diffusers' ``ClassifierFreeGuidance`` does.
+    """
+    given = {name: options.get(name) for name in GUIDED}
+    start, end = (GUIDED[name] if share is None else share for name, share in given.items())
+    return int(start * total), int(end * total)
 
 
 _table = lru_cache(maxsize=16)(solver_table)  # the lines of a prompts file mostly have the same
@@ -146,7 +182,8 @@ class Denoising:
     Attributes:
         table: timesteps and coefficients.
         ranges: the steps of each expert.
-        embeddings: (P, 512, text_dim), the positive prompt first.
+        embeddings: (P, 512, text_dim), the positive prompt first; the negative one's only if a step has
+            guidance.
         loop: the form of the loop.
         timings: where steps are recorded.
         behind: called, more than once, when the next stage may start to load during the steps.
@@ -200,31 +237,44 @@ class Call:
     noise: float | None = None
 
 
-def step_calls(table: SolverTable, steps: ExpertRange) -> Iterator[Call]:
-    """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps."""
-    for index in range(steps.first, steps.last):
-        row, timestep = table.coefficients[index], table.timesteps[index]
-        arguments = {"coefficients": row, "timestep": timestep}
-        yield Call(arguments, index, index + 1, _noise_after(table, index))
-
-
-def scan_calls(table: SolverTable, steps: ExpertRange, max_steps: int) -> Iterator[Call]:
-    """Yields one call for all steps, or one per step of a solver that adds noise after each.
+def step_calls(table: SolverTable, steps: ExpertRange, guidance: bool) -> Iterator[Call]:
+    """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
     Args:
         table: timesteps and coefficients.
         steps: the range of steps.
+        guidance: whether the program takes scales.
+    """
+    rows = _rows(table, steps, guidance)
+    for index in range(steps.first, steps.last):
+        arguments = {name: column[index] for name, column in rows.items()}
+        yield Call(arguments, index, index + 1, _noise_after(table, index))
+
+
+def scan_calls(table: SolverTable, steps: ExpertRange, max_steps: int, guidance: bool) -> Iterator[Call]:
+    """Yields one call for all steps, or one per step of a solver that adds noise after each.
+
+    Args:
+        table, steps, guidance: as of ``step_calls``.
         max_steps: rows in the program's tables.
     """
-    rows = {
-        "coefficients": _padded(table.coefficients, max_steps),
-        "timesteps": _padded(table.timesteps, max_steps),
-    }
+    columns = _rows(table, steps, guidance)
+    rows = {TABLES[name]: _padded(column, max_steps) for name, column in columns.items()}
     length = 1 if table.noise.any() else steps.last - steps.first
     for first in range(steps.first, steps.last, length):
         last = first + length
         arguments = {**rows, "first": np.int32(first), "last": np.int32(last)}
         yield Call(arguments, first, last, _noise_after(table, last - 1))
+
+
+def _rows(table: SolverTable, steps: ExpertRange, guidance: bool) -> dict[str, np.ndarray]:
+    """Returns what each step has of its own, with a row for each; scales of other experts are not read."""
+    rows = {"coefficients": table.coefficients, "timestep": table.timesteps}
+    if not guidance:
+        return rows
+    scales = np.ones(len(table.timesteps), np.float32)
+    scales[steps.first : steps.last] = steps.guidance_scales
+    return {**rows, "guidance_scale": scales}
 
 
 def _noise_after(table: SolverTable, index: int) -> float | None:

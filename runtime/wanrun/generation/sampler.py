@@ -129,10 +129,9 @@ class Sampler:
         """Returns the inputs that every step of an expert takes."""
         import jax
 
-        scale = {"guidance_scale": np.float32(steps.guidance_scale)} if self.profile.guidance else {}
-        given = {"embeddings": run.embeddings, **conditions.prepare}
+        given = {"embeddings": self._of_all_prompts(run.embeddings), **conditions.prepare}
         if run.form.streams:
-            return {**given, **conditions.steps, **scale}
+            return {**given, **conditions.steps}
         names = self.programs.with_role("prepare")
         programs = [self.programs.of_expert(name, steps.transformer) for name in names]
         constant: dict[str, Any] = {}
@@ -141,7 +140,12 @@ class Sampler:
                 constant |= program(**{**given, **constant})
             # Otherwise its seconds, 1 for a 1.3B model on two cores, would be those of the first step.
             jax.block_until_ready(constant)
-        return {**constant, **conditions.steps, **scale}
+        return {**constant, **conditions.steps}
+
+    def _of_all_prompts(self, embeddings: np.ndarray) -> np.ndarray:
+        """Returns embeddings with zeros for the negative prompt, if the programs take it and no step does."""
+        lacking = 1 + self.profile.guidance - len(embeddings)
+        return np.pad(embeddings, ((0, lacking), (0, 0), (0, 0))) if lacking else embeddings
 
     def _steps(
         self,
@@ -168,9 +172,9 @@ class Sampler:
                 makers[role] = self.programs.of_expert(name, steps.transformer)
         constant = {} if run.form.streams else constant
         if run.form.looped:
-            calls = scan_calls(run.table, steps, self.profile.options.max_steps)
+            calls = scan_calls(run.table, steps, self.profile.options.max_steps, self.profile.guidance)
         else:
-            calls = step_calls(run.table, steps)
+            calls = step_calls(run.table, steps, self.profile.guidance)
         if run.form.looped or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)

@@ -169,12 +169,12 @@ class Session(Sampler):
 
         Of the forms of the loop only that of ``load`` is executed, of it every program that makes steps.
         """
-        embeddings = self.text.blank(2 if self.profile.guidance else 1)
+        embeddings = self.text.blank(1)
         noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
         conditions = self.conditioning.blank()
         # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
-            steps = [ExpertRange(expert, 0, 1, 1.0)]
+            steps = [ExpertRange.alike(expert, 0, 1, 1.0)]
             for maker in (name for name in self._form.makers if ROLES[name].warm):
                 run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
                 latents = self.denoise(run, noise, conditions, Noise(0))

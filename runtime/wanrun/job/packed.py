@@ -42,7 +42,7 @@ class _Range(Struct, frozen=True):
     transformer: str
     first: int
     last: int
-    guidance_scale: float
+    guidance_scales: tuple[float, ...]
 
 
 class _File(Struct, frozen=True):

@@ -105,7 +105,7 @@ class _Steps:
         (name,), looped = sampler.programs.with_role(maker), FORMS[form].looped
         rows = min(len(TIMESTEPS), sampler.profile.options.max_steps) if looped else len(TIMESTEPS)
         first = min(1, rows - 1)
-        steps = ExpertRange(expert, first, rows if looped else first + 1, SCALES[-1])
+        steps = ExpertRange.alike(expert, first, rows if looped else first + 1, SCALES[-1])
         generator = np.random.default_rng(0)
         signs = generator.choice([-1.0, 1.0], (rows, len(COLUMNS)))
         signs[:, COLUMNS.index("sigma")] = 1
@@ -209,7 +209,7 @@ def prove_steps(
     most = factor * VELOCITY_TOLERANCES[sampler.profile.options.dtype]
     for maker in makers:
         (name,), scale = sampler.programs.with_role(maker), ROLES[maker].proven.guidance_scale
-        guided = "guidance_scale" in sampler.programs[name].inputs
+        guided = sampler.profile.guidance
         expected = whole if scale is None else velocity(sampler, start, form, first, scale)
         half = own if maker == first else velocity(sampler, start, form, maker)
         one = velocity(sampler, start, form, maker, SCALES[1]) if guided else half

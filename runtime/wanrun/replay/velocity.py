@@ -82,7 +82,7 @@ def velocity(
     """
     found = []
     for expert in start.experts:
-        steps = ExpertRange(expert, 0, 1, scale)
+        steps = ExpertRange.alike(expert, 0, 1, scale)
         maker = maker or FORMS[form].makers[0]
         run = Denoising(velocity_table(TIMESTEP), [steps], start.embeddings, form, Timings(), maker=maker)
         conditions = start.conditions_of(sampler, run)

@@ -13,6 +13,7 @@ import numpy as np
 
 from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import paired
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.artifact.roles import Facts, roles_of
 from wanrun.denoising.solvers import SolverTable
@@ -78,8 +79,9 @@ class Generation:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompt, and with guidance the negative prompt after it."""
-        return self.options["prompt"], *([self.options["negative_prompt"]] if self.profile.guidance else [])
+        """The prompt, and the negative prompt after it if a step has guidance."""
+        guided = any(part.guided for part in self.ranges)
+        return self.options["prompt"], *([self.options["negative_prompt"]] if guided else [])
 
     def on_own_grid(self) -> Generation:
         """Returns the generation with the solver's own steps, as many; a distilled model has others."""
@@ -156,6 +158,7 @@ class Generation:
         facts = Facts(
             form=self.options["loop"],
             steps=steps,
+            guided=sum(part.guided for part in self.ranges),
             experts=len(self.ranges),
             windows=windows,
             prompts=len(self.prompts),
@@ -169,9 +172,10 @@ class Generation:
         for name, target in self.manifest.targets.items():
             figures = target.statistics.get(profile.name, {})
             programs = self.manifest.programs(target, profile)
-            layers = self.manifest.program_sets[target.program_set].layers
+            program_set = self.manifest.program_sets[target.program_set]
+            layers, together = program_set.layers, paired(program_set.mesh)
             run = [
-                (one, role.cost(facts) * _layers(programs[one], layers))
+                (one, role.cost(facts, together) * _layers(programs[one], layers))
                 for role in roles
                 # Of the text encoder's programs the longest is counted.
                 for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]

@@ -64,6 +64,8 @@ class Options(TypedDict, total=False):
     cfg_scale: float | None
     sample_guide_scale: float | None
     guidance_scale_2: float | None
+    guidance_start: float | None
+    guidance_end: float | None
     boundary: float | None
     boundary_ratio: float | None
     flow_shift: float | None

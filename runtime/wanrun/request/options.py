@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
-from wanrun.denoising.steps import explicit_timesteps
+from wanrun.denoising.steps import GUIDED, explicit_timesteps, guided_steps
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
@@ -103,8 +103,8 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
     """Refuses options that would have no effect; ``guidance_scale_2`` does not decide whether guidance is on.
 
     Raises:
-        UsageError: for an option of two experts with a single transformer, an option of other models, or a
-            ``guidance_scale_2`` above 1 without guidance.
+        UsageError: for an option of two experts with a single transformer, an option of other models, or
+            without guidance a ``guidance_scale_2`` above 1 or a share of the steps that have guidance.
     """
     for row in _absent(manifest):
         if getattr(request, row.name) is not None:
@@ -115,6 +115,12 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
                 f"{field(row.name)} has no effect: {why}", remedy=f"leave it out; it is for {models}"
             )
     scale, first = request.guidance_scale_2, field("guidance_scale")
+    if not guidance and (name := next((one for one in GUIDED if getattr(request, one) is not None), None)):
+        raise UsageError(
+            f"{field(name)} has no effect: guidance is off",
+            expected=f"{first} above 1 and a profile with guidance",
+            remedy=f"raise {first}, or leave {field(name)} out",
+        )
     if scale is not None and scale > 1 and not guidance:
         raise UsageError(
             f"{field('guidance_scale_2')} has no effect: guidance is off",
@@ -124,22 +130,28 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
         )
 
 
-def _check_guidance(profile: Profile, scale: float, given: bool) -> None:
-    """Raises UsageError for a scale that needs another profile; ``given``: it is not the artifact's own."""
+def _check_guidance(profile: Profile, scale: float | None) -> None:
+    """Raises UsageError for a given scale that needs another profile."""
     name = field("guidance_scale")
-    if profile.guidance and scale <= 1:
-        raise UsageError(
-            f"{name} turns guidance off, which profile {profile.name} has",
-            expected="a number above 1",
-            found=f"{scale:g}" if given else f"{scale:g}, the artifact's",
-            remedy="give a larger one, or load a profile without guidance",
-        )
-    if given and scale > 1 and not profile.guidance:
+    if scale is not None and scale > 1 and not profile.guidance:
         raise UsageError(
             f"{name} has no effect: profile {profile.name} has no guidance",
             expected="at most 1",
             found=f"{scale:g}",
             remedy="leave it out, or use a profile with guidance",
+        )
+
+
+def _check_guided_steps(options: Mapping[str, Any]) -> None:
+    """Raises UsageError if no step has guidance between the shares that are given."""
+    first, last = guided_steps(options, options["num_steps"])
+    if first >= last:
+        start, end = (field(name) for name in GUIDED)
+        raise UsageError(
+            f"{start} and {end} leave no step with guidance",
+            expected=f"at least one of {options['num_steps']} steps between them",
+            found=f"steps {first} to {last}",
+            remedy=f"give others, or {field('guidance_scale')} 1 for no guidance",
         )
 
 
@@ -193,26 +205,28 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     """Fills in the manifest's defaults: returns the options of a generation, which the metadata records.
 
     Args:
-        profile: the chosen profile. Without guidance both scales are 1, and there is no negative prompt.
+        profile: the chosen profile. Where it has no guidance, or the scale turns it off, both scales are 1,
+            and there is no negative prompt.
         request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
             is given, both are the manifest's. ``explicit_timesteps`` decides when the default timesteps are
             used.
 
     Returns:
         The options of this model, with width, height and num_frames. Explicit timesteps are in ``timesteps``,
-        and ``num_steps`` is then their number.
+        and ``num_steps`` is then their number. The shares in ``GUIDED`` are there if one of them is given.
 
     Raises:
-        UsageError: for an option that would have no effect, a guidance scale that is of another profile, or
-            more steps than the scan form is built for.
+        UsageError: for an option that would have no effect, a guidance scale that is of another profile, no
+            step with guidance, or more steps than the scan form is built for.
         ArtifactError: for a form of the loop that is not built.
     """
     defaults = manifest.model.default_options()
     if request.guidance_scale is not None:
         defaults["guidance_scale_2"] = request.guidance_scale
     scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
-    check_effects(manifest, profile.guidance and scale > 1, request)
-    _check_guidance(profile, scale, request.guidance_scale is not None)
+    guidance = profile.guidance and scale > 1
+    check_effects(manifest, guidance, request)
+    _check_guidance(profile, request.guidance_scale)
     given = {name: getattr(request, name) for name in _own_options(manifest)}
     options: dict[str, Any] = {
         name: defaults.get(name) if value is None else value for name, value in given.items()
@@ -223,9 +237,13 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    if not profile.guidance:
+    if not guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}
+    shares = {name: options.pop(name) for name in GUIDED}
+    if any(share is not None for share in shares.values()):
+        options |= {name: GUIDED[name] if share is None else share for name, share in shares.items()}
+        _check_guided_steps(options)
     options["loop"] = resolve_loop(profile, request.loop)
     _check_max_steps(profile, options["loop"], options["num_steps"])
     return options

@@ -23,16 +23,23 @@ def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
     return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
 
 
-def choose_profile(artifact: Artifact, shape: Mapping[str, object], loaded: Profile | None = None) -> Profile:
+def choose_profile(
+    artifact: Artifact,
+    shape: Mapping[str, object],
+    loaded: Profile | None = None,
+    unguided: bool = False,
+) -> Profile:
     """Returns the built profile of a shape; nothing is rounded.
 
     What the shape leaves out is the loaded profile's. Without a loaded profile it is the first built one's
-    that fits, guidance is on or off as the model has it, and if only a profile without guidance fits, that
-    one is taken.
+    that fits, with guidance or without as the model has it, and the other way if only such a profile fits.
 
     Args:
+        artifact: the artifact.
         shape: what is asked for, by the names of ``Profile.shape``; None means not given.
         loaded: the loaded profile; None if none is loaded.
+        unguided: whether the videos have no guidance. Profiles with guidance make those too; unless one is
+            loaded, a profile of the same shape without guidance is taken, if it is built.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -45,17 +52,20 @@ def choose_profile(artifact: Artifact, shape: Mapping[str, object], loaded: Prof
         return profile
     if loaded is not None:
         given = {**loaded.shape, **given}
+    either = unguided or "guidance" not in given
+    guidance = given.pop("guidance", has_guidance(artifact.manifest))
     choose = partial(select_profile, artifact, **given)
-    if "guidance" in given:
-        return choose()
-    guidance = has_guidance(artifact.manifest)
     try:
-        return choose(guidance=guidance)
+        profile = choose(guidance=guidance)
     except ArtifactError:
-        if guidance:
+        if either:
             with suppress(ArtifactError):
-                return choose(guidance=False)
+                return choose(guidance=not guidance)
         raise
+    if unguided and loaded is None:
+        with suppress(ArtifactError):
+            return select_profile(artifact, **{**profile.shape, "guidance": False})
+    return profile
 
 
 def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:

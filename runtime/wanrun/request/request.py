@@ -128,6 +128,16 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             models="two experts",
         ),
     ] = None
+    guidance_start: Annotated[
+        Share | None,
+        option(
+            "Share of the steps before the first one with guidance; a step without takes half of the time.",
+            default="0",
+        ),
+    ] = None
+    guidance_end: Annotated[
+        Share | None, option("Share of the steps after which none has guidance.", default="1")
+    ] = None
     boundary: Annotated[
         Share | None,
         option(

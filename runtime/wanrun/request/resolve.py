@@ -117,7 +117,9 @@ def resolve_request(
     count = _num_references(manifest, given, inputs)
     if count is None and loaded is None:
         count = 0
-    profile = choose_profile(artifact, _shape(manifest, request, count), loaded)
+    scale = request.guidance_scale
+    unguided = scale is not None and not has_guidance(manifest, scale)
+    profile = choose_profile(artifact, _shape(manifest, request, count), loaded, unguided)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
@@ -147,7 +149,7 @@ def _warnings(
     built = any(other.shape == shape for other in manifest.profiles.values())
     if request.guidance_scale is None and has_guidance(manifest) and not profile.guidance and not built:
         yield "no profile is built with guidance, so guidance is off; a guidance scale of 1 asks for that"
-    if request.negative_prompt and not profile.guidance:
+    if request.negative_prompt and options["negative_prompt"] is None:
         yield "the negative prompt has no effect: guidance is off"
     own, shift = manifest.model.defaults, options["flow_shift"]
     if own.timesteps is not None and "timesteps" not in options:
@@ -164,16 +166,18 @@ def _warnings(
 def _shape(manifest: Manifest, request: Request, num_references: int | None) -> dict[str, object]:
     """Returns the shape that a request asks for.
 
-    A named profile is with or without guidance; whether the scale suits it, ``resolve_options`` checks.
+    A named profile is with or without guidance; whether the scale suits it, ``resolve_options`` checks. One
+    with guidance makes videos without it as well.
     """
     scale = None if request.profile is not None else request.guidance_scale
+    guided = scale is not None and has_guidance(manifest, scale)
     return {
         "profile": request.profile,
         "size": None if request.size is None else parse_size(request.size),
         "num_frames": request.num_frames,
         "num_videos": request.num_videos,
         "num_references": num_references,
-        "guidance": None if scale is None else has_guidance(manifest, scale),
+        "guidance": True if guided else None,
     }
 
 

@@ -14,6 +14,8 @@ const LABELS = {
   num_steps: "Steps",
   guidance_scale: "Guidance",
   guidance_scale_2: "Guidance, second expert",
+  guidance_start: "Guidance from (share of the steps)",
+  guidance_end: "Guidance until (share of the steps)",
   flow_shift: "Flow shift",
   fps: "Frames per second",
   num_videos: "Number of videos",

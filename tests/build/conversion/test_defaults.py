@@ -201,7 +201,7 @@ def test_the_manifest_and_what_shows_it(tmp_path: Path) -> None:
     )
     assert defaults["boundary"] == 0.9
     _, ranges = schedule(defaults, manifest)
-    assert [(part.first, part.last, part.guidance_scale) for part in ranges] == [(0, 2, 1.0), (2, 4, 1.0)]
+    assert [(part.first, part.last, part.guided) for part in ranges] == [(0, 2, 0), (2, 4, 0)]
     shown = CliRunner().invoke(commands.wanbuild, ["inspect", "--artifact", str(artifact)]).output
     assert "euler, 4 steps at 1000, 937.5, 833.33, 625, guidance 1 and 1 below boundary 0.9, shift 5" in shown
 

@@ -85,14 +85,14 @@ def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
         (b"\xff\xfe", "cannot be read"),
         (b'{"format": ', "cannot be read"),
         (b'{"configs": ' + b"[" * 100_000, "cannot be read"),
-        (b'{"format": "wan-artifact", "format_version": 4, "model": NaN}', "cannot be read"),
+        (b'{"format": "wan-artifact", "format_version": 5, "model": NaN}', "cannot be read"),
         (b"[" * 100_000, "is not a Wan artifact"),
         (b"[]", "is not a Wan artifact; expected format wan-artifact; found no JSON object"),
         (b'{"format": "other"}', "is not a Wan artifact; expected format wan-artifact; found other"),
         (b'{"format": "wan-artifact", "format_version": 1}', "has another format"),
-        (b'{"format": "wan-artifact", "format_version": 3}', "is damaged"),
-        (b'{"format": "wan-artifact", "format_version": 5}', "has another format"),
-        (b'{"format": "wan-artifact", "format_version": 4}', "is damaged: Object missing required field"),
+        (b'{"format": "wan-artifact", "format_version": 4}', "has another format"),
+        (b'{"format": "wan-artifact", "format_version": 6}', "has another format"),
+        (b'{"format": "wan-artifact", "format_version": 5}', "is damaged: Object missing required field"),
     ],
 )
 def test_something_else_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:

@@ -20,7 +20,9 @@ from wanrun.artifact.roles import (
     roles_of,
 )
 
-FACTS = Facts(form="step", steps=10, experts=2, windows=3, prompts=2, videos=4, media=True, noise=False)
+FACTS = Facts(
+    form="step", steps=10, guided=4, experts=2, windows=3, prompts=2, videos=4, media=True, noise=False
+)
 
 
 def test_every_role_and_form_of_a_manifest_has_a_row() -> None:
@@ -61,10 +63,11 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     facts = replace(FACTS, form=form, noise=noise)
     calls = {role.name: role.calls(facts) for role in roles_of(form)}
     assert calls == CALLS | expected
-    # Of a loop the compiler counts one step.
-    assert {role.name: role.cost(facts) for role in roles_of(form)} == calls | (
-        {"scan": 30} if form == "scan" else {}
-    )
+    # Of a loop the compiler counts one step, and of a step with guidance one pass.
+    steps = {"step": 30, "scan": 30, "layer": 30}
+    for together, passes in ((False, 42), (True, 30)):
+        counted = dict.fromkeys(steps.keys() & calls.keys(), passes)
+        assert {role.name: role.cost(facts, together) for role in roles_of(form)} == calls | counted
     of_text = replace(facts, media=False)
     assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0]
 

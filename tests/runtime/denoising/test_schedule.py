@@ -32,14 +32,34 @@ def test_one_expert_may_take_all(boundary: float, name: str) -> None:
     table = solver_table("unipc", 7, 3.0)
     scale = 4.0 if name == NAMES[0] else 3.0
     options = {**SCALES, "boundary": boundary}
-    assert expert_ranges(table, NAMES, options, 1000) == (ExpertRange(name, 0, 7, scale),)
+    assert expert_ranges(table, NAMES, options, 1000) == (ExpertRange.alike(name, 0, 7, scale),)
 
 
 def test_one_transformer() -> None:
     table = solver_table("euler", 7, 3.0)
     options = {"guidance_scale": 5.0}
-    assert expert_ranges(table, NAMES[:1], options, 1000) == (ExpertRange(NAMES[0], 0, 7, 5.0),)
+    assert expert_ranges(table, NAMES[:1], options, 1000) == (ExpertRange.alike(NAMES[0], 0, 7, 5.0),)
     assert np.all(table.timesteps > 0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "guided"),
+    [
+        ({}, 10),
+        ({"guidance_start": 0.2}, 8),
+        ({"guidance_start": 0.25, "guidance_end": 0.79}, 5),
+        ({"guidance_start": None, "guidance_end": 0.3}, 3),
+    ],
+)
+def test_some_steps_have_guidance(shares: dict[str, float | None], guided: int) -> None:
+    """From one share of all steps to another, of both experts; rounded down."""
+    table = solver_table("unipc", 10, 5.0)
+    first, second = expert_ranges(table, NAMES, {**SCALES, "boundary": 0.875, **shares}, 1000)
+    scales = [*first.guidance_scales, *second.guidance_scales]
+    start = int(10 * (shares.get("guidance_start") or 0))
+    assert len(scales) == 10 and first.guided + second.guided == guided
+    own = [*[4.0] * first.last, *[3.0] * (10 - first.last)]
+    assert scales == [own[i] if start <= i < start + guided else 1.0 for i in range(10)]
 
 
 def test_the_table_of_the_options() -> None:

@@ -9,20 +9,24 @@ from wanrun.denoising.solvers import SolverTable, solver_table
 from wanrun.denoising.steps import ExpertRange, scan_calls, step_calls, velocity_table
 
 UNIPC, LCM = solver_table("unipc", 6, 3.0), solver_table("lcm", 4, 3.0)
-MIDDLE = ExpertRange("transformer", 1, 5, 4.0)
+MIDDLE = ExpertRange("transformer", 1, 5, (1.0, 4.0, 4.0, 3.0))
 
 
 def test_a_call_for_every_step() -> None:
-    calls = list(step_calls(UNIPC, MIDDLE))
+    calls = list(step_calls(UNIPC, MIDDLE, guidance=True))
     assert [(call.first, call.last) for call in calls] == [(1, 2), (2, 3), (3, 4), (4, 5)]
     for call in calls:
         assert call.arguments["timestep"] == UNIPC.timesteps[call.first]
         assert np.array_equal(call.arguments["coefficients"], UNIPC.coefficients[call.first])
         assert call.noise is None
+    scales = [call.arguments["guidance_scale"] for call in calls]
+    assert scales == list(MIDDLE.guidance_scales) and {one.dtype for one in scales} == {np.dtype("float32")}
+    without = next(step_calls(UNIPC, MIDDLE, guidance=False))
+    assert without.arguments.keys() == {"coefficients", "timestep"}
 
 
 def test_a_call_for_all_steps_in_a_row() -> None:
-    calls = list(scan_calls(UNIPC, MIDDLE, max_steps=10))
+    calls = list(scan_calls(UNIPC, MIDDLE, 10, guidance=True))
     assert [(call.first, call.last) for call in calls] == [(1, 5)]
     for call in calls:
         assert (call.arguments["first"], call.arguments["last"]) == (call.first, call.last)
@@ -32,12 +36,14 @@ def test_a_call_for_all_steps_in_a_row() -> None:
             padded = call.arguments[name]
             assert len(padded) == 10 and padded.dtype == np.float32
             assert np.array_equal(padded[:6], rows) and not padded[6:].any()
+        scales = call.arguments["guidance_scales"]
+        assert scales.dtype == np.float32 and scales.tolist() == [1, *MIDDLE.guidance_scales, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_noise_ends_a_call(loop: str) -> None:
-    whole = ExpertRange("transformer", 0, 4, 1.0)
-    calls = list(step_calls(LCM, whole) if loop == "step" else scan_calls(LCM, whole, 8))
+    whole = ExpertRange.alike("transformer", 0, 4, 1.0)
+    calls = list(step_calls(LCM, whole, True) if loop == "step" else scan_calls(LCM, whole, 8, True))
     assert [(call.first, call.last) for call in calls] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [call.noise for call in calls] == LCM.noise.tolist()
     assert calls[-1].noise == 0 and all(call.noise for call in calls[:-1])

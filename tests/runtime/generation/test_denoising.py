@@ -26,7 +26,7 @@ from wanrun.timing.timings import Timings
 
 SEED = 3
 NOISE = initial_noise(SEED, SHAPE)
-RANGES = (ExpertRange("transformer", 0, 5, 1.0), ExpertRange("transformer_2", 5, 8, 1.0))
+RANGES = (ExpertRange.alike("transformer", 0, 5, 1.0), ExpertRange.alike("transformer_2", 5, 8, 1.0))
 
 
 def denoise(
@@ -176,7 +176,7 @@ def test_noise_between_the_calls(dtype: str) -> None:
 def test_noise_of_distilled_timesteps() -> None:
     """Explicit timesteps through both experts; another seed's noise is seen."""
     table = solver_table("lcm", 1, 1.0, 1000, [1000, 937.5, 833.33, 625])
-    ranges = (ExpertRange("transformer", 0, 2, 1.0), ExpertRange("transformer_2", 2, 4, 1.0))
+    ranges = (ExpertRange.alike("transformer", 0, 2, 1.0), ExpertRange.alike("transformer_2", 2, 4, 1.0))
     step, scan = (
         denoise(small_programs(), table, loop, ranges, draw=after_the_initial_noise())
         for loop in ("step", "scan")

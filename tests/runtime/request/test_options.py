@@ -14,6 +14,7 @@ from helpers.manifests import built_with, plain_manifest, with_model
 from helpers.options import PROFILE
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
+from wanrun.denoising.steps import GUIDED
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.request.options import resolve_loop, resolve_options
 from wanrun.request.reading import read_request
@@ -65,7 +66,7 @@ def test_defaults() -> None:
 def test_every_option_of_a_model_is_resolved() -> None:
     """But those that are the profile's, or the file's; and timesteps only where there are some."""
     everywhere = {row.name for row in rows() if not row.models}
-    others = {"profile", "schedule", "size", "num_frames", "num_videos", "fps", "timesteps"}
+    others = {"profile", "schedule", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}
 
 
@@ -116,13 +117,13 @@ def test_the_scales_of_two_experts(
     if scale_2 is not None and scale_2 > 1 and not on:
         assert "guidance_scale_2 has no effect" in refusal(UsageError, TWO, profile(guidance), **given)
         return
-    if scale is not None and (scale > 1) != guidance:
-        what = "turns guidance off, which profile" if guidance else "has no effect: profile"
-        assert f"guidance_scale {what} 96x64x9" in refusal(UsageError, TWO, profile(guidance), **given)
+    if scale is not None and scale > 1 and not guidance:
+        said = refusal(UsageError, TWO, profile(guidance), **given)
+        assert "guidance_scale has no effect: profile 96x64x9" in said
         return
     found = resolve(TWO, profile(guidance), **given)
     assert found["boundary"] == (0.875 if boundary is None else boundary)
-    if not guidance:
+    if not on:
         assert found["guidance_scale"] == found["guidance_scale_2"] == 1.0
         return
     assert found["guidance_scale"] == (4.0 if scale is None else scale)
@@ -158,20 +159,33 @@ def test_options_without_effect_are_refused() -> None:
 
 
 def test_a_scale_belongs_to_its_profile() -> None:
-    """The reference decides by the scale of the high-noise expert alone."""
-    assert resolve(TWO, profile(False), guidance_scale=1, guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
-    assert refusal(UsageError, TWO, profile(), guidance_scale=1, guidance_scale_2=0.5) == (
-        "guidance_scale turns guidance off, which profile 96x64x9-b1-cfg has; expected a number above 1; "
-        "found 1; give a larger one, or load a profile without guidance"
-    )
+    """One above 1 needs guidance, any other suits both kinds; the high-noise expert's decides alone."""
+    for guidance in (False, True):
+        given = {"guidance_scale": 1, "guidance_scale_2": 0.5, "negative_prompt": "blurred"}
+        found = resolve(TWO, profile(guidance), **given)
+        assert (found["guidance_scale"], found["guidance_scale_2"]) == (1.0, 1.0)
+        assert found["negative_prompt"] is None
     assert refusal(UsageError, ONE, profile(False), guidance_scale=5) == (
         "guidance_scale has no effect: profile 96x64x9-b1-nocfg has no guidance; expected at most 1; "
         "found 5; leave it out, or use a profile with guidance"
     )
     distilled = with_model(ONE, {"guidance_scale": 0.5})
-    assert "found 0.5, the artifact's; give" in refusal(UsageError, distilled, profile())
+    assert resolve(distilled, profile())["guidance_scale"] == 1.0
     assert resolve(distilled, profile(), guidance_scale=2)["guidance_scale"] == 2.0
     assert resolve(distilled, profile(False))["guidance_scale"] == 1.0
+
+
+def test_shares_of_the_steps_that_have_guidance() -> None:
+    """Recorded if one of them is given; refused where they have no effect, or leave no step."""
+    found = resolve(ONE, profile(), guidance_end=0.5)
+    assert (found["guidance_start"], found["guidance_end"]) == (0.0, 0.5)
+    assert resolve(ONE, profile(), guidance_start=0.9, num_steps=10)["guidance_end"] == 1.0
+    for where, others in ((profile(False), {}), (profile(), {"guidance_scale": 1})):
+        said = refusal(UsageError, ONE, where, guidance_end=0.5, **others)
+        assert said.startswith("guidance_end has no effect: guidance is off; expected guidance_scale above 1")
+    for shares in ({"guidance_start": 0.5, "guidance_end": 0.5}, {"guidance_end": 0.09, "num_steps": 11}):
+        said = refusal(UsageError, ONE, profile(), **shares)
+        assert said.startswith("guidance_start and guidance_end leave no step with guidance")
 
 
 # What some models have.

@@ -49,9 +49,10 @@ def test_the_model_s_own_guidance_gives_way() -> None:
     """Where nobody asks for guidance, and it is not built; if somebody does, this is refused."""
     assert chosen(manifest(OFF)) == OFF and chosen(manifest(PROFILE, LARGE_OFF), size=(192, 128)) == LARGE_OFF
     assert chosen(manifest(scale=1.0)) == OFF
-    for where, options in ((manifest(OFF), {"guidance": True}), (manifest(PROFILE, scale=1.0), {})):
+    assert chosen(manifest(PROFILE, scale=1.0)) == PROFILE  # which makes videos without guidance too
+    for where, guidance in ((manifest(OFF), True), (manifest(PROFILE, scale=1.0), False)):
         with pytest.raises(ArtifactError, match="no profile is built for any size"):
-            chosen(where, **options)
+            chosen(where, guidance=guidance)
     assert has_guidance(manifest()) and not has_guidance(manifest(), 1.0) and has_guidance(manifest(), 1.5)
 
 

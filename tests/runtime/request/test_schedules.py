@@ -78,9 +78,9 @@ def test_the_steps_of_each_expert(artifact: Path) -> None:
     make_two_experts(artifact)
     manifest = read_manifest(artifact).changed(schedules={"two": TWO, "one": FIVE})
     found = of(manifest, schedule="two")
-    assert [(part.first, part.last, part.guidance_scale) for part in found.ranges] == [
-        (0, 3, 4.0),
-        (3, 5, 3.0),
+    assert [(part.first, part.last, part.guidance_scales) for part in found.ranges] == [
+        (0, 3, (4.0,) * 3),
+        (3, 5, (3.0,) * 2),
     ]
     assert of(manifest, schedule="two", boundary=0.6, guidance_scale=4).options == found.options
     for given, said in (
