@@ -40,7 +40,7 @@ TWO_EXPERTS: Mapping[str, Case] = {
 }
 CALLS: Mapping[str, tuple[int, int]] = {
     "crossed": (4, 6),
-    "guidance in some steps": (5, 4),
+    "guidance in some steps": (3, 6),
     "low-noise alone": (0, 6),
     "high-noise alone": (6, 0),
     "no guidance": (2, 3),
