@@ -34,6 +34,11 @@ VAE_COPIES = 10
 compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to 12."""
 
 
+CHIP_VALUES = 9
+"""Values of the width, in the compute dtype, that a chip holds at once of a video's pass. Of compiled programs
+(docs/notes/quantised.md, "What programs keep"): 8.2 to 11.2."""
+
+
 @dataclass(frozen=True)
 class Figures:
     """The bytes of one program on one device.
@@ -121,9 +126,9 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     """Returns the figures of every program by formula.
 
     A pass holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
-    ``fsdp`` a layer's weights too. Where it holds a part of the hidden values (``FeedForward.parts``), it has
-    five float32 values of the width of one video, and two of all. A pass of the VAE holds ``VAE_COPIES``
-    activations of its largest level.
+    ``fsdp`` a layer's weights too. On a chip that holds fewer hidden values (``FeedForward.parts``) it has
+    ``CHIP_VALUES`` of the width of one video, and of several videos two of all. A pass of the VAE holds
+    ``VAE_COPIES`` activations of its largest level.
     """
     figures = {}
     for call in generation.calls:
@@ -149,8 +154,9 @@ def _step_bytes(generation: Generation, sizes: Sizes) -> float:
     tokens = generation.step.tokens_of(sizes)
     in_parts = num_devices(sizes) == 1 and generation.chip.platform != "cpu"
     if in_parts and 4 * tokens * config.ffn_dim > HIDDEN_BYTES:
-        one, hidden = tokens / generation.step.batch(sizes) * 4 * config.dim, HIDDEN_BYTES * (1 + item / 4)
-        return 2 * item * tokens * config.dim + max(5 * one, hidden)
+        videos, values = generation.step.batch(sizes), tokens * config.dim * item
+        hidden = min(HIDDEN_BYTES, item * tokens / videos * config.ffn_dim)
+        return 2 * values * (videos > 1) + max(CHIP_VALUES * values / videos, hidden + 3 * values / videos)
     hidden, width = (4 + item) * config.ffn_dim / tensor, (4 + 2 * item) * config.dim
     layer = _gathered_bytes(generation, generation.experts[0], sizes)
     return tokens * (hidden + width) + layer

@@ -27,9 +27,9 @@ def generation(name: str, size: tuple[int, int], chip: str = "h200") -> Generati
     ("name", "size", "program", "gigabytes"),
     [
         # Temporaries of compiled programs on one device.
-        ("wan2.1-t2v-14b", (1280, 720), "denoise_step", 9.2),
-        ("wan2.1-t2v-14b", (832, 480), "denoise_step", 5.0),
-        ("wan2.1-t2v-1.3b", (832, 480), "denoise_step", 1.9),
+        ("wan2.1-t2v-14b", (1280, 720), "denoise_step", 7.2),
+        ("wan2.1-t2v-14b", (832, 480), "denoise_step", 2.7),
+        ("wan2.1-t2v-1.3b", (832, 480), "denoise_step", 1.1),
         ("wan2.1-t2v-1.3b", (832, 480), "decode_video", 6.9),
         ("wan2.1-i2v-14b-720p", (1280, 720), "encode_video", 11.8),
     ],

@@ -158,13 +158,13 @@ def test_guidance_that_is_wrong_but_for_one_scale(
     doctored_leave: Callable[[str, Any], None],
 ) -> None:
     pipeline, replay = opened
-    own = denoiser.updated
+    own = denoiser.guided
 
-    def updated(output: Any, x: Any, past: Any, row: Any, scale: Any) -> dict[str, Any]:
-        return own(output, x, past, row, change(scale))
+    def guided(predict: Any, scale: Any) -> Any:
+        return own(predict, change(scale))
 
-    with mock.patch("wanbuild.programs.streaming.updated", updated):
-        doctored_leave("updated", updated)
+    with mock.patch("wanbuild.programs.streaming.guided", guided):
+        doctored_leave("guided", guided)
     with pytest.raises(VerificationError, match=message):
         replay.prove(pipeline.session(pipeline.profile), "stream")
 
