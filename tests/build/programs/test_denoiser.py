@@ -62,21 +62,26 @@ def test_a_run_over_a_table(solver: str) -> None:
 
 
 class Model:
-    """In place of the transformer: v = weights · batch + t / 1000, and what it was given is noted."""
+    """In place of the transformer: v = weights · batch · prompt + t / 1000; what it was given is noted."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
 
-    def bind(self, module: object, weights: Any) -> Callable[..., jax.Array]:
-        def model(
-            batch: Any, timesteps: Any, kv: Any, rope: Any, condition: Any, attention: Any, dtype: Any
-        ) -> jax.Array:
-            self.calls.append({"batch": batch, "timesteps": timesteps, "condition": condition})
-            per_prompt = jnp.asarray(kv).reshape(-1, 1, 1, 1, 1)
-            scale = timesteps.reshape(1, 1, -1, 1, 1) / 1000
-            return cast(jax.Array, weights * batch * per_prompt + scale)
+    def bind(self, module: object, weights: Any) -> Model:
+        self.weights = weights
+        return self
 
-        return model
+    def predictor(
+        self, batch: Any, timesteps: Any, kv: Any, rope: Any, condition: Any, attention: Any, dtype: Any
+    ) -> Callable[[Any], jax.Array]:
+        self.calls.append({"batch": batch, "timesteps": timesteps, "condition": condition})
+
+        def predict(prompt: Any) -> jax.Array:
+            scale = timesteps.reshape(1, 1, -1, 1, 1) / 1000
+            own = kv.reshape(-1, 1, 1, 1, 1) if prompt is None else kv[prompt]
+            return cast(jax.Array, self.weights * batch * own + scale)
+
+        return predict
 
 
 @pytest.fixture
@@ -113,15 +118,32 @@ def test_a_step_without_guidance(model: Model, history: Arrays) -> None:
     assert call["batch"].shape == SHAPE and call["timesteps"].tolist() == [[700.0]]
 
 
-def test_guidance_is_one_doubled_batch(model: Model, history: Arrays) -> None:
-    """The positive prompt comes first: v = u + scale · (c - u)."""
+@pytest.mark.parametrize("halves", [False, True])
+def test_guidance(model: Model, history: Arrays, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive prompt comes first: v = u + scale · (c - u). Halves of a mesh have a doubled batch."""
+    if halves:
+        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
     x, positive, negative = draw(7), 3.0, -1.0
     c, u = (0.5 * x * factor + 0.7 for factor in (positive, negative))
     expected, _ = updated(x, u + 4.0 * (c - u), history, ROW)
     state = step(x, history, [positive, negative], guidance_scale=np.float32(4))
     np.testing.assert_allclose(state["latents"], expected, rtol=0, atol=3e-5)
     (call,) = model.calls
-    assert call["batch"].shape == (2, *SHAPE[1:])
+    assert call["batch"].shape == (1 + halves, *SHAPE[1:])
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_scale_of_one_reads_no_second_prompt(
+    model: Model, history: Arrays, halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys may be of nothing: NaN does not arrive."""
+    if halves:
+        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
+    x = draw(7)
+    state = step(x, history, [3.0, np.nan], guidance_scale=np.float32(1))
+    expected = step(x, history, [3.0])
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
 def test_a_held_frame_has_its_own_latents_and_timestep(model: Model, history: Arrays) -> None:
@@ -160,13 +182,14 @@ def test_the_state_keeps_its_dtype_and_is_computed_in_float32(model: Model, hist
 def test_the_loop_is_its_steps(model: Model, history: Arrays) -> None:
     table, x = solver_table("dpm++", 5, 3.0), jnp.asarray(draw(11))
     state: dict[str, Any] = {"latents": x, "history": history}
-    constant = {"transformer": jnp.float32(0.5), "kv": jnp.ones(1), "rope": None}
-    for row, timestep in list(zip(table.coefficients, table.timesteps, strict=True))[1:4]:
-        state = DENOISER.step(**constant, **state, coefficients=row, timestep=timestep)
+    constant = {"transformer": jnp.float32(0.5), "kv": jnp.array([1.0, -0.5]), "rope": None}
+    scales = np.array([9, 3, 1, 2, 9, np.nan, np.nan], np.float32)
+    for row, timestep, scale in list(zip(table.coefficients, table.timesteps, scales, strict=False))[1:4]:
+        own = {"coefficients": row, "timestep": timestep, "guidance_scale": scale}
+        state = DENOISER.step(**constant, **state, **own)
     padded = np.concatenate([table.coefficients, np.full((2, len(COLUMNS)), np.nan, np.float32)])
     times = np.concatenate([table.timesteps, np.full(2, np.nan, np.float32)])
-    loop = DENOISER.loop(
-        x, history, jnp.asarray(padded), jnp.asarray(times), np.int32(1), np.int32(4), **constant
-    )
+    tables = (jnp.asarray(one) for one in (padded, times))
+    loop = DENOISER.loop(x, history, *tables, np.int32(1), np.int32(4), jnp.asarray(scales), **constant)
     for one, other in zip(jax.tree.leaves(loop), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)

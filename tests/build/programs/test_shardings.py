@@ -78,7 +78,7 @@ def test_meshes_that_work(mesh: str, heads: int, guidance: bool, videos: int) ->
             1,
             r"guidance off\); expected 1; found 2; use --mesh ring=2,context=4",
         ),
-        ("data=3,context=2", 12, True, 3, r"expected 1 or 2 or 6; found 3; use --mesh "),
+        ("data=4,context=2", 12, True, 3, r"expected 1 or 2 or 3 or 6; found 4; use --mesh "),
     ],
 )
 def test_the_nearest_that_works(mesh: str, heads: int, guidance: bool, videos: int, message: str) -> None:

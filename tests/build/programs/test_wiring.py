@@ -136,7 +136,7 @@ def taking(name: str, key: str, maker: str) -> Changed:
 
 NEW = "uint8[3]"
 IMAGE = {"image": {"kind": "image", "array": "image"}}
-HELD = {"condition": "c", "latents": "l", "mask": "guidance_scale"}
+HELD = {"condition": "c", "latents": "l", "mask": "latents"}
 
 CHANGES: list[tuple[Changed, str]] = [
     (model(latent_channels=17), "program decode_video of|inputs.latents"),

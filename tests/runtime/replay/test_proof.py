@@ -146,8 +146,8 @@ def test_a_doctored_end_of_streamed_steps(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda scale: 0 * scale + SCALE, "guidance_scale changes nothing of what stream_leave returns"),
-        (lambda scale: scale * scale / SCALE, f"stream_leave {WRONG}"),
+        (lambda scale: np.float32(SCALE), "guidance_scale changes nothing of what stream_leave returns"),
+        (lambda scale: scale * scale / np.float32(SCALE), f"stream_leave {WRONG}"),
     ],
     ids=["ignored", "squared"],
 )
@@ -155,16 +155,22 @@ def test_guidance_that_is_wrong_but_for_one_scale(
     change: Callable[[Any], Any],
     message: str,
     opened: tuple[wanrun.Pipeline, Replay],
-    doctored_leave: Callable[[str, Any], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of programs that make something else of the scale than they should."""
     pipeline, replay = opened
-    own = denoiser.guided
+    own = Programs.bound
 
-    def guided(predict: Any, scale: Any) -> Any:
-        return own(predict, change(scale))
+    def bound(self: Programs, name: str, **components: str) -> Any:
+        right = own(self, name, **components)
 
-    with mock.patch("wanbuild.programs.streaming.guided", guided):
-        doctored_leave("guided", guided)
+        def changed(**given: Any) -> Any:
+            scale = {key: change(value) for key, value in given.items() if key == "guidance_scale"}
+            return right(**{**given, **scale})
+
+        return changed
+
+    monkeypatch.setattr(Programs, "bound", bound)
     with pytest.raises(VerificationError, match=message):
         replay.prove(pipeline.session(pipeline.profile), "stream")
 
