@@ -35,7 +35,7 @@ compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to 12."""
 
 
 CHIP_VALUES = 9
-"""Values of the width, in the compute dtype, that a chip holds at once of a video's pass. Of compiled programs
+"""Values of the width, in the compute dtype, that a chip holds at once of a pass. Of compiled programs
 (docs/notes/quantised.md, "What programs keep"): 8.2 to 11.2."""
 
 

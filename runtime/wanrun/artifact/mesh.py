@@ -13,6 +13,8 @@ JAX's mesh has two axes for ``data``, ``guidance`` and ``videos``, and no axis o
 
 from __future__ import annotations
 
+__all__ = ["paired"]
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -5,6 +5,8 @@ The high-noise expert makes those down to the boundary, the low-noise one those 
 
 from __future__ import annotations
 
+__all__ = ["TABLES"]
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
