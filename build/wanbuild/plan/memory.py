@@ -14,6 +14,7 @@ from typing import Any
 
 from wanbuild.models.blocks import HIDDEN_BYTES
 from wanbuild.plan.generation import Generation, Runs
+from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.roles import ROLES
 from wanrun.machine.memory import DEVICE_MARGIN
@@ -154,12 +155,20 @@ def _step_bytes(generation: Generation, sizes: Sizes) -> float:
     tokens = generation.step.tokens_of(sizes)
     in_parts = num_devices(sizes) == 1 and generation.chip.platform != "cpu"
     if in_parts and 4 * tokens * config.ffn_dim > HIDDEN_BYTES:
-        videos, values = generation.step.batch(sizes), tokens * config.dim * item
-        hidden = min(HIDDEN_BYTES, item * tokens / videos * config.ffn_dim)
-        return 2 * values * (videos > 1) + max(CHIP_VALUES * values / videos, hidden + 3 * values / videos)
+        videos, values = generation.step.batch(sizes), item * tokens * config.dim
+        hidden = min(HIDDEN_BYTES, item * tokens / videos * config.ffn_dim) * (
+            3 if _scales_rows(generation) else 1
+        )
+        return 2 * values * (videos > 1) + max(CHIP_VALUES * values, hidden * videos + 6 * values) / videos
     hidden, width = (4 + item) * config.ffn_dim / tensor, (4 + 2 * item) * config.dim
     layer = _gathered_bytes(generation, generation.experts[0], sizes)
     return tokens * (hidden + width) + layer
+
+
+def _scales_rows(generation: Generation) -> bool:
+    """Whether products are scaled, and so are float32 beside their rounded values."""
+    layers = generation.manifest.dtypes[generation.experts[0]].eight_bit
+    return any(not EIGHT_BITS[form].block for form in layers.values())
 
 
 def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:
