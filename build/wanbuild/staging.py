@@ -244,7 +244,7 @@ def commit(artifact: Path) -> None:
 
 
 def remove_unlisted(artifact: Artifact) -> None:
-    """Deletes programs, executables, golden files, embeddings and requirements that are not listed."""
+    """Deletes files that are not listed, of the kinds that a build makes anew or adds to."""
     folder, listed = artifact.folder, {one.name for one in artifact.named()}
     for name in REBUILT:
         root = folder / name

@@ -41,3 +41,5 @@ def check_intact(artifact: Artifact, report: Report) -> None:
         embeddings.read(key)  # also what its bytes say
     if manifest.embeddings:
         report(f"{len(manifest.embeddings)} prompt embedding(s) intact")
+    for name in manifest.adapters:
+        report(f"adapter {name}: intact")

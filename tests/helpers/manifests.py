@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from wanbuild.conversion.orbax import plan_layout
+from wanrun.artifact.adapter import Adapter, AdapterContent, SamplingDefaults
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
@@ -68,6 +69,19 @@ def plain_parameter(shape: tuple[int, ...], dtype: str) -> Parameter:
     """A parameter whose checksums nobody reads."""
     layout = plan_layout(shape, dtype, stacked=False)
     return Parameter(layout=layout, axes=(None,) * len(shape), crc32c=("00000000",) * layout.rows, sha256="")
+
+
+def plain_adapter(name: str, **fields: Any) -> Adapter:
+    """The record of an adapter whose file nobody reads, with these fields of its content."""
+    plain: dict[str, Any] = {
+        "format": 1,
+        "variant": "wan2.1-t2v",
+        "rank": 4,
+        "experts": ("transformer",),
+        "loras": (Lora(file=f"{name}.safetensors", sha256="0", scale=1, component=None),),
+    }
+    content = AdapterContent(**{**plain, **fields})
+    return Adapter(file=f"adapters/{name}.safetensors", sha256="0", nbytes=8, content=content)
 
 
 def built_with(**options: Any) -> ProfileOptions:
@@ -203,21 +217,25 @@ def full_manifest() -> Manifest:
         coefficients=((0.5, 0.5, 0.0, 0.0), (0.1, 0.9, 0.0, 0.25)),
         measured={"psnr": 40.5},
     )
+    lora = Lora(
+        file="l", sha256="0", scale=0.5, component="transformer", adapter_config_sha256="1", left_out=2
+    )
+    options = SamplingDefaults(
+        num_steps=2,
+        guidance_scale=1.0,
+        guidance_scale_2=1.5,
+        boundary=0.9,
+        flow_shift=5,
+        solver="euler",
+        timesteps=(1000.0, 500.5),
+    )
     return plain_manifest(
         schedules={"2-steps": schedule},
+        adapters={"style": plain_adapter("style", loras=(lora,), left_out=("img_emb",), options=options)},
         model=full_model(),
         configs={name: {"eps": 1e-6} for name in components},
         source={"repository": "r", "revision": "v", "files": {"config.json": "0"}},
-        loras=(
-            Lora(
-                file="l",
-                sha256="0",
-                scale=0.5,
-                component="transformer",
-                adapter_config_sha256="1",
-                left_out=2,
-            ),
-        ),
+        loras=(lora,),
         dtypes={name: DtypePolicy("bfloat16", "float32", {"w": "int8"}) for name in components},
         components=components,
         profiles={profile.name: profile},

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import MANIFEST
-from wanrun.artifact.named import EXECUTABLE, PROGRAM, REQUIREMENTS, TOKENIZER, WEIGHTS, Kind
+from wanrun.artifact.named import ADAPTER, EXECUTABLE, PROGRAM, REQUIREMENTS, TOKENIZER, WEIGHTS, Kind
 from wanrun.files import plain_relative
 
 
@@ -34,6 +34,7 @@ _TITLES: Mapping[Kind, str] = MappingProxyType(
         PROGRAM: "programs {}",
         EXECUTABLE: "target {}",
         REQUIREMENTS: "target {}",
+        ADAPTER: "adapter {}",
     }
 )
 """The part that a file of a kind is in; the others describe and check these."""
@@ -47,8 +48,8 @@ def layers_of(artifact: Artifact, signed: bool = False) -> Iterator[Layer]:
     A part depends on nothing but what it is of: it is the same beside others, and a file of two is in both.
 
     These are each component's weights with Orbax's metadata; the tokenizer; the programs of each set; the
-    executables of each target with its file of requirements; and last what describes and checks them:
-    embeddings, recorded results and the manifest.
+    executables of each target with its file of requirements; each adapter; and last what describes and
+    checks them: embeddings, recorded results and the manifest.
     """
     files: dict[str, set[str]] = {}
     for one in artifact.named():

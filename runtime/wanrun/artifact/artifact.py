@@ -13,6 +13,7 @@ from msgspec import structs
 from wanrun.artifact.layout import CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.named import (
+    ADAPTER,
     EMBEDDING,
     EXECUTABLE,
     GOLDEN,
@@ -70,6 +71,8 @@ class Artifact:
             yield _listed(REQUIREMENTS, target.requirements, name)
         yield from (_listed(EMBEDDING, record, key) for key, record in self.manifest.embeddings.items())
         yield from (_listed(GOLDEN, record, name) for name, record in self.manifest.golden.items())
+        for name, adapter in self.manifest.adapters.items():
+            yield Named(ADAPTER, adapter.file, name, adapter.sha256, adapter.nbytes)
 
     def only(
         self, *, profiles: Collection[str] | None = None, targets: Collection[str] | None = None

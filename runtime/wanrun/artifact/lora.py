@@ -1,4 +1,4 @@
-"""The record of a LoRA whose changes are in the weights."""
+"""The record of a LoRA's file whose changes are in the weights, or in an adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Lora"]
 
 
 class Lora(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A LoRA that was merged at conversion.
+    """A LoRA that was merged at conversion, or that an adapter was made of.
 
     Attributes:
         file: its name, without a folder.

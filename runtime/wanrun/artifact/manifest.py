@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from wanrun import __version__
+from wanrun.artifact.adapter import Adapter, check_names
 from wanrun.artifact.formats import FORMAT_VERSION, is_read, upgraded
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.model import Model
@@ -46,6 +47,9 @@ EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 
 _CONTENT = ("model", "configs", "loras", "dtypes", "components", "tokenizer")
 """The fields that the content digest covers whole."""
+
+_LATER = ("schedules", "adapters")
+"""The fields that are left out where they are empty: then all is as before there were any."""
 
 
 class Tokenizer(ListedFile, frozen=True, kw_only=True):
@@ -108,6 +112,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         tool: name of the tool that wrote the artifact, and the version of its release.
         times: when each part was made.
         schedules: steps that were chosen for the model, by name.
+        adapters: low-rank changes of the transformers that a video may choose, by name.
         content_digest: sha256 of the facts that decide results, the same for equal sources and options.
         manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
             digests are computed unless they are given: an artifact that is read has those that it was written
@@ -131,6 +136,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     tool: Mapping[str, str]
     times: Mapping[str, str]
     schedules: Mapping[str, Schedule] = {}
+    adapters: Mapping[str, Adapter] = {}
     content_digest: str = ""
     manifest_digest: str = ""
 
@@ -148,6 +154,7 @@ class Manifest(Record, frozen=True, kw_only=True):
             for name in EXPERT_OPTIONS:
                 if type(self.model.options.get(name)) not in (int, float):
                     raise ValueError(f"the model has two experts and no default {name}")
+        check_names(self.adapters)
         for name in self.components:  # copies have folders of these names
             plain_relative(name, "a component's name")
         for name, recorded in self.golden.items():
@@ -183,9 +190,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         return f"{self.tool.get('name', 'wanbuild')} {self.tool.get('version', '')}".rstrip()
 
     def _records(self) -> dict[str, Any]:
-        """Returns all records; without schedules as if there were no such field."""
+        """Returns all records; of fields that came later, those that are not empty."""
         content: dict[str, Any] = msgspec.to_builtins(self)
-        return content if self.schedules else {name: content[name] for name in content if name != "schedules"}
+        return {name: content[name] for name in content if content[name] or name not in _LATER}
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of ``manifest.json``, with the digests of just this content."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.named import EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
+from wanrun.artifact.named import ADAPTER, EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
@@ -33,7 +33,8 @@ def needed(
     """Returns the files that ``load``, and generations after it, read of an artifact.
 
     They are those of one target, of the text encoder's on the CPU where that is asked for, and of these
-    profiles; the text encoder's weights are left out if the artifact has the embeddings of all prompts.
+    profiles; the text encoder's weights are left out if the artifact has the embeddings of all prompts, and
+    adapters always.
 
     Args:
         artifact: the artifact's folder; or the artifact, of which only the manifest needs to be there.
@@ -58,7 +59,7 @@ def needed(
             targets.append(choice.target(profile).name)
     own = choice.artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
     unread = _unread(own, None if selected.built_elsewhere else prompts, policy)
-    unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
+    unused = {REQUIREMENTS, ADAPTER, *({GOLDEN} if not selected.built_elsewhere else ())}
     kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
     return [*kept, *_spreading(choice.artifact, selected)]
 

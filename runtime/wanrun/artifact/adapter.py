@@ -1,0 +1,105 @@
+"""The records of an adapter: low-rank changes of the transformers, in a file of the artifact's layout.
+
+The file is of safetensors. Of each product it has ``EXPERT/PATH/lora_a`` (L, r, in) and
+``EXPERT/PATH/lora_b`` (L, out, r), where PATH is the path of the product's layer among the artifact's
+parameters and L counts the layers of a stack; a product outside the stacks has no first axis. Small
+parameters have their change itself, ``EXPERT/PATH`` in float32. The file's metadata has an
+``AdapterContent``, as JSON.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Adapter", "AdapterContent", "SamplingDefaults"]
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from wanrun.artifact.lora import Lora
+from wanrun.artifact.model import MAX_STEPS, Number, Positive, SolverName
+from wanrun.artifact.record import FileBytes, ListedFile, NotNegative, Record
+
+ADAPTER_FORMAT: Final = 1
+"""The format of adapters' files that this release writes and reads."""
+
+ADAPTER_METADATA: Final = "wan-adapter"
+"""The key of an ``AdapterContent`` in a file's metadata."""
+
+LORA_A, LORA_B = "lora_a", "lora_b"
+"""The last parts of the names of a product's two matrices: y = x Wᵀ + (x Aᵀ) Bᵀ."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
+"""The names of adapters: those that a file may have, without what an option ``--lora`` separates by."""
+
+
+class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Defaults of options that an adapter brings, as a distilled one does; None where it brings none.
+
+    Attributes:
+        num_steps: denoising steps.
+        guidance_scale: strength of guidance; with two experts, that of the high-noise one.
+        guidance_scale_2: that of the low-noise expert.
+        boundary: share of the training timesteps below which the low-noise expert runs.
+        flow_shift: shift of the sigmas.
+        solver: name of the solver.
+        timesteps: explicit decreasing timesteps.
+    """
+
+    num_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
+    guidance_scale: Number | None = None
+    guidance_scale_2: Number | None = None
+    boundary: Annotated[float, Meta(ge=0, le=1)] | None = None
+    flow_shift: Positive | None = None
+    solver: SolverName | None = None
+    timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Returns the defaults that it brings, by the option's name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+class AdapterContent(Record, frozen=True, kw_only=True):
+    """What an adapter is made of, and how it is run; the same in its file and in a manifest.
+
+    Attributes:
+        format: number of the file's format.
+        variant: the variant of the model that it is for.
+        rank: the largest rank of a product; 0 if it changes small parameters alone.
+        experts: the transformers that it changes.
+        loras: the published files, in the order they were added.
+        left_out: layers of those files that the model does not have, with a * for each number.
+        options: the defaults that a video with this adapter has.
+    """
+
+    format: Literal[1]
+    variant: str
+    rank: NotNegative
+    experts: Annotated[tuple[Literal["transformer", "transformer_2"], ...], Meta(min_length=1)]
+    loras: Annotated[tuple[Lora, ...], Meta(min_length=1)]
+    left_out: tuple[str, ...] = ()
+    options: SamplingDefaults = SamplingDefaults()
+
+
+class Adapter(ListedFile, frozen=True, kw_only=True):
+    """An adapter of an artifact.
+
+    Attributes:
+        nbytes: size of the file.
+        content: what its metadata says.
+    """
+
+    what: ClassVar[str] = "an adapter"
+
+    nbytes: FileBytes
+    content: AdapterContent
+
+
+def check_names(adapters: Mapping[str, Adapter]) -> None:
+    """Raises ValueError for a name of an adapter that no option could give."""
+    for name in adapters:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"an adapter is named {name!r}")
