@@ -261,7 +261,7 @@ def test_a_student_s_file_is_the_student(tmp_path: Path) -> None:
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     shapes = {"transformer": {name: value.shape for name, value in weights.items()}}
     with open_loras([LoraRequest(tmp_path / "lora.safetensors")], shapes) as loras:
-        deltas = loras.deltas["transformer"]
+        deltas = loras.deltas("transformer")
         assert len(deltas) > 0.9 * len(weights)  # all but the convolution of patches
         weights = {name: value.copy() for name, value in weights.items()}
         for name, delta in deltas.items():

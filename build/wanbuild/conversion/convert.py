@@ -135,7 +135,7 @@ def _plan_components(
             remedy="check that the download is complete and is the checkpoint its config describes",
         )
     stored = {
-        name: stored_in_eight_bits(components[name], items, loras.deltas.get(name, {}).keys())
+        name: stored_in_eight_bits(components[name], items, loras.changes.get(name, {}).keys())
         for name, items in assigned.items()
     }
     return {
@@ -231,7 +231,7 @@ def _write_components(
                 building / "weights" / name,
                 plan.assignments,
                 source.component(name),
-                loras.deltas.get(name, {}),
+                loras.deltas(name),
                 on_bytes,
             )
             for name, plan in plans.items()

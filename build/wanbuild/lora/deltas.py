@@ -37,7 +37,7 @@ class Delta(Protocol):
 class SummedDelta:
     """Deltas of several LoRAs on one weight, added in order; each is rounded to float32, as in peft."""
 
-    deltas: Sequence[Delta]
+    deltas: Sequence[LowRankDelta | FullDelta]
 
     def add_to(self, block: np.ndarray, start: int) -> None:
         """See ``Delta``."""
@@ -64,6 +64,10 @@ class FullDelta:
         values = np.empty(block.size, self.file.entries[self.key].dtype)
         self.file.read(self.key, start * values.itemsize, values.view(np.uint8))
         _add(block, values.astype(np.float64) * self.factor)
+
+    def values(self) -> np.ndarray:
+        """Returns all of it, float64, in stored order and flat."""
+        return self.file.array(self.key).reshape(-1).astype(np.float64) * self.factor
 
 
 class _Product:
@@ -97,13 +101,16 @@ class LowRankDelta:
         up: key of a tensor of shape [rows, rank], possibly with trailing ones.
         down: key of a tensor of shape [rank, columns], or [rank, ...] with as many items.
         factor: the factor of the product.
+
+    Attributes:
+        rank: the rank of the product.
     """
 
     def __init__(self, file: TensorFile, up: str, down: str, factor: float) -> None:
         self._file, self._up, self._down, self._factor = file, up, down, factor
-        rank, *columns = file.entries[down].shape
+        self.rank, *columns = file.entries[down].shape
         self._columns = math.prod(columns)
-        self._items = math.prod(file.entries[up].shape) // rank * self._columns
+        self._items = math.prod(file.entries[up].shape) // self.rank * self._columns
         self._product: _Product | None = None
 
     def add_to(self, block: np.ndarray, start: int) -> None:
@@ -119,13 +126,15 @@ class LowRankDelta:
             self._product = None
 
     def _open(self) -> _Product:
-        down = self._matrix(self._down)
-        up = self._matrix(self._up).reshape(-1, len(down))
-        return _Product(up * self._factor, down)
+        return _Product(self.up(), self.down())
 
-    def _matrix(self, key: str) -> np.ndarray:
-        values = self._file.array(key)
-        return values.reshape(len(values), -1).astype(np.float64)
+    def down(self) -> np.ndarray:
+        """Returns the down matrix, float64 (rank, columns)."""
+        return self._file.array(self._down).reshape(self.rank, -1).astype(np.float64)
+
+    def up(self) -> np.ndarray:
+        """Returns the up matrix times the factor, float64 (rows, rank)."""
+        return self._file.array(self._up).reshape(-1, self.rank).astype(np.float64) * self._factor
 
 
 def _add(block: np.ndarray, values: np.ndarray) -> None:

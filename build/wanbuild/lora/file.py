@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wanbuild.lora.deltas import Delta, FullDelta, LowRankDelta
+from wanbuild.lora.deltas import FullDelta, LowRankDelta
 from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
 from wanbuild.mapping.engine import describe_problems
 from wanbuild.mapping.lora import Parameters, Part, Role, of_adapter, parse_key, unsupported
@@ -49,10 +49,10 @@ class Match:
     Attributes:
         deltas: by the model's key; incomplete if there are problems.
         left_out: tensors of layers that the model lacks, and of no layer that is known.
-        problems: why it cannot be merged.
+        problems: why it cannot be used.
     """
 
-    deltas: Mapping[str, Sequence[Delta]]
+    deltas: Mapping[str, Sequence[LowRankDelta | FullDelta]]
     left_out: Sequence[str]
     problems: Sequence[str]
 
@@ -104,8 +104,8 @@ class LoraFile:
         """
         found = self._group(parameters)
         if strict and found.left_out:
-            found.problems.append(f"{_of_lacking(found.left_out)}; without --strict the rest is merged")
-        deltas: dict[str, list[Delta]] = {}
+            found.problems.append(f"{_of_lacking(found.left_out)}; without --strict the rest is taken")
+        deltas: dict[str, list[LowRankDelta | FullDelta]] = {}
         misfits: list[_MisfitError] = []
         for key, group in found.groups.items():
             try:
@@ -156,7 +156,7 @@ class LoraFile:
 
     def _deltas(
         self, key: str, group: _Group, groups: Mapping[str, _Group], shape: tuple[int, ...]
-    ) -> Iterator[Delta]:
+    ) -> Iterator[LowRankDelta | FullDelta]:
         """Yields the deltas of one file for one parameter; raises ValueError if they do not fit."""
         pair = Role.DOWN in group, Role.UP in group
         if any(pair):
@@ -291,10 +291,9 @@ def shortly(texts: Sequence[str], count: int) -> str:
     return ", ".join(texts[:count]) + more
 
 
-def layers_of(keys: Sequence[str]) -> str:
-    """Returns the layers that tensors belong to, for people, with a * for every number."""
-    names = [_module(key) for key in keys]
-    return shortly(list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names)), LISTED)
+def layers_of(keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns the layers that tensors belong to, with a * for every number."""
+    return tuple(dict.fromkeys(re.sub(r"\d+", "*", _module(key)) for key in keys))
 
 
 def _module(key: str) -> str:
@@ -304,7 +303,7 @@ def _module(key: str) -> str:
 
 def _of_lacking(keys: Sequence[str]) -> str:
     count = "1 tensor is" if len(keys) == 1 else f"{len(keys)} tensors are"
-    return f"{count} of layers that this model lacks: {layers_of(keys)}"
+    return f"{count} of layers that this model lacks: {shortly(layers_of(keys), LISTED)}"
 
 
 def _lonely_alphas(keys: Sequence[str]) -> Iterator[str]:

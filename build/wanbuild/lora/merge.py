@@ -1,4 +1,4 @@
-"""Opens LoRA files for merging into the transformers during conversion.
+"""Opens LoRA files, for merging into the transformers during conversion or for an adapter.
 
 Every tensor of every file is checked before anything is written: it changes a parameter of the model, or it
 is of a layer that the model lacks, which is counted; otherwise the file is refused (``lora.file``).
@@ -14,11 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from wanbuild.lora.deltas import Delta, SummedDelta
-from wanbuild.lora.file import LoraFile, Match, layers_of
+from wanbuild.lora.deltas import Delta, FullDelta, LowRankDelta, SummedDelta
+from wanbuild.lora.file import LoraFile, Match, layers_of, shortly
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
 from wanbuild.mapping.engine import describe_problems
 from wanbuild.mapping.lora import Parameters
+from wanbuild.mapping.original import LISTED
 from wanbuild.source.experts import NOISE, experts_named
 from wanbuild.source.safetensors import TensorFile
 from wanrun.artifact.lora import Lora
@@ -30,7 +31,7 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class LoraRequest:
-    """A LoRA to merge.
+    """A LoRA to merge, or to make an adapter of.
 
     Args:
         path: a safetensors file.
@@ -59,10 +60,10 @@ def misplaced(loras: Sequence[LoraRequest], transformers: Sequence[str]) -> Iter
         elif len(transformers) == 1:
             yield f"{lora.path} is for the {noise}-noise one of two experts by its name; this model has one"
         else:
-            yield f"{lora.path} is merged into both experts; its name says {noise}: use --lora-{noise}"
+            yield f"{lora.path} goes into both experts; its name says {noise}: use --lora-{noise}"
     for name, noise in NOISE.items():
         if loras and all(lora.component == name for lora in loras):
-            yield f"LoRAs are merged into the {noise}-noise expert alone; the other one stays as it is"
+            yield f"LoRAs go into the {noise}-noise expert alone; the other one stays as it is"
 
 
 def parse_lora(text: str) -> tuple[Path, float]:
@@ -88,16 +89,25 @@ class Loras:
     """Open LoRA files; a context manager. Made by ``open_loras``.
 
     Args:
-        deltas: component -> diffusers key -> delta, only for keys that a LoRA changes.
+        changes: component -> diffusers key -> deltas in order, only for keys that a LoRA changes.
         records: one per LoRA, in order, for the manifest.
         lines: what each LoRA does, for people.
+        left_out: the layers that the model lacks, with a * for every number.
         files: the open files.
     """
 
-    deltas: Mapping[str, Mapping[str, Delta]]
+    changes: Mapping[str, Mapping[str, Sequence[LowRankDelta | FullDelta]]]
     records: tuple[Lora, ...]
     lines: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     files: tuple[TensorFile, ...] = ()
+
+    def deltas(self, component: str) -> Mapping[str, Delta]:
+        """Returns what is added to each weight of a component that a LoRA changes, by diffusers' key."""
+        return {
+            key: parts[0] if len(parts) == 1 else SummedDelta(parts)
+            for key, parts in self.changes.get(component, {}).items()
+        }
 
     def close(self) -> None:
         """Closes the files; afterwards the deltas cannot be used."""
@@ -126,8 +136,8 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
     """
     _check_requests(requests, shapes)
     parameters = {name: Parameters(keys) for name, keys in shapes.items()}
-    found: dict[str, dict[str, list[Delta]]] = {name: {} for name in shapes}
-    records, lines, files, problems, remedies = [], [], [], [], []
+    found: dict[str, dict[str, list[LowRankDelta | FullDelta]]] = {name: {} for name in shapes}
+    records, lines, files, lacking, problems, remedies = [], [], [], list[str](), list[str](), []
     with ExitStack() as stack:
         for request in requests:
             try:
@@ -146,24 +156,25 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
             files.append(file)
             if not problems:
                 left_out = matches[names[0]].left_out  # experts have the same layers
+                lacking += left_out
                 records.append(record := _record(request, len(left_out)))
                 changed = sum(len(match.deltas) for match in matches.values())
                 lines.append(_line(record, changed, left_out, len(file.entries)))
         if problems:
             own = remedies[0] if len(problems) == len(remedies) == 1 else None
             raise SourceError(
-                f"{'a LoRA' if len(requests) == 1 else 'LoRAs'} cannot be merged: "
+                f"{'a LoRA' if len(requests) == 1 else 'LoRAs'} cannot be used: "
                 + describe_problems(problems),
                 remedy=own or "use a LoRA that was made for this model, as plain safetensors",
             )
         stack.pop_all()
-    deltas_by_key: dict[str, Mapping[str, Delta]] = {
-        name: MappingProxyType(
-            {key: parts[0] if len(parts) == 1 else SummedDelta(tuple(parts)) for key, parts in keys.items()}
-        )
-        for name, keys in found.items()
-    }
-    return Loras(MappingProxyType(deltas_by_key), tuple(records), tuple(lines), tuple(files))
+    return Loras(
+        MappingProxyType({name: MappingProxyType(keys) for name, keys in found.items()}),
+        tuple(records),
+        tuple(lines),
+        layers_of(lacking),
+        tuple(files),
+    )
 
 
 def _said_once(file: str, matches: Mapping[str, Match]) -> Iterator[str]:
@@ -182,7 +193,7 @@ def _line(record: Lora, changed: int, left_out: Sequence[str], count: int) -> st
         return line
     return (
         f"{line}; {len(left_out)} of its {count} tensors are left out, of layers that this model lacks: "
-        f"{layers_of(left_out)}"
+        f"{shortly(layers_of(left_out), LISTED)}"
     )
 
 

@@ -88,7 +88,7 @@ def of_adapter(key: str) -> bool:
 
 
 def unsupported(key: str) -> str | None:
-    """Returns the kind of adapter that a key belongs to, if it cannot be merged."""
+    """Returns the kind of adapter that a key belongs to, if it cannot be used."""
     return next((kind for pattern, kind in _UNSUPPORTED if pattern.fullmatch(key)), None)
 
 

@@ -140,7 +140,7 @@ def dense(delta: Delta, shape: tuple[int, ...], block: int = 1000) -> np.ndarray
 
 def assert_deltas(path: Path, expected: Mapping[str, np.ndarray], scale: float = 1.0) -> None:
     with opened(path, scale) as loras:
-        deltas = loras.deltas["transformer"]
+        deltas = loras.deltas("transformer")
         assert deltas.keys() == expected.keys()
         for key, value in expected.items():
             found = dense(deltas[key], SHAPES[key])
@@ -335,7 +335,7 @@ path, block, *shape = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])
 values = np.zeros(np.prod(shape), np.float32)
 with open_loras([LoraRequest(path, 0.3)], {"transformer": {"proj_out.weight": tuple(shape)}}) as loras:
     for start in range(0, values.size, block):
-        loras.deltas["transformer"]["proj_out.weight"].add_to(values[start : start + block], start)
+        loras.deltas("transformer")["proj_out.weight"].add_to(values[start : start + block], start)
 print(hashlib.sha256(values).hexdigest())
 """
 
@@ -377,7 +377,7 @@ def test_memory_is_that_of_the_weights_being_written(tmp_path: Path) -> None:
     try:
         with open_loras([LoraRequest(path)], {"transformer": shapes}) as loras:
             assert tracemalloc.get_traced_memory()[1] < 2.5e6
-            for delta in loras.deltas["transformer"].values():
+            for delta in loras.deltas("transformer").values():
                 for start in range(0, size * size, block.size):
                     delta.add_to(block, start)
             held, peak = tracemalloc.get_traced_memory()
@@ -400,7 +400,7 @@ def test_loras_add_up_in_order(tmp_path: Path) -> None:
         LoraRequest(write(tmp_path, second, "2.safetensors"), -2),
     ]
     with open_loras(requests, {"transformer": SHAPES}) as loras:
-        for key, delta in loras.deltas["transformer"].items():
+        for key, delta in loras.deltas("transformer").items():
             expected = 0.5 * a[key] - 2 * (b[key] if key != "proj_out.weight" else 0)
             assert np.abs(dense(delta, SHAPES[key]) - expected).max() < PRECISION * np.abs(expected).max()
         assert [(record.file, record.scale) for record in loras.records] == [
@@ -417,8 +417,8 @@ def test_a_lora_of_one_expert_and_one_of_both(tmp_path: Path) -> None:
     )
     requests = [LoraRequest(both), LoraRequest(low, 0.5, "transformer_2")]
     with open_loras(requests, shapes) as loras:
-        assert loras.deltas["transformer"].keys() == lora()[1].keys()
-        assert loras.deltas["transformer_2"].keys() == lora()[1].keys() | two_modules()[1].keys()
+        assert loras.deltas("transformer").keys() == lora()[1].keys()
+        assert loras.deltas("transformer_2").keys() == lora()[1].keys() | two_modules()[1].keys()
         assert [record.component for record in loras.records] == [None, "transformer_2"]
         assert all(len(record.sha256) == 64 for record in loras.records)
         assert str(tmp_path) not in str(loras.records)
@@ -428,7 +428,7 @@ def test_a_lora_of_one_expert_and_one_of_both(tmp_path: Path) -> None:
 
 def test_no_loras() -> None:
     loras = open_loras([], {"transformer": SHAPES})
-    assert not loras.deltas["transformer"] and loras.records == ()
+    assert not loras.deltas("transformer") and loras.records == ()
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -557,11 +557,11 @@ def test_extreme_scales(tmp_path: Path) -> None:
     tensors, expected = lora("diffusers")
     tiny = {key: (value * np.float32(1e-38 if "lora_A" in key else 1)) for key, value in tensors.items()}
     with opened(write(tmp_path, tiny), 1e38) as loras:
-        for key, delta in loras.deltas["transformer"].items():
+        for key, delta in loras.deltas("transformer").items():
             error = np.abs(dense(delta, SHAPES[key]) - expected[key]).max()
             assert error < 1e-6 * np.abs(expected[key]).max()  # subnormal numbers have fewer bits
     with opened(write(tmp_path, tensors), 0.0) as loras:
-        for key, delta in loras.deltas["transformer"].items():
+        for key, delta in loras.deltas("transformer").items():
             assert not dense(delta, SHAPES[key]).any()
 
 
