@@ -26,7 +26,7 @@ from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.params import bind
 from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
-from wanbuild.toy.shapes import component_shapes
+from wanbuild.source.shapes import component_shapes
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.errors import SourceError
 from wanrun.executables.lowering import lower

@@ -17,9 +17,9 @@ from helpers.published_shapes import reference_shapes
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
+from wanbuild.source.shapes import component_shapes
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_VARIANTS
-from wanbuild.toy.shapes import component_shapes
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import Stored
 

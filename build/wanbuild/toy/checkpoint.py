@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 
 from wanbuild.published.settings import SCHEDULER_CONFIGS, Config
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.shapes import component_shapes
 from wanbuild.source.shards import WEIGHT_NAMES
 from wanbuild.toy.configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
-from wanbuild.toy.shapes import component_shapes
 from wanbuild.toy.tokenizer import write_tokenizer
 from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR

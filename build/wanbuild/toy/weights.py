@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from wanbuild.source.safetensors import DTYPES as STORED_DTYPES
-from wanbuild.toy.shapes import Shapes
+from wanbuild.source.shapes import Shapes
 
 _STORED_NAMES: Mapping[str, str] = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(

@@ -23,8 +23,8 @@ from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.lora.deltas import Delta
 from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras, parse_lora
+from wanbuild.source.shapes import component_shapes
 from wanbuild.toy.configs import TOY_TRANSFORMER
-from wanbuild.toy.shapes import component_shapes
 from wancli.console import run
 from wanrun.errors import SourceError, UsageError
 

@@ -15,7 +15,7 @@ from wanbuild.mapping.engine import LISTED, Assignment, assign, describe_problem
 from wanbuild.mapping.rules import TRANSFORMS, Rule
 from wanbuild.models.params import param, stacked
 from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
-from wanbuild.toy.shapes import Shapes, component_shapes
+from wanbuild.source.shapes import Shapes, component_shapes
 
 F32, BF16 = np.dtype("float32"), np.dtype("bfloat16")
 

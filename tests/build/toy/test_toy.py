@@ -21,9 +21,9 @@ from wanbuild.published.settings import (
 )
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
+from wanbuild.source.shapes import component_shapes
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_VARIANTS
-from wanbuild.toy.shapes import component_shapes
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import Stored, random_tensor
 from wanbuild.variants.table import variants
