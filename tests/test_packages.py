@@ -111,7 +111,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "source",
                 "hub lora toy programs",
                 "recipe conversion",
-                "check plan share",
+                "adapters check plan share",
                 "calibrate",
                 "cli",
                 "__main__",

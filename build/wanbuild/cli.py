@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from wanbuild.adapters.command import lora_command
 from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.check.command import embed_command, inspect_command, verify_command
@@ -262,5 +263,5 @@ SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
 """Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""
 
 
-for _command in (calibrate_command, embed_command, inspect_command, *COMMANDS, verify_command):
+for _command in (calibrate_command, embed_command, inspect_command, lora_command, *COMMANDS, verify_command):
     wanbuild.add_command(_command)

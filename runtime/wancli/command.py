@@ -358,13 +358,22 @@ def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]]
             return function(*args, artifact=_chosen(folder, artifact, variable), **options)
 
         also = f", here, as the argument or in {variable}" if variable else ", here or as the argument"
+        option = artifact_option(also, envvar=variable)
         path = Written("PATH", folder_found)
-        option = options_of("Artifact")(
-            "--artifact", type=path, envvar=variable, help=f"The artifact's folder or address{also}."
-        )
         return click.argument("folder", type=path, required=False, metavar="[ARTIFACT]")(option(chosen))
 
     return decorate
+
+
+def artifact_option(also: str = "", **settings: Any) -> Callable[[Any], Any]:
+    """Returns the decorator that adds ``--artifact``.
+
+    Args:
+        also: where else the artifact may be named, for the help.
+        settings: those of click.
+    """
+    help = f"The artifact's folder or address{also}."
+    return options_of("Artifact")("--artifact", type=Written("PATH", folder_found), help=help, **settings)
 
 
 def _chosen(folder: Path | None, option: Path | None, variable: str | None) -> Path:

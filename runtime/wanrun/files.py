@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import tokenize
+from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,13 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durable(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Writes a new file and fsyncs it; the caller must fsync the folder."""
+def write_durable(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Writes a new file, of bytes or of parts that are made meanwhile, and fsyncs it.
+
+    The caller must fsync the folder.
+    """
     with open(path, "wb", opener=functools.partial(os.open, mode=mode)) as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
 

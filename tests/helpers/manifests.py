@@ -228,6 +228,7 @@ def full_manifest() -> Manifest:
         flow_shift=5,
         solver="euler",
         timesteps=(1000.0, 500.5),
+        fps=8,
     )
     return plain_manifest(
         schedules={"2-steps": schedule},

@@ -49,6 +49,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             {"prompt": record.prompt, "dtype": record.dtype, "length": record.length} for record in embeddings
         ],
         "schedules": msgspec.to_builtins(manifest.schedules),
+        "adapters": msgspec.to_builtins(manifest.adapters),
         "tool": dict(manifest.tool),
         "times": dict(manifest.times),
     }
@@ -160,6 +161,8 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         yield f"takes           {', '.join(taken)}{fit}"
     for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         yield f"schedule        {name}: {schedule.describe()}{_experts_steps(schedule, model)}"
+    for name, adapter in sorted(manifest.adapters.items()):
+        yield f"adapter         {name}: {adapter.describe()}"
 
 
 def _needed(required: bool, mode: str | None) -> str:

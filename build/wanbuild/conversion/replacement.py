@@ -11,7 +11,7 @@ from typing import Any
 
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
-from wanrun.artifact.named import EMBEDDING, EXECUTABLE, KINDS, PROGRAM
+from wanrun.artifact.named import ADAPTER, EMBEDDING, EXECUTABLE, KINDS, PROGRAM
 from wanrun.claims import Claims
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
@@ -83,10 +83,11 @@ def _others(artifact: Path) -> Iterator[str]:
 
 
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
-    """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
+    """Takes over what still fits of the artifact being replaced: programs, executables, embeddings, adapters.
 
     Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of
-    the model, its components' configs, dtypes and parameters' shapes and axes are the same.
+    the model, its components' configs, dtypes and parameters' shapes and axes are the same. So does an
+    adapter, which has changes of weights.
 
     Args:
         old: the folder of the artifact that is replaced.
@@ -114,12 +115,17 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
     if signature(previous) != signature(new):
         return new
-    for folder in (PROGRAM.folder, EXECUTABLE.folder):
+    for folder in (PROGRAM.folder, EXECUTABLE.folder, ADAPTER.folder):
         if (old / folder).is_dir():
             _take_over(old / folder, building / folder)
     targets = with_requirements(previous.targets)
     write_requirements(building, targets)
-    return new.changed(profiles=previous.profiles, program_sets=previous.program_sets, targets=targets)
+    return new.changed(
+        profiles=previous.profiles,
+        program_sets=previous.program_sets,
+        targets=targets,
+        adapters=previous.adapters,
+    )
 
 
 def _take_over(old: Path, new: Path) -> None:

@@ -138,6 +138,10 @@ def _lines(artifact: Artifact, repository: str, example: Example | None) -> Iter
         yield "\n## Few steps\n"
         rows = ((name, one.describe()) for name, one in sorted(manifest.schedules.items()))
         yield from _table(("schedule", "measured"), rows)
+    if manifest.adapters:
+        yield "\n## Adapters\n"
+        rows = ((name, _plain(one.describe())) for name, one in sorted(manifest.adapters.items()))
+        yield from _table(("adapter", "made of"), rows)
     yield "\n## Parity\n"
     yield "`wanbuild verify` makes each recorded video again. On the kind of machine that recorded it digests"
     yield "are equal; elsewhere values agree within the tolerance of the table. With `--source` it compares"

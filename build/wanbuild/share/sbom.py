@@ -129,6 +129,9 @@ def _loras(manifest: Manifest) -> Iterator[Any]:
     for number, lora in enumerate(manifest.loras):  # two may be files of one name
         facts = {"scale": lora.scale, "component": lora.component or ""}
         yield _part("data", f"lora/{number}/{lora.file}", lora.sha256, properties=facts)
+    for name, adapter in sorted(manifest.adapters.items()):
+        facts = {"loras": ", ".join(f"{lora} (sha256 {lora.sha256})" for lora in adapter.content.loras)}
+        yield _part("data", f"adapter/{name}", adapter.sha256, properties=facts)
 
 
 def _files(manifest: Manifest) -> Iterator[Any]:

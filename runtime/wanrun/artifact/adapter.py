@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from wanrun.artifact.lora import Lora
-from wanrun.artifact.model import MAX_STEPS, Number, Positive, SolverName
+from wanrun.artifact.model import MAX_STEPS, Number, Positive, Rate, SolverName
 from wanrun.artifact.record import FileBytes, ListedFile, NotNegative, Record
+from wanrun.units import in_bytes
 
 ADAPTER_FORMAT: Final = 1
 """The format of adapters' files that this release writes and reads."""
@@ -35,6 +36,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 """The names of adapters: those that a file may have, without what an option ``--lora`` separates by."""
 
 
+Expert = Annotated[str, Meta(pattern=r"^transformer(_2)?\Z")]
+"""A transformer of the model."""
+
+
 class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Defaults of options that an adapter brings, as a distilled one does; None where it brings none.
 
@@ -46,6 +51,7 @@ class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
         flow_shift: shift of the sigmas.
         solver: name of the solver.
         timesteps: explicit decreasing timesteps.
+        fps: frames per second of the video file.
     """
 
     num_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
@@ -56,10 +62,20 @@ class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
     solver: SolverName | None = None
     timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
 
+    fps: Rate | None = None
+
     @property
     def given(self) -> dict[str, Any]:
         """Returns the defaults that it brings, by the option's name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    def describe(self) -> str:
+        """Says what it brings, in a line; nothing if it brings nothing."""
+        texts = {
+            name: ", ".join(f"{one:g}" for one in value) if isinstance(value, tuple) else value
+            for name, value in self.given.items()
+        }
+        return ", ".join(f"{name} {value}" for name, value in texts.items())
 
 
 class AdapterContent(Record, frozen=True, kw_only=True):
@@ -78,7 +94,7 @@ class AdapterContent(Record, frozen=True, kw_only=True):
     format: Literal[1]
     variant: str
     rank: NotNegative
-    experts: Annotated[tuple[Literal["transformer", "transformer_2"], ...], Meta(min_length=1)]
+    experts: Annotated[tuple[Expert, ...], Meta(min_length=1)]
     loras: Annotated[tuple[Lora, ...], Meta(min_length=1)]
     left_out: tuple[str, ...] = ()
     options: SamplingDefaults = SamplingDefaults()
@@ -96,6 +112,12 @@ class Adapter(ListedFile, frozen=True, kw_only=True):
 
     nbytes: FileBytes
     content: AdapterContent
+
+    def describe(self) -> str:
+        """Says what it is and brings, in a line."""
+        content, brought = self.content, self.content.options.describe()
+        text = f"rank {content.rank}, {in_bytes(self.nbytes)}, of {' and '.join(map(str, content.loras))}"
+        return f"{text}; {brought}" if brought else text
 
 
 def check_names(adapters: Mapping[str, Adapter]) -> None:

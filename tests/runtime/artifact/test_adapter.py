@@ -26,7 +26,7 @@ STYLE = plain_adapter("style")
         {"options": {"solver": "ddim"}},
         {"options": {"timesteps": []}},
         {"options": {"boundary": 2}},
-        {"options": {"fps": 8}},
+        {"options": {"fps": 0}},
     ],
 )
 def test_what_is_none(change: dict[str, object]) -> None:
