@@ -138,6 +138,7 @@ WANBUILD = (
     "convert",
     "embed",
     "inspect",
+    "lora",
     "oci",
     "plan",
     "pull",
@@ -173,7 +174,7 @@ WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "wanbuild convert CHECKPOINT ARTIFACT --quantise int8 does it": (
                     "quantisation quantise quantization quantize"
                 ),
-                "wanbuild convert --lora FILE does it": "fuse lora merge",
+                "wanbuild convert --lora FILE does it": "fuse merge",
                 "wanbuild compile ARTIFACT does it": "aot export trace",
                 "wanbuild calibrate ARTIFACT chooses few steps, and wanbuild plan --best settings": (
                     "optimise optimize tune"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Checked", "Input", "Output", "artifact_option", "takes_artifact", "takes_overwrite"]
+
 import functools
 import math
 import os
@@ -366,12 +368,7 @@ def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]]
 
 
 def artifact_option(also: str = "", **settings: Any) -> Callable[[Any], Any]:
-    """Returns the decorator that adds ``--artifact``.
-
-    Args:
-        also: where else the artifact may be named, for the help.
-        settings: those of click.
-    """
+    """Returns the decorator that adds ``--artifact``; ``also`` says where else it may be named."""
     help = f"The artifact's folder or address{also}."
     return options_of("Artifact")("--artifact", type=Written("PATH", folder_found), help=help, **settings)
 

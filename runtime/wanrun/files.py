@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NPY_DAMAGE"]
+__all__ = ["NPY_DAMAGE", "canonical_json", "fsync_directory", "write_durable"]
 
 import contextlib
 import errno

@@ -31,6 +31,7 @@ COMMANDS = {"wanrun": wanrun, "wanrun serve": serve, **wanbuild.commands}
 ARGUMENTS = {
     "wanrun": ["art", "--prompt", "a fox"],
     "wanrun serve": ["art"],
+    "lora": ["a.safetensors", "--artifact", "art"],
     "oci": ["art", "--output", "layout"],
     "pull": ["hf://owner/name"],
     "sbom": ["art"],
@@ -98,6 +99,7 @@ def test_what_is_declared_is_checked() -> None:
     assert named == {
         *(("wanrun", name) for name in ("output", "save_latents", "timing_json", "report")),
         *(("wanrun serve", "data"), ("oci", "output"), ("pull", "output"), ("sbom", "output")),
+        ("lora", "output"),
         *(("toy", "directory"), ("verify", "json_file"), ("verify", "page")),
     }
 

@@ -150,7 +150,7 @@ WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "wanbuild calibrate wanbuild plan --best": "optimize",
             "wanbuild verify": "check test",
             "wanbuild toy": "init new",
-            "wanbuild convert --lora": "lora merge",
+            "wanbuild convert --lora": "fuse merge",
             "--prompt --timing": "benchmark",
             "wanbuild convert": "convrt",
             "--help": "help",

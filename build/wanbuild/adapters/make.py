@@ -20,14 +20,12 @@ from wanbuild.options import default_rows
 from wanbuild.source.safetensors import DTYPES
 from wanbuild.staging import changing, check_free_space
 from wanhub.marker import is_copy
+from wanrun import Artifact, Manifest, open_artifact, temporary_path
 from wanrun.artifact.adapter import ADAPTER_FORMAT, LORA_A, NAME, Adapter, AdapterContent, SamplingDefaults
-from wanrun.artifact.artifact import Artifact, open_artifact
-from wanrun.artifact.manifest import TRANSFORMERS, Manifest
-from wanrun.artifact.model import Model
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.named import ADAPTER
 from wanrun.errors import UsageError, quoted, unwritable
 from wanrun.files import fsync_directory
-from wanrun.temporary import temporary_path
 
 Report = Callable[..., None]
 
@@ -150,7 +148,7 @@ def _planned(
     """Opens the LoRA files, and plans the adapter of a model."""
     model = manifest.model
     experts = tuple(name for name in TRANSFORMERS if name in manifest.components)
-    options = _sampling(request.sampling, model)
+    options = _sampling(request.sampling, manifest)
     if len(experts) == 1 and any(lora.component for lora in loras):
         raise UsageError("this model has one transformer, not two experts", remedy="give FILE alone")
     for line in (*misplaced(loras, experts), *_doubts(request.sampling, manifest)):
@@ -192,9 +190,9 @@ def _added(artifact: Artifact, name: str, plan: _Plan) -> Adapter:
     return made
 
 
-def _sampling(sampling: str | None, model: Model) -> SamplingDefaults:
+def _sampling(sampling: str | None, manifest: Manifest) -> SamplingDefaults:
     """Returns the defaults of a way to sample, as a conversion of this model would have them."""
-    given, own = with_sampling(sampling, {}), model.default_options()
+    given, own = with_sampling(sampling, {}), manifest.model.default_options()
     found = with_defaults(own, given)
     names = {default_rows()[key].name for key in given}
     names |= {"num_steps"} if "timesteps" in names else set()

@@ -22,8 +22,8 @@ from wanbuild.mapping.original import LISTED
 from wanbuild.mapping.rules import TRANSFORMS, halves
 from wanbuild.models.eight_bit import linear_layers
 from wanbuild.source.shapes import Shapes, component_shapes
+from wanrun import Manifest
 from wanrun.artifact.adapter import LORA_A, LORA_B
-from wanrun.artifact.manifest import Manifest
 from wanrun.errors import SourceError
 
 Changes = Mapping[str, Sequence[LowRankDelta | FullDelta]]
@@ -92,33 +92,45 @@ def planned_tensors(
     Raises:
         SourceError: for a change that fits neither a slot nor a small parameter.
     """
-    found = list[PlannedTensor]()
-    misfits = list[str]()
-    for item in layout.assignments:
-        rows = [changes.get(fill.key, ()) for fill in item.fills]
-        if not any(rows):
-            continue
-        path, _, leaf = item.path.rpartition("/")
-        own = leaf == "weight" and path in layout.products
-        small = not own and (leaf != "weight" or len(item.shape) - item.stacked < 2)
-        misfits += _misfits(item, rows, LowRankDelta if own else FullDelta if small else type(None))
-        if own:
-            found += _slot(f"{expert}/{path}", item, rows, dtype)
-        elif small:
-            found.append(_small(f"{expert}/{item.path}", item, rows, layout.shapes))
-    if misfits:
+    changed = [
+        (item, rows)
+        for item in layout.assignments
+        if any(rows := [changes.get(fill.key, ()) for fill in item.fills])
+    ]
+    if misfits := [key for item, rows in changed for key in _misfits(item, rows, _taken(item, layout))]:
+        count = (
+            "1 change is of a whole matrix"
+            if len(misfits) == 1
+            else f"{len(misfits)} changes are of whole matrices"
+        )
         raise SourceError(
-            f"{len(misfits)} changes are of whole matrices, and not of low rank: {shortly(misfits, LISTED)}",
+            f"{count}, and not of low rank: {shortly(misfits, LISTED)}",
             expected="pairs of matrices, and changes of biases, norms and tables",
             remedy="merge it at convert: wanbuild convert --lora FILE",
         )
-    return found
+    return [
+        tensor
+        for item, rows in changed
+        for tensor in (
+            _slot(expert, item, rows, dtype)
+            if _taken(item, layout) is LowRankDelta
+            else [_small(expert, item, rows, layout.shapes)]
+        )
+    ]
+
+
+def _taken(item: Assignment, layout: Layout) -> type[Any]:
+    """Returns the kind of change that an adapter may have of a parameter; that of None for none."""
+    path, _, leaf = item.path.rpartition("/")
+    if leaf != "weight" or len(item.shape) - item.stacked < 2:
+        return FullDelta
+    return LowRankDelta if path in layout.products else type(None)
 
 
 def _misfits(
     item: Assignment, rows: Sequence[Sequence[LowRankDelta | FullDelta]], kind: type[Any]
 ) -> Iterator[str]:
-    """Yields the names of a parameter's changes that are not of the kind it takes."""
+    """Yields the names of a parameter's changes that are of another kind."""
     for fill, parts in zip(item.fills, rows, strict=True):
         for one in parts:
             if not isinstance(one, kind):
@@ -126,9 +138,10 @@ def _misfits(
 
 
 def _slot(
-    name: str, item: Assignment, rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]
+    expert: str, item: Assignment, rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]
 ) -> Iterator[PlannedTensor]:
     """Yields the two matrices of a layer's slot, of the largest rank of its rows."""
+    name = f"{expert}/{item.path.removesuffix('/weight')}"
     *layers, outputs, inputs = item.shape
     rank = max(sum(one.rank for one in parts) for parts in rows)
 
@@ -146,9 +159,9 @@ def _slot(
     yield PlannedTensor(f"{name}/{LORA_B}", (*layers, outputs, rank), dtype, up)
 
 
-def _small(name: str, item: Assignment, rows: Sequence[Sequence[Any]], shapes: Shapes) -> PlannedTensor:
+def _small(expert: str, item: Assignment, rows: Sequence[Sequence[Any]], shapes: Shapes) -> PlannedTensor:
     """Returns the change of a small parameter, the sum of all of them."""
-    float32 = np.dtype(np.float32)
+    name, float32 = f"{expert}/{item.path}", np.dtype(np.float32)
 
     def changes() -> Iterator[np.ndarray]:
         for fill, parts in zip(item.fills, rows, strict=True):

@@ -9,7 +9,16 @@ parameters have their change itself, ``EXPERT/PATH`` in float32. The file's meta
 
 from __future__ import annotations
 
-__all__ = ["Adapter", "AdapterContent", "SamplingDefaults"]
+__all__ = [
+    "ADAPTER_FORMAT",
+    "ADAPTER_METADATA",
+    "LORA_A",
+    "LORA_B",
+    "NAME",
+    "Adapter",
+    "AdapterContent",
+    "SamplingDefaults",
+]
 
 import re
 from collections.abc import Mapping
