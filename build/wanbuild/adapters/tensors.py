@@ -98,25 +98,22 @@ def planned_tensors(
         if any(rows := [changes.get(fill.key, ()) for fill in item.fills])
     ]
     if misfits := [key for item, rows in changed for key in _misfits(item, rows, _taken(item, layout))]:
+        several = len(misfits) > 1
         count = (
-            "1 change is of a whole matrix"
-            if len(misfits) == 1
-            else f"{len(misfits)} changes are of whole matrices"
+            f"{len(misfits)} changes are of whole matrices" if several else "1 change is of a whole matrix"
         )
         raise SourceError(
             f"{count}, and not of low rank: {shortly(misfits, LISTED)}",
             expected="pairs of matrices, and changes of biases, norms and tables",
             remedy="merge it at convert: wanbuild convert --lora FILE",
         )
-    return [
-        tensor
-        for item, rows in changed
-        for tensor in (
-            _slot(expert, item, rows, dtype)
-            if _taken(item, layout) is LowRankDelta
-            else [_small(expert, item, rows, layout.shapes)]
-        )
-    ]
+    found = list[PlannedTensor]()
+    for item, rows in changed:
+        if _taken(item, layout) is LowRankDelta:
+            found += _slot(expert, item, rows, dtype)
+        else:
+            found.append(_small(expert, item, rows, layout.shapes))
+    return found
 
 
 def _taken(item: Assignment, layout: Layout) -> type[Any]:

@@ -157,7 +157,7 @@ def _check_pairs(tensors: Mapping[str, np.ndarray]) -> None:
         path, _, leaf = name.rpartition("/")
         if leaf in (LORA_A, LORA_B):
             a, b = (tensors.get(f"{path}/{one}", np.empty(())).shape for one in (LORA_A, LORA_B))
-            if len(a) not in (2, 3) or (*a[:-2], a[-2]) != (*b[:-2], b[-1]):
+            if len(a) not in (2, 3) or len(a) != len(b) or (*a[:-2], a[-2]) != (*b[:-2], b[-1]):
                 raise ValueError(f"{path} has matrices of shape {list(a)} and {list(b)}")
         elif array.dtype != np.float32:
             raise ValueError(f"{name} is {array.dtype.name}")
