@@ -230,7 +230,7 @@ def test_what_takes_no_rank(tmp_path: Path) -> None:
 
 def test_ranks_that_are_too_many(tmp_path: Path) -> None:
     one, two = made(tmp_path, 4, 0), made(tmp_path, 3, 1)
-    with pytest.raises(UsageError, match=r"\+ 3 = 7.*--lora-rank 7"):
+    with pytest.raises(UsageError, match=r"= 7.*--lora-rank 7"):
         combined([(one, 1), (two, 1)], "transformer", slots(6), np.dtype(np.float32))
     with pytest.raises(UsageError, match=r"found 4;.*--lora-rank 4"):
         combined([(one, 1)], "transformer", slots(2), np.dtype(np.float32))
