@@ -46,6 +46,10 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "name the artifact: wanrun serve ARTIFACT": "ckpt_dir model model_path task",
                 "name the artifact so: wanrun serve NAME=ARTIFACT": "served_model_name",
                 "pass --keys FILE": "api_key",
+                "pass --loras DIR": "lora_dir lora_modules lora_path",
+                "leave it out: wanbuild compile --lora-rank makes slots": (
+                    "enable_lora max_lora_rank max_loras"
+                ),
                 "pass --host 0.0.0.0": "listen",
                 "pass --tls-certificate FILE": "cert certfile ssl_certfile",
                 "pass --tls-key FILE": "keyfile ssl_keyfile",

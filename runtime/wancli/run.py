@@ -142,6 +142,8 @@ def _print_list(artifact: Artifact) -> None:
         print_result(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}")
     for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         print_result(f"schedule {name}  {schedule.describe()}")
+    for name, adapter in manifest.adapters.items():
+        print_result(f"lora {name}  {adapter.describe()}")
     if not manifest.profiles:
         print_result("no profiles: run wanbuild compile")
 
@@ -245,5 +247,6 @@ def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None
 
     generations = [planned.job.generation for planned in work.jobs]
     profiles = list({one.profile.name: one.profile for one in generations}.values())
-    names = needed(work.artifact, loading, profiles=profiles, prompts=work.first_prompts())
+    loras = {one.name for generation in generations for one in generation.loras}
+    names = needed(work.artifact, loading, profiles=profiles, prompts=work.first_prompts(), loras=loras)
     wanhub.fetch(work.artifact, names, print_error, lambda progress: timings.phase("fetch", None, progress))

@@ -203,6 +203,8 @@ def _values(generation: wanrun.Generation) -> dict[str, str]:
     values["width"] = f"{generation.profile.width}x{generation.profile.height}"
     named = {"size" if name == "width" else flags.get(name, name): values[name] for name in values}
     named |= {"fps": f"{generation.fps:g}", "profile": generation.profile.name}
+    if generation.loras:
+        named["lora"] = generation.loras
     for name in () if generation.media is None else generation.media.__struct_fields__:
         if (given := getattr(generation.media, name)) not in (None, ()):
             named[flags[name]] = given
@@ -307,7 +309,10 @@ def _artifact(artifact: wanrun.Artifact, rows: Sequence[_Row], target: str | Non
     facts += [
         Fact(name[0].upper() + name[1:], digest, code=True) for name, digest in manifest.digests.items()
     ]
-    facts += [Fact("LoRA", str(lora), f"sha256 {lora.sha256}") for lora in manifest.loras]
+    facts += [Fact("Merged LoRA", str(lora), f"sha256 {lora.sha256}") for lora in manifest.loras]
+    chosen = [lora for row in rows if row.generation is not None for lora in row.generation.loras]
+    digests = dict.fromkeys((lora.name, lora.sha256) for lora in chosen)
+    facts += [Fact("LoRA", name, f"sha256 {digest}") for name, digest in digests]
     facts.append(Fact("Target", target or "none was loaded", _machine(manifest, target)))
     facts += [
         Fact(

@@ -80,7 +80,8 @@ class Row:
         flag: the option's spelling on the command line.
         short: a short one, such as ``-o``; empty for none.
         type: the type that msgspec converts a value to.
-        base: ``str``, ``int``, ``float``, ``bool`` or ``Path``; ``tuple`` for (width, height).
+        base: ``str``, ``int``, ``float``, ``bool`` or ``Path``; ``tuple`` for (width, height); of values
+            that are records their class, and ``parse`` makes one of a text.
         many: whether several values may be given.
         numbers: whether the value is a list of numbers; ``base`` is the type of each.
         required: whether there is no default.
@@ -137,10 +138,19 @@ class Row:
         return replace(self, **self.commands[command])
 
     @property
+    def record(self) -> bool:
+        """Whether each value is a record."""
+        return issubclass(self.base, msgspec.Struct)
+
+    @property
     def kind(self) -> str:
         """The value's type in words."""
         if self.numbers:
             return "a list of numbers"
+        if self.record:
+            return (
+                f"{self.value}, an object with {', '.join(self.base.__struct_fields__)}, or a list of these"
+            )
         words = _WORDS[self.base]
         return f"{words} or a list of strings" if self.many else words
 
@@ -180,7 +190,6 @@ _BASES: Mapping[type[Any], type[Any]] = MappingProxyType(
         msgspec.inspect.IntType: int,
         msgspec.inspect.FloatType: float,
         msgspec.inspect.BoolType: bool,
-        msgspec.inspect.CustomType: Path,
         msgspec.inspect.TupleType: tuple,
         msgspec.inspect.DictType: dict,
     }
@@ -197,6 +206,12 @@ def _bare(info: Any) -> Any:
     return info
 
 
+def _holds_records(info: Any) -> bool:
+    """Returns whether a type is a tuple of records."""
+    several = isinstance(info, msgspec.inspect.VarTupleType)
+    return several and isinstance(_bare(info.item_type), msgspec.inspect.StructType)
+
+
 def _choices(annotation: Any) -> tuple[Any, ...]:
     """Returns the values of a ``Literal`` inside an annotation, in the written order: msgspec sorts them."""
     if get_origin(annotation) is Literal:
@@ -209,7 +224,7 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
     texts = described.extra
     bare, choices = _bare(described), texts["choices"] or _choices(info.type)
-    if many := isinstance(bare, msgspec.inspect.ListType):
+    if many := isinstance(bare, msgspec.inspect.ListType) or _holds_records(bare):
         bare = _bare(bare.item_type)
     numbers = isinstance(bare, msgspec.inspect.VarTupleType)
     least, most = getattr(bare, "ge", None), getattr(bare, "le", None)
@@ -217,7 +232,7 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
         most = bare.max_length
     if isinstance(bare, msgspec.inspect.VarTupleType):
         least, most, bare = bare.min_length, bare.max_length, _bare(bare.item_type)
-    base = type(choices[0]) if choices else _BASES[type(bare)]
+    base = type(choices[0]) if choices else getattr(bare, "cls", None) or _BASES[type(bare)]
     flag = base is bool or texts["sets"] is not None
     default = "" if flag or info.default in (None, (), msgspec.NODEFAULT) else str(info.default)
     value = "|".join(map(str, choices)) or _VALUES.get(base, "")

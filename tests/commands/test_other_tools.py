@@ -48,7 +48,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "--pose-video --face-video": "src_root_path",
             "--segment-overlap": "refert_num",
             "--mode": "replace_flag",
-            "wanbuild convert --lora": "use_relighting_lora lora lora-path",
+            "--lora wanbuild lora": (
+                "use_relighting_lora lora-path lora_name lora-nickname lora_strength lora-scale lora_weight "
+                "lora_configs high-noise-lora lora_low"
+            ),
             "--reference-image": "src_ref_images",
             "--size": "height width aspect_ratio hieght",
             "--seed": "generator",
@@ -60,7 +63,6 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "wanbuild compile": "compile torch-compile enable-torch-compile enforce-eager",
             "wanbuild convert --quantise": "fp8 fp8_e4m3fn quantization quantize",
             "wanbuild convert --help": "unet clip vae text-encoder",
-            "wanbuild convert --lora-high --lora-low": "high-noise-lora",
             "wanbuild convert --sampling": "sampling",
             "--timesteps": "sigmas",
             "--guidance-scale": "no-cfg",
@@ -117,6 +119,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "": "tp size num-gpus profile",
             "wanrun serve": "model served-model-name",
             "--keys": "api-key",
+            "--loras": "lora-dir lora_modules",
             "--host": "listen",
             "--data": "output-path",
             "wanrun serve --help": "workers-per-gpu share",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     images = [Inputs(facts={"image": name, "image_sha256": digest}) for name, digest in ("aX", "bX", "aY")]
     digests = [_request(generation, one, drawn=False) for one in images]  # a file's name does not count
     assert digests[0] == digests[1] != digests[2]
+    strengths = [[{"name": "a", "strengths": {"transformer": strength}}] for strength in (0.5, 1.0)]
+    chosen = [replace(generation, options={**generation.options, "lora": lora}) for lora in strengths]
+    assert len({_request(one, None, drawn=False) for one in (generation, *chosen)}) == 3
     assert (np.load(video) == expected.frames[0]).all()
     made = video.stat().st_mtime_ns
     again = maker(row)

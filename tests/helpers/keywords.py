@@ -21,10 +21,13 @@ tests/helpers/keywords.py writes this file.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from wanrun.request.lora import LoraChoice
 
 File = str | os.PathLike[str]
+Lora = File | Mapping[str, Any] | LoraChoice
 
 
 class Options(TypedDict, total=False):
@@ -47,6 +50,8 @@ def _kind(row: Row) -> str:
     """The types of an option's value in Python."""
     if row.value in ("FILE", "DIR|FILE"):
         return "File | Sequence[File]" if row.many else "File"
+    if row.record:  # a text, its fields, or several of these
+        return "Lora | Sequence[Lora]"
     if row.choices:
         return f"Literal[{', '.join(map(_quoted, row.choices))}]"
     if row.numbers:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from wanbuild.conversion.orbax import plan_layout
-from wanrun.artifact.adapter import Adapter, AdapterContent, SamplingDefaults
+from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, SamplingDefaults
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
@@ -82,6 +84,18 @@ def plain_adapter(name: str, **fields: Any) -> Adapter:
     }
     content = AdapterContent(**{**plain, **fields})
     return Adapter(file=f"adapters/{name}.safetensors", sha256="0", nbytes=8, content=content)
+
+
+def write_adapter(path: Path, shapes: Mapping[str, tuple[int, ...]], **fields: Any) -> Path:
+    """Writes an adapter's file with tensors of these shapes, of float32 zeros."""
+    content, header, end = plain_adapter("style", **fields).content, dict[str, Any](), 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    told = {"__metadata__": {ADAPTER_METADATA: msgspec.json.encode(content).decode()}, **header}
+    data = msgspec.json.encode(told)
+    path.write_bytes(len(data).to_bytes(8, "little") + data + bytes(end))
+    return path
 
 
 def built_with(**options: Any) -> ProfileOptions:
@@ -179,7 +193,9 @@ def without_profiles(manifest: Manifest) -> Manifest:
 
 def full_manifest() -> Manifest:
     """A manifest of one artifact that there is not, in which no field of any record is empty or None."""
-    profile = Profile(96, 64, 9, 1, True, 0, built_with(image_weights_dtype="bfloat16"), num_references=2)
+    profile = Profile(
+        96, 64, 9, 1, True, 0, built_with(image_weights_dtype="bfloat16", lora_rank=32), num_references=2
+    )
     program = plain_program(
         file="programs/p",
         inputs=("transformer", "latents"),

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import wanrun
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
-from helpers.manifests import full_manifest, with_profiles
+from helpers.manifests import full_manifest, plain_adapter, with_profiles
 from helpers.pages import Seen
 from wanreport import run
 from wanreport.run import number
@@ -79,6 +80,30 @@ def test_merged_loras_are_named(
     assert run_here(capsys, tmp_path / "a", *output, "--steps", 2, "--prompt", "a fox").code == 0
     text = seen(tmp_path).text
     assert str(lora) in text and lora.sha256 in text
+
+
+def test_chosen_loras_are_named(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Fake
+) -> None:
+    """With their strengths among the options, or in a column where prompts differ; with their digests."""
+    shutil.copytree(artifact, tmp_path / "a")
+    manifest = read_manifest(artifact)
+    slots = {
+        name: structs.replace(one, options=structs.replace(one.options, lora_rank=16))
+        for name, one in manifest.profiles.items()
+    }
+    adapters = {"style": structs.replace(plain_adapter("style"), sha256="0f" * 32)}
+    manifest.changed(adapters=adapters, profiles=slots).write(tmp_path / "a")
+    output = ("--output", tmp_path / "o.gif", "--report", tmp_path / "r.html", "--steps", 2)
+    lines = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "lora": "style:-0.25"}, {"prompt": "two"})
+    assert run_here(capsys, tmp_path / "a", *output, "--prompts", lines, "--lora", "style:0.5").code == 0
+    text = seen(tmp_path).text
+    for said in ("style at strength -0.25", "style at strength 0.5", "0f" * 32):
+        assert said in text
+    made = run_here(capsys, tmp_path / "a", *output, "--prompts", lines, "--lora", "style:0.75")
+    assert made.code == 2 and "0.75}" in made.err[0]  # another video than that which is there
+    refused = run_here(capsys, tmp_path / "a", *output, "--prompt", "a fox", "--lora", "stile")
+    assert refused.code == 2 and "wanbuild lora" in refused.err[0]
 
 
 def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from wanbuild.source.safetensors import TensorFile
 from wanrun.artifact.lora import Lora
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import file_sha256
+from wanrun.request.lora import parse_lora as parse_choice
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -72,16 +73,17 @@ def parse_lora(text: str) -> tuple[Path, float]:
     Raises:
         UsageError: if the scale is not a finite number.
     """
-    name, colon, scale = text.rpartition(":")
-    if not colon or Path(text).exists():
-        return Path(text), 1.0
     try:
-        value = float(scale)
-    except ValueError:
-        value = math.nan
-    if not name or not math.isfinite(value):
-        raise UsageError(f"the LoRA {text!r} is not understood", expected="FILE or FILE:SCALE, e.g. a:0.8")
-    return Path(name), value
+        choice = parse_choice(text)
+    except UsageError:
+        choice = None
+    if choice is None or choice.of_experts:
+        raise UsageError(
+            f"the LoRA {text!r} is not understood",
+            expected="FILE or FILE:SCALE, e.g. a:0.8",
+            remedy=None if choice is None else "give each expert its own: --lora-high FILE, --lora-low FILE",
+        )
+    return Path(choice.name), 1.0 if choice.strength is None else choice.strength
 
 
 @dataclass(frozen=True)

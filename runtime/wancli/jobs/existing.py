@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ _REMEDY = "pass --overwrite to make all again, or choose another output"
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns metadata as read from a file, without wanrun's version and the artifact's address and LoRAs."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
-    for key in ("wanrun", "artifact", "loras"):  # LoRAs are a part of the content digest
+    for key in ("wanrun", "artifact", "merged_loras"):  # those are a part of the content digest
         plain.pop(key, None)
     return dict(plain)
 
@@ -94,17 +95,27 @@ def check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]
     if not there:
         raise UsageError(f"the output {video} exists, and does not say how it was made", remedy=_REMEDY)
     key = next(key for key in sorted({*wanted, *there}) if wanted.get(key, ...) != there.get(key, ...))
+    expected_value, found_value = _shown(*(_text(metadata, key) for metadata in (wanted, there)))
     raise UsageError(
         f"the output {video} exists, and was made otherwise",
-        expected=f"{key} {_shown(wanted, key)}",
-        found=_shown(there, key),
+        expected=f"{key} {expected_value}",
+        found=found_value,
         remedy=_REMEDY,
     )
 
 
-def _shown(metadata: Mapping[str, Any], key: str) -> str:
-    text = json.dumps(metadata[key], ensure_ascii=False) if key in metadata else "none"
-    return text if len(text) <= 60 else text[:60] + "..."
+def _text(metadata: Mapping[str, Any], key: str) -> str:
+    if key not in metadata:
+        return "none"
+    return json.dumps(metadata[key], ensure_ascii=False, sort_keys=True)
+
+
+def _shown(*texts: str) -> list[str]:
+    """Returns the parts of texts in which they differ, with a little of what is before."""
+    alike = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False))
+    begin = max(0, len(list(alike)) - 30)
+    before = "..." if begin else ""
+    return [f"{before}{text[begin : begin + 60]}{'...' if len(text) > begin + 60 else ''}" for text in texts]
 
 
 def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:

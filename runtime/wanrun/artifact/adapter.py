@@ -15,14 +15,17 @@ __all__ = [
     "LORA_A",
     "LORA_B",
     "NAME",
+    "SUFFIX",
     "Adapter",
     "AdapterContent",
+    "PlacedAdapter",
     "SamplingDefaults",
 ]
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +40,9 @@ ADAPTER_FORMAT: Final = 1
 
 ADAPTER_METADATA: Final = "wan-adapter"
 """The key of an ``AdapterContent`` in a file's metadata."""
+
+SUFFIX: Final = ".safetensors"
+"""Of adapters' files."""
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 """The last parts of the names of a product's two matrices: y = x Wᵀ + (x Aᵀ) Bᵀ."""
@@ -127,6 +133,13 @@ class Adapter(ListedFile, frozen=True, kw_only=True):
         content, brought = self.content, self.content.options.describe()
         text = f"rank {content.rank}, {in_bytes(self.nbytes)}, of {' and '.join(map(str, content.loras))}"
         return f"{text}; {brought}" if brought else text
+
+
+class PlacedAdapter(NamedTuple):
+    """An adapter, and where its file is."""
+
+    path: Path
+    adapter: Adapter
 
 
 def check_names(adapters: Mapping[str, Adapter]) -> None:

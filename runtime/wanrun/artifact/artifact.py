@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
+from wanrun.artifact.adapter import PlacedAdapter
 from wanrun.artifact.layout import CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.named import (
@@ -40,11 +41,13 @@ class Artifact:
         manifest: its manifest.
         folder: where its files are.
         origin: the address that they come from; empty for those that were made or copied here.
+        beside: further adapters by name, whose files are elsewhere.
     """
 
     manifest: Manifest
     folder: Path
     origin: str = ""
+    beside: Mapping[str, PlacedAdapter] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -53,6 +56,12 @@ class Artifact:
     def influences(self) -> dict[str, str]:
         """What the metadata of a video says of where the artifact comes from; nothing of one from here."""
         return {"artifact": self.origin} if self.origin else {}
+
+    @property
+    def adapters(self) -> dict[str, PlacedAdapter]:
+        """All adapters by name: its own, and those beside it."""
+        own = self.manifest.adapters.items()
+        return {**{name: PlacedAdapter(self.folder / one.file, one) for name, one in own}, **self.beside}
 
     def named(self) -> Iterator[Named]:
         """Yields every file that the manifest lists, once for what it belongs to; no other place knows them.

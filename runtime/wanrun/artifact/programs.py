@@ -120,6 +120,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         text_weights_dtype: storage dtype of the text encoder.
         vae_weights_dtype: storage dtype of the VAE.
         image_weights_dtype: storage dtype of the image encoder; None for a model without one.
+        lora_rank: the ranks of LoRAs that a video may choose, together; 0 for no slots.
     """
 
     dtype: Dtype
@@ -134,6 +135,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     vae_weights_dtype: Dtype
     image_weights_dtype: Dtype | None = None
     vae_precision: Precision = "highest"
+    lora_rank: NotNegative = 0
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -29,12 +29,12 @@ def needed(
     *,
     profiles: Sequence[Profile] | None = None,
     prompts: Sequence[str] | None = None,
+    loras: Collection[str] | None = None,
 ) -> list[Named]:
     """Returns the files that ``load``, and generations after it, read of an artifact.
 
     They are those of one target, of the text encoder's on the CPU where that is asked for, and of these
-    profiles; the text encoder's weights are left out if the artifact has the embeddings of all prompts, and
-    adapters always.
+    profiles; the text encoder's weights are left out if the artifact has the embeddings of all prompts.
 
     Args:
         artifact: the artifact's folder; or the artifact, of which only the manifest needs to be there.
@@ -42,6 +42,7 @@ def needed(
             ``prompts`` are those of the next generations, and do not decide.
         profiles: the profiles of the generations; None for all that the target has.
         prompts: their prompts, with the negative ones; None for any.
+        loras: their LoRAs by name; None for all that one of the profiles has slots for.
 
     Raises:
         ArtifactError, UsageError: as ``load``: if nothing fits this machine, or an option is wrong.
@@ -59,7 +60,8 @@ def needed(
             targets.append(choice.target(profile).name)
     own = choice.artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
     unread = _unread(own, None if selected.built_elsewhere else prompts, policy)
-    unused = {REQUIREMENTS, ADAPTER, *({GOLDEN} if not selected.built_elsewhere else ())}
+    unread |= _unread_adapters(own, loras)
+    unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
     kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
     return [*kept, *_spreading(choice.artifact, selected)]
 
@@ -92,6 +94,14 @@ def _unread(artifact: Artifact, prompts: Sequence[str] | None, policy: LoadPolic
         if policy.embeddings != "none" and keys <= manifest.embeddings.keys():
             unread.add((WEIGHTS, TEXT_ENCODER))
     return unread
+
+
+def _unread_adapters(artifact: Artifact, loras: Collection[str] | None) -> set[tuple[Kind, str]]:
+    """Returns the adapters that no request chooses, or that no profile has slots for."""
+    manifest = artifact.manifest
+    slots = any(profile.options.lora_rank for profile in manifest.profiles.values())
+    read = (manifest.adapters if loras is None else loras) if slots else ()
+    return {(ADAPTER, name) for name in manifest.adapters if name not in read}
 
 
 def _spreading(artifact: Artifact, selected: SelectedTarget) -> Iterator[Named]:

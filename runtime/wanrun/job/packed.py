@@ -11,6 +11,7 @@ from wanrun import __version__
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.job.outputs import Output
 from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.request.adapters import ChosenLora
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +67,7 @@ class PackedJob(Struct, frozen=True, kw_only=True):
         ranges: the steps of each expert.
         fps: frames per second.
         media: images and videos as paths; None without.
+        loras: as of ``Generation``.
         warnings: of the generation.
         outputs: the files to write.
     """
@@ -79,6 +81,7 @@ class PackedJob(Struct, frozen=True, kw_only=True):
     ranges: tuple[_Range, ...]
     fps: float
     media: Media | None
+    loras: tuple[ChosenLora, ...]
     warnings: tuple[str, ...]
     outputs: tuple[_File, ...]
 
@@ -106,6 +109,7 @@ class PackedJob(Struct, frozen=True, kw_only=True):
             ranges=tuple(ExpertRange(*structs.astuple(one)) for one in self.ranges),
             fps=self.fps,
             media=self.media,
+            loras=self.loras,
             warnings=self.warnings,
         )
         outputs = (Output(Path(one.path), one.video, one.kind) for one in self.outputs)
@@ -129,6 +133,7 @@ def pack(job: Job) -> PackedJob:
         ranges=tuple(_Range(**vars(one)) for one in generation.ranges),
         fps=generation.fps,
         media=None if generation.media is None else _as_paths(generation.media),
+        loras=generation.loras,
         warnings=generation.warnings,
         outputs=tuple(_File(str(one.path), one.video, one.kind) for one in job.outputs),
     )

@@ -47,7 +47,7 @@ def by_name(rows: Mapping[_Remedy, str]) -> Mapping[str, _Remedy]:
 _MODEL = "an artifact is made ahead; ask for a model that the server has"
 _SERVER = "leave it out: it is decided where the model is built and served"
 
-_LORA = "a LoRA is merged when the artifact is converted; ask for that model"
+_LORA = f"pass {field('lora')}, with the name of one of the model's and its strength"
 
 _REMEDIES = by_name(
     {
@@ -58,12 +58,16 @@ _REMEDIES = by_name(
             "an artifact has it; another one is made of single files: wanbuild convert --help", _MODEL
         ): "clip diffusion_model image_encoder text_encoder tokenizer transformer transformer_2 unet vae",
         Remedy(
-            "it is merged into the weights: wanbuild convert --lora FILE:SCALE",
+            f"pass {field('lora')} NAME:STRENGTH; wanbuild lora makes one of a published file",
             _LORA,
-        ): ("lora lora_name lora_path lora_scale lora_strength lora_weight loras use_relighting_lora"),
-        Remedy("each expert has its own: wanbuild convert --lora-high FILE, --lora-low FILE", _LORA): (
-            "high_noise_lora low_noise_lora lora_high lora_low"
+        ): (
+            "lora_configs lora_name lora_nickname lora_path lora_request lora_scale lora_strength "
+            "lora_weight use_relighting_lora"
         ),
+        Remedy(
+            f"pass {field('lora')} NAME:high=0.9,low=0.6; wanbuild lora makes one adapter of both",
+            _LORA,
+        ): "high_noise_lora low_noise_lora lora_high lora_low",
         Remedy("it belongs to a distilled model: wanbuild convert --sampling NAME", _MODEL): "sampling",
         Remedy("an artifact is one model; wanbuild inspect DIR says which", _MODEL): (
             "model_cls model_type task workload_type"
@@ -181,7 +185,7 @@ _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
                     "WanVACEPipeline WanVideoToVideoPipeline from_pretrained from_single_file"
                 ),
                 "the target decides the device: wanrun.load(DIR, target=NAME)": "cuda to",
-                "a LoRA is merged when an artifact is made: wanbuild convert --lora FILE:SCALE": (
+                "pass lora= to generate, such as 'NAME:0.8'; wanbuild lora makes an adapter of a file": (
                     "fuse_lora load_lora_weights set_adapters"
                 ),
                 "solver= of generate chooses it": "scheduler",

@@ -22,6 +22,7 @@ from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
 from wanrun.media.windows import num_windows
 from wanrun.opened.cancel import CancelToken
+from wanrun.request.adapters import ChosenLora
 
 _BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
 
@@ -65,6 +66,7 @@ class Generation:
         ranges: the steps of each expert, in order.
         fps: frames per second of the video file.
         media: images and videos to read before the first step; None if there are none to read.
+        loras: the chosen LoRAs, in the order of the request.
         warnings: problems of the request that do not keep the video from being made, one line each.
     """
 
@@ -75,6 +77,7 @@ class Generation:
     ranges: tuple[ExpertRange, ...]
     fps: float
     media: Media | None
+    loras: tuple[ChosenLora, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -148,7 +151,7 @@ class Generation:
             "fps": self.fps,
             "num_videos": self.profile.num_videos,
             "wanrun": __version__,
-            **({"loras": [lora.facts for lora in self.manifest.loras]} if self.manifest.loras else {}),
+            **({"merged_loras": [lora.facts for lora in self.manifest.loras]} if self.manifest.loras else {}),
             **facts,
         }
 

@@ -6,10 +6,13 @@ tests/helpers/keywords.py writes this file.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from wanrun.request.lora import LoraChoice
 
 File = str | os.PathLike[str]
+Lora = File | Mapping[str, Any] | LoraChoice
 
 
 class Options(TypedDict, total=False):
@@ -78,6 +81,8 @@ class Options(TypedDict, total=False):
     scheduler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
     timesteps: Sequence[float] | None
     schedule: str | None
+    lora: Lora | Sequence[Lora] | None
+    loras: Lora | Sequence[Lora] | None
     loop: Literal["step", "scan", "stream"] | None
     seed: int | Literal["random"] | None
     base_seed: int | Literal["random"] | None

@@ -22,10 +22,10 @@ from wanrun.request.rows import rows
 from wanrun.rows import Row
 
 _NOT_RECORDED = frozenset(
-    {*MEDIA_KINDS, "mode", "fit", "profile", "schedule", "size", "num_frames", "num_videos", "fps"}
+    {*MEDIA_KINDS, "mode", "fit", "profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps"}
 )
-"""Options that ``resolve_options`` leaves out: media, whose digests are in the metadata, the profile's shape,
-and the file's fps."""
+"""Options that ``resolve_options`` leaves out: media and LoRAs, of which the metadata has digests, the
+profile's shape, and the file's fps."""
 
 
 MAX_SCHEDULE_BYTES = 2**20

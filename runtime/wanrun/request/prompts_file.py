@@ -154,4 +154,8 @@ def _decode_json(line: bytes) -> Iterator[tuple[str, Any]]:
             and not (value and value.isprintable())
         ):
             raise UsageError(f"{field(key)} is no file name", found=quoted(value))
-        yield key, dict(value) if isinstance(value, _Pairs) else value
+        yield key, list(map(_as_dict, value)) if type(value) is list else _as_dict(value)
+
+
+def _as_dict(value: Any) -> Any:
+    return dict(value) if isinstance(value, _Pairs) else value

@@ -22,9 +22,19 @@ _Kind = TypeVar("_Kind", bound=Request)
 
 
 def as_plain(value: Any) -> Any:
-    """Returns a value of NumPy, alone or in a list or tuple, as Python's, and a path as a string."""
+    """Returns a value of NumPy, alone, in a list, tuple or dict, as Python's, and a path as a string."""
     if type(value) in (list, tuple):
-        return type(value)(one.tolist() if hasattr(one, "tolist") else one for one in value)
+        return type(value)(map(_as_plain, value))
+    return _as_plain(value)
+
+
+def _as_plain(value: Any) -> Any:
+    if type(value) is dict:
+        return {name: _alone(one) for name, one in value.items()}
+    return _alone(value)
+
+
+def _alone(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         with contextlib.suppress(TypeError):  # it names no path
             return os.fspath(value)
@@ -70,12 +80,10 @@ def read_request(
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))
             row = known[name]
-            if row.choices and row.parse is not None and isinstance(plain, str):
-                plain = row.parse(plain)  # a choice that other tools call otherwise
             found = list(_problems(row, plain))
             problems += found
             if not found:
-                plain = msgspec.convert(plain, row.type)
+                plain = msgspec.convert(_parsed(row, plain), row.type)
         values[name] = plain if name in known else None
     if "prompt" not in values:
         problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
@@ -84,6 +92,16 @@ def read_request(
     if problems:
         raise UsageError("; ".join(problem.text for problem in problems))
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
+
+
+def _parsed(row: Row, value: Any) -> Any:
+    """Returns a value with what its texts stand for: a choice of another name, or a record."""
+    if row.parse is None or not (row.choices or row.record):
+        return value
+    if row.record:
+        several = value if isinstance(value, list | tuple) else [value]
+        return [row.parse(one) if isinstance(one, str) else one for one in several]
+    return row.parse(value) if isinstance(value, str) else value
 
 
 def unknown_option(name: str, known: Mapping[str, str], instead: Mapping[str, str]) -> UsageError:
@@ -103,7 +121,12 @@ def unknown_option(name: str, known: Mapping[str, str], instead: Mapping[str, st
 
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:
     """Yields the problems of a value."""
-    if not _fits(value, row):
+    try:
+        parsed = _parsed(row, value)
+    except UsageError as wrong:
+        yield wrong
+        return
+    if not _fits(parsed, row):
         yield wrong_type(field(row.name), row.kind, value)
         return
     if row.value in ("FILE", "DIR|FILE"):
@@ -115,15 +138,17 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
                 yield UsageError(f"{field(row.name)} is no file name", found=quoted(name))
         return
     try:
-        msgspec.convert(value, row.type)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair
-        what = "cannot be used" if row.choices and row.base is str else "is out of range"
-        found = value if type(value) is float else quoted(value)
+        msgspec.convert(parsed, row.type)
+    except (msgspec.ValidationError, UnicodeEncodeError) as wrong:  # half of a surrogate pair
+        what = "cannot be used" if (row.choices and row.base is str) or row.record else "is out of range"
+        found = wrong if row.record else value if type(value) is float else quoted(value)
         yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)
 
 
 def _fits(value: Any, row: Row) -> bool:
     """Returns whether a value has the option's type; True is not a number, and 3 may stand for 3.0."""
+    if row.record:
+        return all(isinstance(item, dict | row.base) for item in value)
     if row.many and isinstance(value, list | tuple):
         return all(type(item) is str for item in value)
     kinds = (int, float) if row.base is float else (row.base,)

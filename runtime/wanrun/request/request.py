@@ -18,6 +18,7 @@ from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.artifact.roles import FormName
 from wanrun.errors import UsageError
+from wanrun.request.lora import LoraChoice, parse_lora
 from wanrun.request.written import parse_numbers, parse_size, parse_solver
 from wanrun.rows import option
 
@@ -178,6 +179,18 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value="NAME|FILE",
         ),
     ] = None
+    lora: Annotated[
+        tuple[LoraChoice, ...],
+        option(
+            "LoRA of the artifact, or an adapter's file (.safetensors), and its strength; of two experts "
+            "NAME:high=0.9,low=0.6. Repeatable.",
+            page="LoRAs of the model: the name of each and its strength, or of two experts high and low.",
+            default="none; strength 1",
+            value="NAME|FILE[:S]",
+            also="loras",
+            parse=parse_lora,
+        ),
+    ] = ()
     loop: Annotated[
         FormName | None,
         option(

@@ -6,6 +6,7 @@ __all__ = ["resolve_request"]
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -19,6 +20,7 @@ from wanrun.denoising.solvers import SOLVERS
 from wanrun.denoising.steps import schedule
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.adapters import Chosen
 from wanrun.request.arguments import artifact_of, check_media_options, check_objects
 from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
@@ -103,12 +105,13 @@ def resolve_request(
         loop: the form of the denoising loop if the request names none and the profile is built with it.
 
     Raises:
-        ArtifactError: for a profile or a form of the loop that is not built.
-        UsageError: for an option without effect, a seed or steps that are out of range, and media that are
-            missing, not taken, or given in two ways.
+        ArtifactError: for a profile, a form of the loop or slots for LoRAs that are not built.
+        UsageError: for an option without effect, a seed or steps that are out of range, media that are
+            missing, not taken, or given in two ways, and LoRAs that there are not or do not fit.
     """
     check_seed(request.seed)
-    manifest = artifact.manifest
+    chosen = Chosen(request.lora, artifact)
+    manifest = chosen.with_defaults(request)
     request, fitted = scheduled(request, manifest)
     given, task = given_media(request, media, inputs), manifest.model.task
     check_effects(manifest, has_guidance(manifest, request.guidance_scale), request)
@@ -119,25 +122,30 @@ def resolve_request(
         count = 0
     scale = request.guidance_scale
     unguided = scale is not None and not has_guidance(manifest, scale)
-    profile = choose_profile(artifact, _shape(manifest, request, count), loaded, unguided)
+    shape = _shape(manifest, request, count)
+    profile = choose_profile(replace(artifact, manifest=manifest), shape, loaded, unguided)
+    chosen.check(profile)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
+    if chosen.loras:
+        options["lora"] = [one.facts for one in chosen.loras]
     table, ranges = schedule(options, manifest)
     if inputs is not None or not task.inputs or (given is None and not task.always_encodes):
         reads = None
     else:  # with the resolved overlap, so that equal media compare equal
         reads = structs.replace(given or Media(), segment_overlap=options.get("segment_overlap"))
     return Generation(
-        manifest=manifest,
+        manifest=artifact.manifest,
         profile=profile,
         options=options,
         table=table,
         ranges=ranges,
         fps=float(manifest.model.defaults.fps if request.fps is None else request.fps),
         media=reads,
-        warnings=tuple(_warnings(manifest, profile, request, options)),
+        loras=chosen.loras,
+        warnings=(*_warnings(manifest, profile, request, options), *chosen.warnings()),
     )
 
 

@@ -28,10 +28,22 @@ def aliases(kind: type[Request] = Request) -> Mapping[str, str]:
 
 def schema() -> dict[str, Any]:
     """Returns the JSON schema of a request; a missing option has its default, and null is not a value."""
-    whole = msgspec.json.schema(Request)["$defs"][Request.__name__]
+    parts = msgspec.json.schema(Request)["$defs"]
+    whole = parts[Request.__name__]
     for item in whole["properties"].values():
-        kinds = [kind for kind in item.pop("anyOf", ()) if kind != {"type": "null"}]
-        if item.get("default") is None:
-            item.pop("default", None)
-        item |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {}
+        _drop_null(item)
+        if "$ref" in item.get("items", {}):  # a record, or a text that stands for one
+            record = parts[item["items"]["$ref"].rpartition("/")[2]]
+            for one in record["properties"].values():
+                _drop_null(one)
+            told = {name: value for name, value in record.items() if name not in ("title", "description")}
+            item["items"] = {"anyOf": [{"type": "string"}, told]}
     return dict(whole)
+
+
+def _drop_null(item: dict[str, Any]) -> None:
+    """Changes the schema of a value to one that null has no part in."""
+    kinds = [kind for kind in item.pop("anyOf", ()) if kind != {"type": "null"}]
+    if item.get("default") is None:
+        item.pop("default", None)
+    item |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {}

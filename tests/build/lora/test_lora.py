@@ -648,7 +648,7 @@ def test_parse_lora(tmp_path: Path) -> None:
     (tmp_path / "e:2").touch()
     assert parse_lora(f"{tmp_path}/e:2") == (tmp_path / "e:2", 1.0)
     assert parse_lora(f"{tmp_path}/e:2:3") == (tmp_path / "e:2", 3.0)
-    for text in ("a:", ":1", "a:b", "a:nan", "a:inf", "a:1:x"):
+    for text in ("a:", ":1", "a:b", "a:nan", "a:inf", "a:1:x", "a:high=1,low=0.5"):
         with pytest.raises(UsageError, match="FILE:SCALE"):
             parse_lora(text)
 

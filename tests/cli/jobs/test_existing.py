@@ -35,7 +35,8 @@ def test_those_that_are_there_are_not_missing(tmp_path: Path, suffix: str) -> No
     assert missing_videos(videos, METADATA) == (0, 1, 2)
     write(videos[1], video=1)
     assert missing_videos(videos, METADATA) == (0, 2)
-    write(videos[0], wanrun="0.9", loras=[])  # another version may have made it, which said less or more
+    # Another version may have made it, which said less or more.
+    write(videos[0], wanrun="0.9", merged_loras=[])
     write(videos[2], video=2)
     assert missing_videos(videos, METADATA) == ()
 
@@ -50,6 +51,17 @@ def test_another_video_is_refused_by_what_differs(tmp_path: Path) -> None:
     assert 'expected size "96x64"; found none' in refusal(path, size="96x64")
     assert 'expected prompt "' + "x" * 59 + "...; found" in refusal(path, prompt="x" * 99)
     assert "expected video 1; found 0" in refusal(tmp_path / "none.png", path)
+
+
+def test_chosen_loras_are_part_of_what_it_is(tmp_path: Path) -> None:
+    """Their strengths and their digests."""
+    lora = {"name": "style", "strengths": {"transformer": 0.5}, "sha256": "0f" * 32}
+    path = write(tmp_path / "a.png", lora=[lora])
+    assert missing_videos([path], {**METADATA, "lora": [lora]}) == ()
+    assert "expected lora none" in refusal(path)
+    stronger = refusal(path, lora=[lora | {"strengths": {"transformer": 1.0}}])
+    assert "1.0}" in stronger and "0.5}" in stronger
+    assert "lora" in refusal(path, lora=[lora | {"sha256": "1f" * 32}])
 
 
 def test_what_a_file_has_besides_is_a_difference(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def sent(job: Job) -> PackedJob:
 
 def facts(generation: Generation) -> dict[str, Any]:
     """All of a generation but the manifest and the table."""
-    names = ("profile", "ranges", "fps", "media", "warnings")
+    names = ("profile", "ranges", "fps", "media", "loras", "warnings")
     return {**{name: getattr(generation, name) for name in names}, **generation.options}
 
 

@@ -42,7 +42,7 @@ def test_the_metadata_names_merged_loras() -> None:
     lora = Lora(file="style.safetensors", sha256="0", scale=0.5, component=None, left_out=3)
     found = generation()
     merged = replace(found, manifest=found.manifest.changed(loras=(lora,)))
-    assert merged.metadata(None, {})["loras"] == [lora.facts]
+    assert merged.metadata(None, {})["merged_loras"] == [lora.facts]
 
 
 def test_the_metadata_of_media() -> None:

@@ -66,7 +66,7 @@ def test_defaults() -> None:
 def test_every_option_of_a_model_is_resolved() -> None:
     """But those that are the profile's, or the file's; and timesteps only where there are some."""
     everywhere = {row.name for row in rows() if not row.models}
-    others = {"profile", "schedule", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
+    others = {"profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}
 
 
