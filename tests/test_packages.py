@@ -65,10 +65,10 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanserve": Package(
             "wanrun wanhub wanreport",
             (
-                "devices log names process refusal retention settings video",
+                "devices log loras names process refusal retention settings video",
                 "room route sizes",
-                "catalog folders forms hub keys messages metrics progress protocol",
-                "pipelines resolved store uploads",
+                "catalog folders forms hub keys messages metrics progress protocol values",
+                "lora_fields pipelines resolved store uploads",
                 "bodies estimate fields worker",
                 "shown",
                 "board openapi",

@@ -20,6 +20,7 @@ from wancli.options import click_option
 from wanrun.errors import UsageError
 from wanrun.opened.policy import LoadPolicy
 from wanrun.rows import rows_of
+from wanrun.terminal.lines import warn
 from wanserve.process import WorkerProcess, begin_line
 from wanserve.settings import Settings
 
@@ -143,6 +144,12 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 )
 @_of_loading
 @_loading(
+    "--loras",
+    type=Input(),
+    metavar="DIR",
+    help="Folder of adapters that requests may choose besides those of the artifacts.",
+)
+@_loading(
     "--require-signature",
     type=_path,
     metavar="KEY",
@@ -170,6 +177,12 @@ def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
         for artifact in opened.values():
             wanhub.check_signed(artifact, given["require_signature"])
         given["verify"] = "sha256"  # also of what is read now
+    if given["loras"] is not None:
+        from wanserve.loras import read_loras, with_loras  # maps their files
+
+        opened, left = with_loras(opened, read_loras(given["loras"]))
+        for name, why in left.items():
+            warn(f"no model takes {name}: {why}")
     loading = {name: given[name] for name in OF_LOADING if given[name]}
     settings = _settings(opened, loading, given)
     for artifact in opened.values():

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import wanrun
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import ArtifactError, UsageError, WanError
+from wanrun.request.lora import EXPERTS
 from wanserve.names import files, page_text
 from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
     from wanrun import Generation
+    from wanrun.artifact.adapter import PlacedAdapter
     from wanrun.rows import Row
 
 PYTHON_ONLY = ("profile",)
@@ -51,9 +54,35 @@ class Model:
             "mode": task.modes is not None,
             "segment_overlap": task.windows is not None,
             "fit": task.fits,
+            "lora": bool(self.loras),
         }
         shown |= {name: name in task.inputs for name in files()}
         return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}
+
+    @cached_property
+    def loras(self) -> Mapping[str, PlacedAdapter]:
+        """The LoRAs by name that one of the profiles has slots for."""
+        most = max((profile.options.lora_rank for profile in self._profiles), default=0)
+        every = self.artifact.adapters.items() if most else ()
+        return {name: one for name, one in every if one.adapter.content.rank <= most}
+
+    def shown_loras(self) -> list[dict[str, Any]]:
+        """Returns its LoRAs as clients see them."""
+        return [
+            {
+                "name": name,
+                "rank": (content := one.adapter.content).rank,
+                "experts": self._noise(content.experts),
+                "defaults": content.options.given,
+                "sha256": one.adapter.sha256,
+            }
+            for name, one in self.loras.items()
+        ]
+
+    def _noise(self, experts: Sequence[str]) -> list[str]:
+        """Returns what the strengths of experts are called; nothing for a model with one transformer."""
+        called = dict(zip(TRANSFORMERS, EXPERTS, strict=True))
+        return [called[name] for name in experts] if TRANSFORMERS[1] in self.manifest.components else []
 
     @property
     def inputs(self) -> Iterator[tuple[str, str, bool, bool]]:
@@ -77,6 +106,7 @@ class Model:
                 "num_videos": one.num_videos,
                 "num_references": one.num_references,
                 "guidance": one.guidance,
+                "lora_rank": one.options.lora_rank,
             }
             for one in built
         ]
@@ -96,8 +126,8 @@ class Model:
 
         Raises:
             WanError: as ``wanrun.resolve``.
-            RefusedError: for a schedule in a file: no file of the server is read for a request. For another
-                form of the loop than that which is loaded.
+            RefusedError: for a schedule or a LoRA that the model has not: no file of the server is read for a
+                request. For another form of the loop than that which is loaded.
         """
         if self.loop is not None and options.get("loop") not in (None, self.loop):
             raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
@@ -108,6 +138,13 @@ class Model:
                 f"there is no {spell('schedule')} {schedule[:60]!r}; expected {names}",
                 param=spell("schedule"),
             )
+        for one in options.get("lora", ()):
+            if isinstance(name := one.get("name"), str) and name not in self.loras:
+                names = f"one of {', '.join(self.loras)}" if self.loras else "none"
+                raise RefusedError(
+                    f"there is no {spell('lora')} {name[:60]!r}; expected {names} (v1/loras)",
+                    param=spell("lora"),
+                )
         if "prompt" not in options:
             raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
         loop = {} if self.loop is None else {"loop": self.loop}
@@ -133,6 +170,7 @@ class Model:
                     self.manifest.schedules.items(), key=lambda one: -one[1].evaluations
                 )
             ],
+            "loras": self.shown_loras(),
             "inputs": [
                 {
                     "name": name,

@@ -8,18 +8,28 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import msgspec
-
 import wanrun
 from wanrun.errors import UsageError, quoted
 from wanrun.request.elsewhere import nearest
 from wanrun.request.written import parse_size
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
-from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, USELESS, files, options_by_name
+from wanserve.lora_fields import read_loras, single_lora
+from wanserve.names import (
+    INSTEAD,
+    LORA,
+    MEDIA,
+    MERGED,
+    NO_EFFECT,
+    ROLES,
+    USELESS,
+    files,
+    options_by_name,
+)
 from wanserve.refusal import RefusedError, unknown, whole
-from wanserve.sizes import MAX_ITEMS, check_json
+from wanserve.sizes import MAX_ITEMS
 from wanserve.uploads import Source, check_file, decoded_text, head_of, kind_of, safe_name, stored_upload
+from wanserve.values import decoded, mistyped, number_of
 from wanserve.video import Upload
 
 FORMATS: Mapping[str, str] = MappingProxyType(
@@ -80,12 +90,14 @@ def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = No
     given = dict(_flat(form.fields))
     named = given.pop("model", model)
     if not isinstance(named, str | None):
-        raise _mistyped("model", "a string", named)
+        raise mistyped("model", "a string", named)
     body = Body(catalog.find(named))
     if (suffix := _format(given)) is not None:
         body.format, body.spelled["format"] = suffix, "format"
     seconds = given.pop("seconds", None)
     _take_size(given, body)
+    if (lora := single_lora(given)) is not None:
+        body.options["lora"], body.spelled["lora"] = lora
     arrived = list[_File]()
     for name, file in form.files:
         option = _option_of(name)
@@ -129,25 +141,12 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _object(name: str, value: Any) -> Mapping[str, Any]:
     """Returns a field that is an object, or the JSON text of one."""
     if isinstance(value, str):
-        value = _decoded(name, value or "{}")
+        value = decoded(name, value or "{}")
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _mistyped(name, "an object", value)
+        raise mistyped(name, "an object", value)
     return value
-
-
-def _decoded(name: str, text: str) -> Any:
-    """Returns what the JSON text of a field stands for."""
-    check_json(text.encode())
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        raise RefusedError(f"{name} is not JSON", param=name) from None
-
-
-def _mistyped(name: str, expected: str, value: Any) -> RefusedError:
-    return RefusedError(f"{name} has the wrong type; expected {expected}; found {quoted(value)}", param=name)
 
 
 def _format(given: dict[str, Any]) -> str | None:
@@ -211,7 +210,7 @@ def _check_size(value: Any, name: str, model: Model) -> None:
 
 def _unknown(name: str, body: Body) -> RefusedError:
     """Returns the error of a field that has no meaning here."""
-    known = [*options_by_name(), *OWN, *MEDIA]
+    known = [*options_by_name(), *OWN, *MEDIA, *LORA]
     meant = name if name in INSTEAD else nearest(name, [*known, *INSTEAD])
     if meant in known:
         return unknown(name, f"; use {meant}")
@@ -223,33 +222,21 @@ def _unknown(name: str, body: Body) -> RefusedError:
 
 def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
     """Returns the value of a form's string where the option is a number, or a list of numbers."""
+    if row.record:
+        return read_loras(value, name, text)
     if row.name == "seed" and isinstance(value, list) and len(value) == 1:
         value = value[0]  # SGLang's clients send a list
     if not text:
         return tuple(value) if row.numbers and isinstance(value, list) else value
     if row.numbers:
         items = value.strip("[] ").split(",", MAX_ITEMS) if isinstance(value, str) else value
-        return tuple(_number(item, float) for item in items) if isinstance(items, list) else items
+        return tuple(number_of(item, float) for item in items) if isinstance(items, list) else items
     if isinstance(value, list):
         each = "; send a request for each" if row.name == "prompt" else ""
         raise RefusedError(f"{name} is given {len(value)} times; expected one{each}", param=name)
     if row.base in (int, float) and value != "random":
-        return _number(value, row.base)
+        return number_of(value, row.base)
     return value
-
-
-def _number(value: Any, kind: type[int] | type[float]) -> Any:
-    """Returns a text as a number if it is one; the record's check tells of others."""
-    if not isinstance(value, str) or len(value) > 40:
-        return value
-    try:
-        return kind(value)
-    except ValueError:
-        try:
-            number = float(value)
-        except ValueError:
-            return value
-        return int(number) if kind is int and number.is_integer() else number
 
 
 def _take_seconds(value: Any, body: Body) -> None:
@@ -258,9 +245,9 @@ def _take_seconds(value: Any, body: Body) -> None:
     A video of Wan has one frame more than seconds times frames per second, and published ones are a little
     shorter or longer: a number counts if it is at most one frame off.
     """
-    number = _number(value, float)
+    number = number_of(value, float)
     if type(number) not in (int, float) or not 0 < number < 1e5:
-        raise _mistyped("seconds", "a positive number", value)
+        raise mistyped("seconds", "a positive number", value)
     fps = body.options.get("fps", body.model.manifest.model.defaults.fps)
     rate = float(fps) if type(fps) in (int, float) and fps > 0 else 16.0
     if (given := body.options.get("num_frames")) is not None:
@@ -315,7 +302,7 @@ class _File(NamedTuple):
 def _files_of(name: str, value: Any) -> Iterator[_File]:
     """Yields the images or videos of a field without a file."""
     if isinstance(value, str) and value[:1] in "[{":
-        value = _decoded(name, value)
+        value = decoded(name, value)
     for one in value if isinstance(value, list) else [value]:
         option = _option_of(name)
         if isinstance(one, dict) and (role := one.get("role")) is not None:

@@ -25,7 +25,7 @@ from wanserve.forms import Form
 from wanserve.keys import Client
 from wanserve.log import DEBUG, tell
 from wanserve.messages import Make
-from wanserve.names import MEDIA, NO_EFFECT, options_by_name
+from wanserve.names import LORA, MEDIA, NO_EFFECT, options_by_name
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, closing, refused, told_with, unknown, whole
 from wanserve.video import Upload, Video
@@ -39,7 +39,7 @@ MAX_KEY = 255
 PROBES = 3
 """Requests whose images and videos are probed at a time, one of each client: a process of up to 1.5 GB."""
 
-_STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size"}
+_STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size", **dict.fromkeys(LORA, "lora")}
 _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
 
 

@@ -33,6 +33,22 @@ ROLES: Mapping[str, str] = MappingProxyType(
 )
 """Options by the role of an image in a list of references."""
 
+LORA: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("lora_name", "lora_nickname"), "name"),
+        **dict.fromkeys(("lora_strength", "lora_scale", "lora_weight"), "strength"),
+    }
+)
+"""Fields that describe a single LoRA, with what each says of it; also as fields of its object."""
+
+OF_LORA: Mapping[str, str] = MappingProxyType(
+    {**LORA, "adapter": "name", "scale": "strength", "weight": "strength", "int_id": "", "lora_int_id": ""}
+)
+"""Fields of a LoRA's object by other servers' names; empty for one that changes nothing."""
+
+LORA_PATHS = ("local_path", "lora_local_path", "lora_path", "path")
+"""Fields of a LoRA's object that name a file."""
+
 NO_EFFECT: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "user": (),
@@ -51,14 +67,16 @@ USELESS: Mapping[str, str] = MappingProxyType(
 )
 """By such a field, what to do for another value of it."""
 
+NO_LORA_PATH = "no path of the server is read; name one of the LoRAs that v1/loras lists"
 _NO_PATH = "no path of the server is read or written; send the file itself, and fetch the content"
 
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        **OF_CLIENTS,
+        **{name: remedy for name, remedy in OF_CLIENTS.items() if name not in LORA},
         **by_name(
             {
                 _NO_PATH: "image_path last_frame_path output_path save_result_path video_path",
+                NO_LORA_PATH: "lora_local_path lora_path",
                 "nothing is sent elsewhere; fetch the content": "presigned_url",
                 "there are no stored characters; send images": "characters",
             }

@@ -11,7 +11,7 @@ import msgspec
 import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
-from wanserve.names import MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
+from wanserve.names import LORA, MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
 from wanserve.route import ERROR, TEXT, Content, Parameter, Route, schema_of
 from wanserve.shown import ShownVideo
 
@@ -91,6 +91,10 @@ def _own(catalog: Catalog) -> Mapping[str, Any]:
         "width": pixels,
         "height": pixels,
         **dict.fromkeys(("format", "output_format"), suffix),
+        **{
+            name: {"description": f"Of a single LoRA its {what}, instead of lora."}
+            for name, what in LORA.items()
+        },
         **{name: {"description": "An image or a video: a file, or a data: URL."} for name in MEDIA},
         **{name: {"type": "object", "description": "Its entries count as fields."} for name in MERGED},
         **{name: {"description": "Changes nothing."} for name in NO_EFFECT},

@@ -76,6 +76,31 @@ VIDEOS: Final = Content(
     }
 )
 
+_TEXTS: Final[Mapping[str, Any]] = {"type": "array", "items": TEXT}
+LORAS: Final = Content(
+    {
+        "type": "object",
+        "properties": {
+            "object": {"const": "list"},
+            "data": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "object": {"const": "lora"},
+                        "name": TEXT,
+                        "rank": {"type": "integer"},
+                        "experts": _TEXTS,
+                        "defaults": {"type": "object"},
+                        "sha256": TEXT,
+                        "models": _TEXTS,
+                    },
+                },
+            },
+        },
+    }
+)
+
 IDEMPOTENCY_KEY: Final = Parameter(
     "Idempotency-Key", TEXT, "The same request under it makes no second job.", place="header"
 )
@@ -316,6 +341,20 @@ class Routes:
         if model is None:
             raise RefusedError("there is no such model", 404, code="model_not_found")
         return json_answer(self._shown_model(model))
+
+    @route("GET", "/v1/loras", answer=LORAS)
+    async def loras(self, request: Request) -> Response:
+        """Answers the LoRAs that a request may choose, with the models that have each.
+
+        `experts` are those that it changes, of a model with two: they may have strengths of their own.
+        `defaults` are the options that it changes where a request does not give them.
+        """
+        found = dict[str, dict[str, Any]]()
+        for model in self._catalog.models.values():
+            for one in model.shown_loras():
+                models = found.setdefault(msgspec.json.encode(one).decode(), {**one, "models": []})["models"]
+                models.append(model.name)
+        return json_answer({"object": "list", "data": [{**one, "object": "lora"} for one in found.values()]})
 
     def _shown_model(self, model: Model) -> dict[str, Any]:
         state = {"loaded": model.name in self._loaded(), "problem": self._queue.withheld.get(model.name)}

@@ -20,6 +20,7 @@ import click
 import pytest
 
 from helpers.damage import linked
+from helpers.manifests import write_adapter
 from serve_client import Server, served
 from wancli.serve import MOST_PIXELS, MOST_WORKERS, serve
 from wanrun.errors import ArtifactError
@@ -41,6 +42,14 @@ def refused(*arguments: object, **environment: str) -> tuple[int, list[str]]:
     )
     assert done.stdout == ""
     return done.returncode, done.stderr.splitlines()
+
+
+def test_a_folder_of_loras_is_looked_at_first(toy_artifact: Path, tmp_path: Path) -> None:
+    code, lines = refused(toy_artifact, "--loras", tmp_path)
+    assert code == 2 and "no adapters" in lines[-1]
+    write_adapter(tmp_path / "style.safetensors", {})
+    code, lines = refused(toy_artifact, "--loras", tmp_path)
+    assert code == 2 and "--lora-rank" in lines[-1]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from helpers.manifests import full_manifest, plain_manifest, with_profiles
+from helpers.manifests import full_manifest, plain_adapter, plain_manifest, with_profiles
 from serve_client import Answer, encoded
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
@@ -20,12 +20,17 @@ from wanserve.settings import Settings
 
 
 def catalog(**more: Any) -> Catalog:
-    """A model of text, which is built in three shapes, and one that takes images and videos too."""
+    """A model of text, which is built in three shapes and has LoRAs, and one that takes images and videos."""
     full = full_manifest()
     built = next(iter(full.profiles.values())).options
     shapes = [Profile(96, 64, frames, 1, True, number, built) for number, frames in enumerate((17, 81))]
     text = with_profiles(
-        plain_manifest(profiles=full.profiles, program_sets=full.program_sets, targets=full.targets),
+        plain_manifest(
+            profiles=full.profiles,
+            program_sets=full.program_sets,
+            targets=full.targets,
+            adapters={"style": plain_adapter("style", rank=16), "big": plain_adapter("big", rank=64)},
+        ),
         [*shapes, Profile(64, 96, 17, 2, False, 2, built)],
     )
     made = Catalog({})

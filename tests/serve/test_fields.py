@@ -26,7 +26,7 @@ from wanserve.catalog import Catalog, Model
 from wanserve.fields import Body, read_body
 from wanserve.forms import Form, nested
 from wanserve.names import INSTEAD, api_text
-from wanserve.refusal import RefusedError
+from wanserve.refusal import RefusedError, refused
 
 
 def png() -> bytes:
@@ -68,6 +68,10 @@ def body(fields: dict[str, Any], model: str = "text", **files: bytes) -> Body:
         return read_body(Form({"prompt": "p", **fields}, uploads), catalog(), Path(folder), model)
 
 
+HALF = {"name": "style", "strength": -0.5}
+OF_EXPERTS = {"name": "style", "high": 1.0, "low": 0.0}
+
+
 def options(fields: dict[str, Any], model: str = "text") -> dict[str, Any]:
     found = body(fields, model).options
     return {name: value for name, value in found.items() if name != "prompt"}
@@ -101,6 +105,25 @@ def options(fields: dict[str, Any], model: str = "text") -> dict[str, Any]:
         ({"extra_body": {"extra_params": {"shift": 5}}}, {"flow_shift": 5}),
         ({"negative_prompt": None, "seed": 1}, {"seed": 1}),
         ({"user": "u1", "max_sequence_length": 512, "response_format": "url"}, {}),
+        ({"lora": "style"}, {"lora": [{"name": "style"}]}),
+        ({"loras": "style:-0.5"}, {"lora": [HALF]}),
+        ({"lora": ["style:high=1,low=0", "b"]}, {"lora": [OF_EXPERTS, {"name": "b"}]}),
+        ({"loras": [OF_EXPERTS, HALF]}, {"lora": [OF_EXPERTS, HALF]}),
+        ({"loras": '[{"name": "style", "strength": -0.5}]'}, {"lora": [HALF]}),  # a form
+        ({"lora": {"name": "style", "strength": "-0.5"}}, {"lora": [HALF]}),
+        ({"lora": {"name": "style", "scale": -0.5, "int_id": 7}}, {"lora": [HALF]}),  # vllm-omni
+        ({"lora": {"lora_name": "style", "lora_scale": -0.5}}, {"lora": [HALF]}),
+        ({"extra_body": {"lora": {"adapter": "style", "scale": -0.5}}}, {"lora": [HALF]}),
+        ({"lora_name": "style", "lora_strength": -0.5}, {"lora": [HALF]}),  # LightX2V
+        ({"lora_name": "style", "lora_strength": "-0.5"}, {"lora": [HALF]}),
+        ({"lora_name": "style", "lora_strength": None}, {"lora": [{"name": "style"}]}),
+        ({"lora_nickname": "style"}, {"lora": [{"name": "style"}]}),  # SGLang
+        (
+            {"lora_nickname": ["style", "b"], "lora_scale": [-0.5, 1]},
+            {"lora": [HALF, {"name": "b", "strength": 1}]},
+        ),
+        ({"lora": None, "lora_name": None, "loras": None}, {}),
+        ({"lora": []}, {"lora": []}),
     ],
     ids=str,
 )
@@ -163,7 +186,18 @@ def test_options_of_two_experts() -> None:
         ({"seconds": 4, "num_frames": 81}, "seconds", "seconds and num_frames contradict each other"),
         ({"seconds": 4, "num_frames": "9" * 39}, "seconds", "seconds and num_frames contradict each other"),
         ({"max_sequence_length": 226}, "max_sequence_length", "cannot be 226; expected 512"),
-        ({"lora": {"name": "x"}}, "lora", "a LoRA is merged when the artifact is converted"),
+        ({"lora": "style:x"}, "lora", "is not understood"),
+        ({"lora": 3}, "lora", "lora has the wrong type; expected the name of a LoRA"),
+        ({"lora": [["style"]]}, "lora", "lora has the wrong type"),
+        ({"lora": "[1"}, "lora", "lora is not JSON"),
+        ({"lora": {"name": "a", "path": "/etc/a"}}, "lora", "no path of the server is read"),
+        ({"lora": {"name": "a", "lora_path": "/etc/a"}}, "lora", "no path of the server is read"),
+        ({"loras": {"name": "a", "scale": 1, "strength": 2}}, "loras", "given twice, also as 'strength'"),
+        ({"lora": "a", "lora_name": "a"}, "lora_name", "given twice, also as lora"),
+        ({"lora_strength": 1}, "lora_strength", "without lora_name"),
+        ({"lora_name": ["a", "b"], "lora_strength": 1}, "lora_name", "different lengths"),
+        ({"lora_path": "/etc/a"}, "lora_path", "no path of the server is read"),
+        ({"lora_dir": "/etc"}, "lora_dir", "unknown field 'lora_dir'"),
         ({"output_path": "/tmp/x.mp4"}, "output_path", "no path of the server is read or written"),
         ({"video_path": "/etc/passwd"}, "video_path", "no path of the server is read"),
         ({"format": "exe"}, "format", "expected one of mp4, webm"),
@@ -324,3 +358,41 @@ def test_a_form_nests() -> None:
         nested([("a" + "[b]" * 9, "1")])
     with pytest.raises(RefusedError, match="has no name that is understood"):
         nested([("[a", "1")])
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"name": "stile"}, "there is no loras 'stile'; expected one of style (v1/loras)"),
+        ({"name": "big"}, "expected one of style"),  # which has a rank that no profile has slots for
+        ({"name": "/etc/passwd"}, "there is no loras"),
+        ({"name": "style", "strength": "much"}, "loras cannot be used"),
+        ({"name": "style", "force": 1}, "loras cannot be used"),
+        ({"name": 3}, "loras cannot be used"),
+        ({"name": "style", "high": 1, "low": 0}, "give one strength"),
+    ],
+    ids=str,
+)
+def test_a_lora_that_a_model_has_not(given: dict[str, Any], line: str) -> None:
+    """And no name is looked for on the machine."""
+    found = body({"loras": [given]})
+    with pytest.raises((RefusedError, UsageError)) as caught:
+        found.model.resolve(found.options, found.spell)
+    error = caught.value
+    told = error if isinstance(error, RefusedError) else refused(error, found.spell)
+    assert line in told.body["error"]["message"] and "wanbuild" not in told.body["error"]["message"]
+
+
+def test_the_loras_of_a_model() -> None:
+    models = catalog().models
+    (style,) = models["text"].shown(0)["loras"]
+    assert style == {"name": "style", "rank": 16, "experts": [], "defaults": {}, "sha256": "0"}
+    (style,) = models["full"].shown(0)["loras"]
+    assert style["experts"] == ["high"] and style["defaults"]["num_steps"] == 2
+    assert "lora" in models["text"].options and models["text"].shapes()[0]["lora_rank"] == 32
+    generation = models["text"].resolve({"prompt": "p", "lora": [HALF]}, str)
+    assert generation.options["lora"][0]["strengths"] == {"transformer": -0.5}
+    none = models["text"].artifact.changed(adapters={})
+    assert "lora" not in Model("text", none).options
+    with pytest.raises(RefusedError, match="expected none"):
+        Model("text", none).resolve({"prompt": "p", "lora": [HALF]}, str)

@@ -1,0 +1,82 @@
+"""The LoRAs of a request, in the fields of every server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from wanrun.errors import UsageError
+from wanrun.request.lora import parse_lora
+from wanserve.names import LORA, LORA_PATHS, NO_LORA_PATH, OF_LORA, options_by_name
+from wanserve.refusal import RefusedError
+from wanserve.values import decoded, mistyped, number_of
+
+
+def single_lora(given: dict[str, Any]) -> tuple[list[dict[str, Any]], str] | None:
+    """Takes the fields out that describe a single LoRA, as other servers have them.
+
+    Args:
+        given: the fields by name, whose texts may be a form's.
+
+    Returns:
+        The LoRA, or several of lists, as of ``read_loras``, and the field with the name; None without one.
+
+    Raises:
+        RefusedError: for a strength without a name, or beside LoRAs in our own field.
+    """
+    told = {name: given.pop(name) for name in LORA if name in given}
+    if not (told := {name: value for name, value in told.items() if value is not None}):
+        return None
+    if (named := next((name for name in told if LORA[name] == "name"), None)) is None:
+        raise RefusedError(f"{next(iter(told))} is given without lora_name", param=next(iter(told)))
+    if (other := next((name for name in given if options_by_name().get(name) == "lora"), None)) is not None:
+        raise RefusedError(f"{named} is given twice, also as {other}", param=named)
+    # SGLang's clients send lists; a form has texts alone.
+    lists = {name: value if isinstance(value, list) else [value] for name, value in told.items()}
+    if len({len(each) for each in lists.values()}) > 1:
+        raise RefusedError(f"{' and '.join(told)} are lists of different lengths", param=named)
+    several = [dict(zip(lists, each, strict=True)) for each in zip(*lists.values(), strict=True)]
+    return [_lora(one, named, True) for one in several], named
+
+
+def read_loras(value: Any, name: str, text: bool) -> list[dict[str, Any]]:
+    """Returns LoRAs that are given as texts or objects, or as the JSON text of these.
+
+    Args:
+        value: what a client has sent.
+        name: the field's name.
+        text: whether numbers may be a form's texts.
+
+    Returns:
+        An object for each, as a ``LoraChoice`` is converted of.
+
+    Raises:
+        RefusedError: for what is none of these, or names a file.
+    """
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        value = decoded(name, value)
+    return [_lora(one, name, text) for one in (value if isinstance(value, list) else [value])]
+
+
+def _lora(value: Any, name: str, text: bool) -> dict[str, Any]:
+    """Returns a LoRA by the names of our own fields."""
+    if isinstance(value, str):
+        try:
+            choice = parse_lora(value, files=False)
+        except UsageError as error:
+            raise RefusedError(str(error), param=name) from None
+        return {key: one for key, one in msgspec.structs.asdict(choice).items() if one is not None}
+    if not isinstance(value, dict):
+        raise mistyped(
+            name, "the name of a LoRA, an object with name and strength, or a list of these", value
+        )
+    found = dict[str, Any]()
+    for key, given in value.items():
+        if (own := OF_LORA.get(key, key)) in found:
+            raise RefusedError(f"{own} of {name} is given twice, also as {key[:60]!r}", param=name)
+        if key in LORA_PATHS:
+            raise RefusedError(f"{name} has a {key}; {NO_LORA_PATH}", param=name)
+        if own and given is not None:
+            found[own] = number_of(given, float) if text and own != "name" else given
+    return found

@@ -1,0 +1,80 @@
+"""The LoRAs that a server offers beside those of its artifacts: the adapters in a folder."""
+
+from __future__ import annotations
+
+__all__ = ["read_loras", "with_loras"]
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from wanrun import Artifact
+from wanrun.artifact.adapter import NAME, SUFFIX, PlacedAdapter
+from wanrun.errors import UsageError, shortened
+from wanrun.request.adapters import placed, read_adapter
+from wanrun.weights.adapters import AdapterFile, check_fits
+
+
+def read_loras(folder: Path) -> dict[str, AdapterFile]:
+    """Returns the adapters in a folder by name, in order; a file's name without its suffix is the adapter's.
+
+    Raises:
+        UsageError: if it cannot be read or there are none, or for a file that is none or whose name is none.
+        ArtifactError: for one that is damaged, or of another release.
+    """
+    try:
+        files = sorted(one for one in folder.iterdir() if one.suffix == SUFFIX)
+    except OSError as error:
+        raise UsageError(f"--loras {folder} cannot be read", found=error.strerror or error) from None
+    if not files:
+        raise UsageError(
+            f"--loras {folder} has no adapters",
+            expected=f"files such as NAME{SUFFIX}",
+            remedy="wanbuild lora FILE --artifact DIR -o FILE makes one",
+        )
+    for file in files:
+        if not NAME.fullmatch(file.stem):
+            raise UsageError(
+                f"the adapter {shortened(file.name)} has a name that no request could give",
+                expected="letters, digits and any of . _ + -",
+                remedy="rename it",
+            )
+    return {file.stem: read_adapter(file.absolute()) for file in files}
+
+
+def with_loras(
+    artifacts: Mapping[str, Artifact], loras: Mapping[str, AdapterFile]
+) -> tuple[dict[str, Artifact], dict[str, str]]:
+    """Returns the artifacts with those adapters beside each that fit it, and why some fit none.
+
+    Args:
+        artifacts: by the model's name.
+        loras: the adapters by name.
+
+    Raises:
+        UsageError: for a name that an artifact has for another adapter, and if none has slots for any.
+    """
+    profiles = [one for artifact in artifacts.values() for one in artifact.manifest.profiles.values()]
+    if not any(profile.options.lora_rank for profile in profiles):
+        raise UsageError(
+            "--loras has no effect: no profile of these artifacts has slots",
+            remedy="leave it out, or run wanbuild compile --lora-rank N",
+        )
+    made, misfits = dict[str, Artifact](), dict[str, list[str]]()
+    for model, artifact in artifacts.items():
+        fitting = dict[str, PlacedAdapter]()
+        for name, lora in loras.items():
+            try:
+                check_fits(lora, artifact.manifest)
+            except UsageError as error:
+                misfits.setdefault(name, []).append(str(error))
+                continue
+            own = artifact.manifest.adapters.get(name)
+            if own is not None and own.sha256 != lora.sha256:
+                raise UsageError(
+                    f"--loras has another LoRA {name} than the artifact of {model}", remedy="rename the file"
+                )
+            if own is None:
+                fitting[name] = placed(lora)
+        made[model] = replace(artifact, beside=fitting)
+    return made, {name: why[0] for name, why in misfits.items() if len(why) == len(artifacts)}
