@@ -15,11 +15,16 @@ from typing import Any
 
 import pytest
 from axe_core_python.sync_playwright import Axe
+from msgspec import structs
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from helpers.browser import IN_A_BROWSER, chromium, plays
+from helpers.damage import linked
+from helpers.manifests import plain_adapter
 from serve_client import Server, served
+from wanrun.artifact.adapter import SamplingDefaults
+from wanrun.artifact.manifest import read_manifest
 
 SHOTS = os.environ.get("WAN_PAGE_SHOTS")
 LONG = "5000"
@@ -224,6 +229,69 @@ def test_a_first_image(page: Page, page_server: Server, tmp_path: Path) -> None:
     sent = page_server.call("GET", f"/v1/videos/{job['id']}/media/image/0").body
     (before,) = page_server.call("GET", "/v1/videos?q=second+part").json["data"]
     assert sent == page_server.call("GET", f"/v1/videos/{before['id']}/content?variant=last_frame").body
+
+
+def test_loras(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
+    """Chosen in a list with sliders, sent, told of, and used again; by the keyboard too."""
+    folder = linked(toy_artifact, tmp_path / "toy")
+    manifest = read_manifest(folder)
+    slots = {
+        name: structs.replace(one, options=structs.replace(one.options, lora_rank=16))
+        for name, one in manifest.profiles.items()
+    }
+    fast = plain_adapter("fast", variant=manifest.model.variant, options=SamplingDefaults(num_steps=1))
+    style = plain_adapter("style", variant=manifest.model.variant)
+    manifest.changed(profiles=slots, adapters={"style": style, "fast": fast}).write(folder)
+    with served(tmp_path / "data", f"toy={folder}") as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 860})
+        page = context.new_page()
+        page.goto(server.url)
+        expect(page.locator("#ready")).to_have_text("Ready")
+        told = [text.split("\n\n") for text in page.locator("[data-lora]").all_inner_texts()]
+        assert [name for name, _ in told] == ["fast", "style"] and "Steps 1" in told[0][1]
+        expect(page.get_by_label("Strength of style")).to_be_hidden()
+        page.get_by_label("style", exact=True).focus()
+        page.keyboard.press("Space")
+        slider = page.get_by_label("Strength of style")
+        expect(slider).to_have_value("1")
+        slider.focus()
+        for _ in range(10):
+            page.keyboard.press("ArrowLeft")
+        expect(page.locator("[data-lora=style] .strength-value")).to_have_text("0.5")
+        page.get_by_label("fast", exact=True).check()
+        check(page, "loras")
+        page.reload()  # what was chosen is not lost
+        expect(slider).to_have_value("0.5")
+        ask(page, "with a style", "2")
+        expect(card(page, "with a style")).to_have_count(1, timeout=30_000)
+        (job,) = server.call("GET", "/v1/videos?q=style").json["data"]
+        chosen = [{"name": "fast", "strength": 1}, {"name": "style", "strength": 0.5}]
+        assert job["options"]["lora"] == chosen
+        page.get_by_label("style", exact=True).uncheck()
+        card(page, "with a style").locator("button").click()
+        expect(page.locator("#facts")).to_contain_text("fast 1, style 0.5")
+        page.click("#viewer [data-action=settings]")
+        expect(page.get_by_label("style", exact=True)).to_be_checked()
+        expect(slider).to_have_value("0.5")
+        context.close()
+        page = browser.new_context().new_page()  # a model of two experts, whose shape has no slots for some
+
+        def two_experts(route: Route) -> None:
+            (model,) = (body := route.fetch().json())["data"]
+            model["loras"][0]["experts"] = ["low"]
+            model["loras"][1]["experts"] = ["high", "low"]
+            route.fulfill(json=body)
+
+        page.route("**/v1/models", two_experts)
+        page.goto(server.url)
+        page.get_by_label("style", exact=True).check()
+        expect(page.locator("[data-lora=fast] .help")).to_contain_text("Low noise alone")
+        page.get_by_label("Low noise of style").fill("-0.25")
+        with page.expect_request("**/v1/videos") as sent:
+            ask(page, "of two", "2")
+        assert '[{"name":"style","high":1,"low":-0.25}]' in (sent.value.post_data or "")
+        expect(page.locator('[data-error-for="lora"]')).to_contain_text("give one strength")
+        page.context.close()
 
 
 def test_every_state_looks_well(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // The facts of a video as a definition list: its shape, its settings, and how long it took.
 
 import { make } from "./dom.js";
-import { label, lengthWords, sizeWords, took } from "./words.js";
+import { label, lengthWords, loraWords, sizeWords, took } from "./words.js";
 
 const SHOWN_ELSEWHERE = [
   "prompt",
@@ -14,6 +14,7 @@ const SHOWN_ELSEWHERE = [
   "fps",
   "num_videos",
   "schedule",
+  "lora",
 ];
 const STAGES = { loading: "loading", media: "files", text: "prompt", decode: "decoding", encode: "writing" };
 
@@ -37,6 +38,7 @@ function factsOf(video) {
     ["Length", `${lengthWords(video.seconds)}, ${video.num_frames} frames at ${+Number(video.fps).toFixed(2)} fps`],
     ["Steps", video.steps ?? options.num_steps],
     ["Preset", options.schedule],
+    ["LoRAs", (options.lora ?? []).map(loraWords).join(", ")],
     ...further.map(([name, value]) => [label(name), Array.isArray(value) ? value.join(", ") : value]),
     ["Negative prompt", options.negative_prompt],
     ...video.media.map(({ option, name }) => [label(option), name]),

@@ -4,11 +4,12 @@ import { getModels, getSchema } from "./api.js";
 import { byId, debounce, hasMouse, make, setText } from "./dom.js";
 import { save } from "./draft.js";
 import { showError, watchErrors } from "./errors.js";
+import { fillLoras, loraValues, showLoras, typedLoras } from "./loras.js";
 import { missingInput, showInputs, watchFiles } from "./media.js";
 import { fillOptions, optionValues, setAside, showOptions, typedOptions, wrongOption } from "./options.js";
-import { builtCounts, chooseShape, shapeValues, showShapes } from "./shapes.js";
+import { builtCounts, chooseShape, shapeValues, showShapes, slotRank } from "./shapes.js";
 
-const IN_FORM = ["prompt", "negative_prompt", "size", "num_frames", "schedule", "seed", "model"];
+const IN_FORM = ["prompt", "negative_prompt", "size", "num_frames", "schedule", "lora", "seed", "model"];
 let models = [];
 let schemas = {};
 let model = null;
@@ -81,6 +82,7 @@ function showModel(id) {
 }
 
 function showFields() {
+  showLoras(model, slotRank());
   showOptions(model, schemas, builtCounts());
   setAside(byId("schedule").value !== "");
 }
@@ -115,6 +117,7 @@ export function typed() {
     model: model?.id,
     ...shapeValues(),
     schedule: byId("schedule").value,
+    loras: typedLoras(),
     options: typedOptions(),
   };
 }
@@ -141,6 +144,7 @@ export function fill(values) {
   setValue("seed", values.seed ?? "");
   byId("random").checked = values.random ?? true;
   showSeed();
+  fillLoras(values.loras ?? []);
   fillOptions(values.options ?? {});
   showModel(values.model);
   if (!model) return;
@@ -163,6 +167,7 @@ export function settingsOf(video) {
     size: video.size,
     num_frames: video.num_frames,
     schedule: video.options.schedule,
+    loras: video.options.lora ?? [],
     seed: String(video.seed ?? given ?? ""),
     random: given === undefined || given === null || given === "random",
     options: Object.fromEntries(further.filter(([, value]) => value !== null)),
@@ -180,6 +185,7 @@ export function given() {
     ...shapeValues(),
     ...(preset ? { schedule: preset } : {}),
     seed: byId("random").checked ? "random" : byId("seed").value.trim(),
+    ...loraValues(),
     ...optionValues(),
   };
 }

@@ -3,7 +3,7 @@
 import { byId, make, setText } from "./dom.js";
 import { label, plain } from "./words.js";
 
-const ELSEWHERE = ["model", "prompt", "negative_prompt", "size", "num_frames", "profile", "schedule", "seed"];
+const ELSEWHERE = ["model", "prompt", "negative_prompt", "size", "num_frames", "profile", "schedule", "lora", "seed"];
 /** A preset decides these, and the server refuses them beside one. */
 const BY_PRESET = ["num_steps", "flow_shift", "solver", "timesteps"];
 

@@ -47,6 +47,9 @@ export function shapeValues() {
   return shape ? { size: shape.size, num_frames: String(shape.num_frames) } : {};
 }
 
+/** The rank of the slots for LoRAs that the chosen shape was built with. */
+export const slotRank = () => Math.max(0, ...shapes.filter((shape) => keyOf(shape) === chosen).map((shape) => shape.lora_rank));
+
 /** The numbers of videos that the chosen shape was built for. */
 export function builtCounts() {
   const counts = shapes.filter((shape) => keyOf(shape) === chosen).map((shape) => shape.num_videos);

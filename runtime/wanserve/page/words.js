@@ -21,6 +21,7 @@ const LABELS = {
   num_videos: "Number of videos",
   num_frames: "Frames",
   schedule: "Preset",
+  lora: "LoRAs",
   timesteps: "Timesteps",
   negative_prompt: "Negative prompt",
 };
@@ -70,6 +71,12 @@ export function took(seconds) {
   const whole = Math.round(seconds);
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+/** A chosen LoRA with its strength, or with those of two experts. */
+export function loraWords({ name, strength, high, low }) {
+  const each = [high === undefined ? null : `high ${high}`, low === undefined ? null : `low ${low}`].filter(Boolean);
+  return `${name} ${each.length ? each.join(" ") : (strength ?? 1)}`;
 }
 
 export const sizeWords = (size) => size.replace(/[xX*]/, " × ");
