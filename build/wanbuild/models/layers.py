@@ -25,10 +25,13 @@ class Linear(nnx.Module):
         bias: whether there is a bias.
 
     A weight that is stored in 8 bits has a ``scale`` too, of its rows or of blocks of them: see
-    ``wanbuild.models.eight_bit``.
+    ``wanbuild.models.eight_bit``. Beside a weight there may be slots, ``lora_a`` and ``lora_b``: see
+    ``wanbuild.models.low_rank``.
     """
 
     scale: nnx.Param
+    lora_a: nnx.Param
+    lora_b: nnx.Param
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Linear(nnx.Module):
         self.weight = param((out_dim, in_dim), dtype, axes)
         if bias:
             self.bias = param((out_dim,), dtype, axes[:1])
-        self.has_bias, self.has_scale, self.has_blocks = bias, False, False
+        self.has_bias, self.has_scale, self.has_blocks, self.has_slots = bias, False, False, False
 
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
@@ -52,9 +55,16 @@ class Linear(nnx.Module):
         y = product(x, in_blocks(weight, self.scale.get_value()) if self.has_blocks else weight)
         if self.has_scale:
             y = y * self.scale[...]
-        if self.has_bias:
-            y = y + self.bias[...].astype(y.dtype)
-        return y.astype(out_dtype or x.dtype)
+        terms = [self.bias[...].astype(y.dtype)] if self.has_bias else []
+        if self.has_slots:
+            change = self._change(x).astype(y.dtype)
+            # Compilers join the scaling with the sum behind it, which zeros must not become.
+            terms = [sum(terms, change)] if self.has_scale else [change, *terms]
+        return sum(terms, y).astype(out_dtype or x.dtype)
+
+    def _change(self, x: jax.Array) -> jax.Array:
+        """Returns what the slots add to the product, (x Aᵀ) Bᵀ, in a dtype of ``product``."""
+        return product(product(x, self.lora_a.get_value()).astype(x.dtype), self.lora_b.get_value())
 
 
 def inverse_rms(x: jax.Array, eps: float) -> jax.Array:

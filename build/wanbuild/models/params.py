@@ -21,8 +21,8 @@ from flax import nnx
 from wanbuild.models.forms import for_one_cpu
 from wanbuild.models.loops import LayerSlice, from_bits, scan, to_bits
 from wanbuild.models.partition import constrain_parameter, mesh_sizes
+from wanrun.artifact.parameters import LAYERS
 
-LAYERS = "layers"
 VOCAB = "vocab"
 
 SLICED_AXES = (LAYERS, VOCAB)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["LAYERS"]
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +15,9 @@ from wanrun.files import plain_relative
 
 Tree = dict[str, Any]
 """Nested dicts, as programs take weights."""
+
+LAYERS = "layers"
+"""The logical axis of the layers of stacked parameters, which is the first."""
 
 if TYPE_CHECKING:
     EightBitForm = str

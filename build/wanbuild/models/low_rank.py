@@ -1,0 +1,33 @@
+"""Slots in a transformer's layers: changes of low rank beside their weights, which a program takes as inputs.
+
+A layer with slots of rank R computes y = x Wᵀ + (x Aᵀ) Bᵀ + b: ``lora_a`` is A (R, in), ``lora_b`` is B
+(out, R), as PEFT has them, with any strength in B. Zeros change nothing. Changes of a smaller rank are padded
+with zeros; several are one behind the other along the rank. Beside 8-bit weights slots are not rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wanbuild.models.eight_bit import linear_layers
+from wanbuild.models.params import param
+from wanrun.artifact.slots import slots_beside
+
+
+def declare_slots(module: Any, rank: int, dtype: Any) -> Any:
+    """Declares slots beside the weight of every ``Linear``.
+
+    Args:
+        module: an abstract transformer, which is changed.
+        rank: the rank of all slots; 0 for none.
+        dtype: their dtype.
+
+    Returns:
+        The module.
+    """
+    for layer in linear_layers(module).values() if rank else ():
+        axes = layer.weight.get_metadata()["axes"]
+        for name, slot in slots_beside(layer.weight.shape, axes, rank).items():
+            setattr(layer, name, param(slot.shape, dtype, slot.axes))
+        layer.has_slots = True
+    return module
