@@ -224,6 +224,26 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     return make
 
 
+@pytest.fixture(scope="session")
+def slots_toy(
+    media_toy: Callable[[str], tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, Path]]:
+    """Gives what ``media_toy`` gives, with slots of rank 8 in the programs. Not to be changed."""
+
+    def make(variant: str) -> tuple[Path, Path]:
+        checkpoint, _ = media_toy(variant)
+        profiles = {"loop": "step"} | MEDIA_PROFILES[variant]
+        with part("tests::slots_toy"):
+            artifact = shared(
+                tmp_path_factory,
+                f"{variant}-slots-artifact",
+                lambda folder: build_artifact(checkpoint, folder, rank=8, **profiles),
+            )
+        return checkpoint, artifact
+
+    return make
+
+
 @pytest.fixture
 def artifact_copy(toy_artifact: Path, tmp_path: Path) -> Path:
     """A copy of the toy artifact that the test may damage."""

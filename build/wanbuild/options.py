@@ -223,6 +223,13 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = "both"
     max_steps: Annotated[Count, option("The most steps of the scan form.")] = 100
+    lora_rank: Annotated[
+        NotNegative,
+        option(
+            "Room for LoRAs that a run chooses: the largest sum of their ranks; 0 for none.",
+            commands=_PLANNED,
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         if self.loop not in LOOPS:
@@ -231,9 +238,11 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{field('max_steps')} is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
             )
-        for name in ("vae_decode_chunk", "vae_encode_chunk"):
-            if not 1 <= (chunk := getattr(self, name)) <= MAX_SIZE:
-                raise UsageError(f"{field(name)} is out of range", expected=f"1 to {MAX_SIZE}", found=chunk)
+        for name, least in {"vae_decode_chunk": 1, "vae_encode_chunk": 1, "lora_rank": 0}.items():
+            if not least <= (found := getattr(self, name)) <= MAX_SIZE:
+                raise UsageError(
+                    f"{field(name)} is out of range", expected=f"{least} to {MAX_SIZE}", found=found
+                )
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -238,6 +238,7 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
         "vae_encode_chunk": 3,
         "loop": "scan",
         "max_steps": 7,
+        "lora_rank": 32,
     }
     assert given.keys() == {*BuildOptions.__struct_fields__}
     options = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]

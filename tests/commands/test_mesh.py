@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.artifacts import OWN_PROGRAMS, compile_fast, compiled_store
+from helpers.artifacts import OWN_PROGRAMS, build_on_mesh, compile_fast, compiled_store
 from helpers.compiled_once import compiled_once
 from helpers.devices import on_devices
 from wanbuild.options import BuildOptions, CompileRequest
@@ -67,6 +67,20 @@ def test_the_whole_of_it(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     entry.write_bytes(entry.read_bytes()[:-1] + b"x")
     line = cli.fails(3, *video)
     assert "the executable " in line and "denoise_step" in line and "is damaged" in line
+
+
+def test_slots_of_zeros_change_no_bit(
+    cli: Any, toy_checkpoint: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Beside 8-bit weights that are cut along heads and features, as their slots are."""
+    store, made = str(compiled_store(tmp_path_factory)), list[np.ndarray]()
+    for rank in (0, 8):
+        artifact = tmp_path / f"artifact-{rank}"
+        given = (str(toy_checkpoint), str(artifact), "data=2,tensor=2", rank, "int8")
+        on_devices(4, build_on_mesh, store, *given)
+        latents, _ = run(cli, artifact, tmp_path / str(rank))
+        made.append(latents)
+    np.testing.assert_array_equal(*made)
 
 
 def test_the_programs_are_the_same_each_time(mesh_artifact: Path) -> None:

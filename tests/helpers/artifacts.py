@@ -58,6 +58,8 @@ def build_artifact(
     mesh: str = "",
     loop: str | Mapping[bool, str] = "both",
     shipping: bool | Sequence[str] = False,
+    rank: int = 0,
+    quantise: str | None = None,
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -72,14 +74,17 @@ def build_artifact(
         loop: the forms of the loop, of all profiles, or of those with guidance and of those without.
         shipping: compile with the options that ship, all or these programs; others as ``compile_fast`` does,
             but for those of ``toy_artifact``: they are compiled already, and run five times as fast.
+        rank: of the slots.
+        quantise: as ``--quantise`` takes it.
     """
+    from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
     from wanbuild.options import BuildOptions, CompileRequest
     from wanbuild.programs.compile import compile_artifact
     from wanbuild.targets.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
-    convert(ConvertRequest(checkpoint, folder, stored))
+    convert(ConvertRequest(checkpoint, folder, stored, quantise=parse_quantise(quantise, ())))
     forms = {guidance: loop} if isinstance(loop, str) else {(one,): loop[one] for one in guidance}
     for (guided, form), count in itertools.product(forms.items(), references):
         request = CompileRequest(
@@ -89,7 +94,7 @@ def build_artifact(
             [num_frames],
             guided,
             num_references=count,
-            options=BuildOptions(dtype="float32", loop=form),
+            options=BuildOptions(dtype="float32", loop=form, lora_rank=rank),
             mesh=parse_mesh(mesh),
         )
         if shipping is True:
@@ -119,7 +124,9 @@ def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None)
         compiling.compile_artifact(request, print)
 
 
-def build_on_mesh(store: str, checkpoint: str, folder: str, mesh: str) -> None:
+def build_on_mesh(
+    store: str, checkpoint: str, folder: str, mesh: str, rank: int = 0, quantise: str | None = None
+) -> None:
     """Builds an artifact for a mesh, in a process that has as many devices: see ``helpers.devices``.
 
     Args:
@@ -127,11 +134,21 @@ def build_on_mesh(store: str, checkpoint: str, folder: str, mesh: str) -> None:
         checkpoint: the checkpoint.
         folder: the artifact.
         mesh: as ``--mesh`` takes it.
+        rank: of the slots.
+        quantise: as ``--quantise`` takes it.
     """
     from helpers.compiled_once import compiled_once
 
     with compiled_once(Path(store)):
-        build_artifact(Path(checkpoint), Path(folder), num_frames=5, mesh=mesh, loop="step")
+        build_artifact(
+            Path(checkpoint),
+            Path(folder),
+            num_frames=5,
+            mesh=mesh,
+            loop="step",
+            rank=rank,
+            quantise=quantise,
+        )
 
 
 def _base(factory: pytest.TempPathFactory) -> Path:

@@ -54,16 +54,18 @@ class Comparison:
         shape: the profile's shape.
         dtype: compute dtype of transformer and text encoder on one device.
         mesh_dtype: the same on the mesh.
+        lora_rank: rank of the transformer's slots, which are filled.
     """
 
     manifest: Manifest
     shape: Shape
     dtype: str
     mesh_dtype: str
+    lora_rank: int
     results: dict[str, Any] = field(default_factory=dict)
 
     def builder(self, sizes: Sizes, dtype: str) -> ProgramBuilder:
-        options = BuildOptions(dtype=dtype)
+        options = BuildOptions(dtype=dtype, lora_rank=self.lora_rank)
         return ProgramBuilder(self.manifest, self.shape, options, KERNELS, sizes, jax.devices())
 
     def specs(self, sizes: Sizes, names: Sequence[str], dtype: str) -> Iterator[ProgramSpec]:
@@ -201,6 +203,7 @@ def main() -> None:
     parser.add_argument("--no-guidance", action="store_true")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--mesh-dtype", help="where it is another than on one device")
+    parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--all", action="store_true", help="every mesh of 1, 2, 4 and 8 devices that works")
     given = parser.parse_intermixed_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
@@ -208,7 +211,7 @@ def main() -> None:
     width, height, frames = map(int, given.size.split("x"))
     references = int("reference_image" in manifest.model.task.inputs)
     shape = Shape(width, height, frames, given.videos, not given.no_guidance, references)
-    comparison = Comparison(manifest, shape, given.dtype, given.mesh_dtype or given.dtype)
+    comparison = Comparison(manifest, shape, given.dtype, given.mesh_dtype or given.dtype, given.lora_rank)
     meshes = (
         list(all_meshes(comparison))
         if given.all

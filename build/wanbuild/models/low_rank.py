@@ -7,10 +7,14 @@ with zeros; several are one behind the other along the rank. Beside 8-bit weight
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from flax import nnx
+
 from wanbuild.models.eight_bit import linear_layers
-from wanbuild.models.params import param
+from wanbuild.models.params import Tree, param
+from wanrun.artifact.parameters import nest
 from wanrun.artifact.slots import slots_beside
 
 
@@ -31,3 +35,23 @@ def declare_slots(module: Any, rank: int, dtype: Any) -> Any:
             setattr(layer, name, param(slot.shape, dtype, slot.axes))
         layer.has_slots = True
     return module
+
+
+def abstract_slots(module: nnx.Module) -> Tree:
+    """Returns a module's slots as nested dicts of ``jax.ShapeDtypeStruct``; empty without slots."""
+    return nest(
+        {
+            f"{path}/{name}": getattr(layer, name).get_value()
+            for path, layer in linear_layers(module).items()
+            if layer.has_slots
+            for name in ("lora_a", "lora_b")
+        }
+    )
+
+
+def with_slots(params: Mapping[str, Any], slots: Mapping[str, Any] | None) -> Tree:
+    """Returns parameters and slots as one, nested dicts as both are; None for no slots."""
+    joined = dict(params)
+    for name, below in (slots or {}).items():
+        joined[name] = with_slots(joined.get(name, {}), below) if isinstance(below, Mapping) else below
+    return joined

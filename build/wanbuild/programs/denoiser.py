@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.models.attention import Attention
+from wanbuild.models.low_rank import with_slots
 from wanbuild.models.params import bind
 from wanbuild.models.partition import mesh_sizes
 from wanbuild.models.transformer import WanTransformer
@@ -44,6 +45,7 @@ class Denoiser:
         condition: _Arrays | None = None,
         frame_mask: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
+        lora: Any = None,
     ) -> dict[str, Any]:
         """Computes one step.
 
@@ -62,11 +64,12 @@ class Denoiser:
                 ``expand_timesteps``): zero for a held frame and one for the others. The condition has the
                 held frame's latents as ``first_frame`` (C, 1, h, w).
             conditioning_scale: float32 (control blocks,), for a model with control blocks.
+            lora: the slots' arrays, for a transformer that has slots.
 
         Returns:
             The next latents and history, in the dtype of the latents.
         """
-        model, together = bind(self.module, transformer), at_once(guidance_scale)
+        model, together = bind(self.module, with_slots(transformer, lora)), at_once(guidance_scale)
         batch, timesteps, condition = model_inputs(latents, timestep, together, condition, frame_mask)
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale

@@ -13,6 +13,7 @@ from flax import nnx
 from msgspec.structs import replace
 
 from wanbuild.components import kind_of
+from wanbuild.models.low_rank import abstract_slots, declare_slots
 from wanbuild.models.params import abstract_params, parameter_axes
 from wanbuild.models.partition import ROTARY
 from wanbuild.options import BuildOptions
@@ -27,6 +28,7 @@ from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Kernels
+from wanrun.artifact.slots import LORA
 from wanrun.errors import ArtifactError, UsageError, field
 
 MAX_REFERENCES = 16
@@ -48,6 +50,7 @@ class Parts:
         configs: the components' parsed configs by name.
         modules: their abstract models.
         weights: nested dicts of their abstract weights, as a program takes them.
+        lora: the argument with the transformer's slots, by its name; empty without slots.
         components: their records in the manifest.
         variant: the model's variant.
         max_length: tokens of a prompt, padding included.
@@ -93,6 +96,10 @@ class Parts:
             _check_order(name, manifest.components[name], parameter_axes(module))
             self.configs[name], self.modules[name] = config, module
             self.weights[name] = self._arguments(abstract_params(module))
+        self.dtype, self.vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
+        transformer = declare_slots(self.modules["transformer"], options.lora_rank, self.dtype)
+        slots = self._arguments(abstract_slots(transformer))
+        self.lora = {LORA: slots} if slots else {}
         if mesh:
             check_mesh(mesh, self.configs["transformer"], shape, len(devices))
         self.mesh = jax_mesh(mesh, devices)
@@ -101,8 +108,9 @@ class Parts:
                 axes = parameter_axes(module)
                 self.weights[name] = weights_placed(self.weights[name], axes, self.mesh)
                 check_blocks(self.weights[name], manifest.dtypes[name].eight_bit)
+            axes = parameter_axes(transformer)
+            self.lora = {name: weights_placed(tree, axes, self.mesh) for name, tree in self.lora.items()}
         self._outputs: dict[Maker, dict[str, Any]] = {}
-        self.dtype, self.vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
         self.vae_precision = options.vae_precision
         self._check_shape()
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.clip import CLIPImageEncoder
+from wanbuild.models.low_rank import with_slots
 from wanbuild.models.params import bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.programs.denoiser import Denoiser
@@ -67,12 +68,15 @@ def prepare(parts: Parts) -> ProgramSpec:
     module: WanTransformer = parts.modules["transformer"]
     arguments, extra = prompted_of(parts)
 
-    def prepare(transformer: Any, embeddings: jax.Array, **inputs: jax.Array) -> dict[str, Any]:
-        model = bind(module, transformer)
+    def prepare(
+        transformer: Any, embeddings: jax.Array, lora: Any = None, **inputs: jax.Array
+    ) -> dict[str, Any]:
+        model = bind(module, with_slots(transformer, lora))
         kv, rope = model.prepare(embeddings, parts.latent_shape, parts.dtype, **inputs, **extra)
         return {"kv": kv, "rope": rope}
 
-    return parts.spec(prepare, {"transformer": parts.weights["transformer"], **arguments})
+    weights = {"transformer": parts.weights["transformer"], **parts.lora}
+    return parts.spec(prepare, {**weights, **arguments})
 
 
 def prompted_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -109,7 +113,7 @@ def _denoising(parts: Parts, form: str) -> ProgramSpec:
     """Returns the program of a form of the loop."""
     denoiser = Denoiser(parts.modules["transformer"], attention_form(parts.kernels), parts.dtype)
     state, given = state_of(parts), given_of(parts)
-    weights = {"transformer": parts.weights["transformer"]}
+    weights = {"transformer": parts.weights["transformer"], **parts.lora}
     arguments = {**weights, **parts.outputs(prepare), **state, **_rows_of(parts, form), **given}
     function = denoiser.step if form == "step" else denoiser.loop
     return parts.spec(function, arguments, donate=tuple(state))

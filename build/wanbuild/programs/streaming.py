@@ -3,7 +3,8 @@
 ``context`` runs once for an expert. In each step ``enter`` embeds the latents, the program of a stack runs
 once for each of its layers, and ``leave`` makes the velocity and the solver's update. ``keys`` computes a
 layer's keys and values of text, before its first run. Together they compute what ``steps.step`` does, with
-one layer of weights as an argument, which the runtime reads or transfers while another one runs.
+one layer of weights as an argument, which the runtime reads or transfers while another one runs. The slots
+beside an argument of weights are the argument ``lora``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.loops import at, put
+from wanbuild.models.low_rank import with_slots
 from wanbuild.models.params import bind, bind_layer
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.programs.denoiser import guided, model_inputs, passes, updated
@@ -41,15 +43,22 @@ def _module(parts: Parts) -> WanTransformer:
 
 
 def _outside(parts: Parts) -> dict[str, Any]:
+    """Returns the abstract weights that are in no stack, and their slots, by their arguments' names."""
     stacks = _module(parts).stacks
-    return {name: tree for name, tree in parts.weights["transformer"].items() if name not in stacks}
+    trees = {OUTSIDE: parts.weights["transformer"], **parts.lora}
+    return {
+        argument: {name: below for name, below in tree.items() if name not in stacks}
+        for argument, tree in trees.items()
+    }
 
 
-def _one_layer(parts: Parts, stack: str) -> Any:
-    """Returns the abstract weights of one layer of a stack."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts.weights["transformer"][stack]
-    )
+def _one_layer(parts: Parts, stack: str) -> dict[str, Any]:
+    """Returns the abstract weights of one layer of a stack, and their slots, by their arguments' names."""
+    trees = {
+        stack: parts.weights["transformer"][stack],
+        **{name: tree[stack] for name, tree in parts.lora.items()},
+    }
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), trees)
 
 
 def _given(parts: Parts, *names: str) -> dict[str, Any]:
@@ -66,12 +75,14 @@ def context(parts: Parts) -> ProgramSpec:
     """Returns the program of what all layers' keys and values are computed of, and of the rotary tables."""
     module, (arguments, extra) = _module(parts), prompted_of(parts)
 
-    def stream_context(outside: Any, embeddings: jax.Array, **inputs: jax.Array) -> dict[str, Any]:
-        model = bind(module, outside, module.stacks)
+    def stream_context(
+        outside: Any, embeddings: jax.Array, lora: Any = None, **inputs: jax.Array
+    ) -> dict[str, Any]:
+        model = bind(module, with_slots(outside, lora), module.stacks)
         found = model.context(embeddings, parts.dtype, **inputs, **extra)
         return {"context": found, "rope": model.rope(parts.latent_shape)}
 
-    return parts.spec(stream_context, {OUTSIDE: _outside(parts), **arguments})
+    return parts.spec(stream_context, {**_outside(parts), **arguments})
 
 
 def enter(parts: Parts) -> ProgramSpec:
@@ -88,14 +99,15 @@ def enter(parts: Parts) -> ProgramSpec:
         timestep: jax.Array,
         condition: Any = None,
         frame_mask: jax.Array | None = None,
+        lora: Any = None,
     ) -> dict[str, Any]:
-        model = bind(module, outside, module.stacks)
+        model = bind(module, with_slots(outside, lora), module.stacks)
         begun = model.begin(*model_inputs(latents, timestep, False, condition, frame_mask), parts.dtype)
         carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (prompts, *x.shape)), begun["carry"])
         return {**begun, "carry": carry}
 
     arguments = {
-        OUTSIDE: _outside(parts),
+        **_outside(parts),
         "latents": state_of(parts)["latents"],
         "timestep": row_of(parts)["timestep"],
         **_given(parts, "condition", "frame_mask"),
@@ -108,11 +120,11 @@ def keys(parts: Parts, stack: str) -> ProgramSpec:
     module = _module(parts)
     blocks = getattr(module, stack)
 
-    def stream_keys(context: Any, **layer: Any) -> dict[str, Any]:
-        found = bind_layer(blocks, layer[stack])
+    def stream_keys(context: Any, lora: Any = None, **layer: Any) -> dict[str, Any]:
+        found = bind_layer(blocks, with_slots(layer[stack], lora))
         return {"kv": module.keys(stack, found, context, parts.dtype)}
 
-    arguments = {"context": parts.outputs(context)["context"], stack: _one_layer(parts, stack)}
+    arguments = {"context": parts.outputs(context)["context"], **_one_layer(parts, stack)}
     return parts.spec(stream_keys, arguments)
 
 
@@ -137,9 +149,10 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
         index: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
         guidance_scale: jax.Array | None = None,
+        lora: Any = None,
         **weights: Any,
     ) -> dict[str, Any]:
-        found = bind_layer(blocks, weights[stack])
+        found = bind_layer(blocks, with_slots(weights[stack], lora))
         options = {} if conditioning_scale is None else {"scale": conditioning_scale}
         extra = None if index is None else module.per_layer_beside(options)[index]
 
@@ -155,7 +168,7 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
         return {"carry": jax.lax.fori_loop(0, passes(guidance_scale), one, carry)}
 
     arguments = {
-        stack: _one_layer(parts, stack),
+        **_one_layer(parts, stack),
         "carry": begun["carry"],
         "kv": keys(parts, stack).outputs["kv"],
         "modulation": begun["modulation"],
@@ -177,8 +190,9 @@ def leave(parts: Parts) -> ProgramSpec:
         history: Any,
         coefficients: jax.Array,
         guidance_scale: jax.Array | None = None,
+        lora: Any = None,
     ) -> dict[str, Any]:
-        model = bind(module, outside, module.stacks)
+        model = bind(module, with_slots(outside, lora), module.stacks)
 
         def predict(prompt: Any) -> jax.Array:
             own = jax.tree.map(lambda x: at(x, 0 if prompt is None else prompt)[0], carry)
@@ -187,7 +201,7 @@ def leave(parts: Parts) -> ProgramSpec:
         return updated(guided(predict, guidance_scale), latents, history, coefficients)
 
     arguments = {
-        OUTSIDE: _outside(parts),
+        **_outside(parts),
         "carry": begun["carry"],
         "embedding": begun["embedding"],
         **state,

@@ -17,6 +17,7 @@ from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
 from wanrun.artifact.roles import FORMS, ROLES, Form, roles_when
+from wanrun.artifact.slots import LORA, slots_of
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.solvers import COLUMNS
@@ -97,6 +98,14 @@ class _Wiring:
         weights = _weights(manifest.components[TRANSFORMERS[0]], program_set.kernels.weight_bits)
         self._layers = {name: _one_layer(weights[name]) for name in program_set.layers if name in weights}
         self._outside = {name: tree for name, tree in weights.items() if name not in self._layers}
+        self._slots = self._slot_texts()
+
+    def _slot_texts(self) -> Trees:
+        """Returns the slots of a transformer: nested dicts, empty without slots."""
+        dtype, bits = self._options.dtype, self._set.kernels.weight_bits
+        found = slots_of(self._manifest.components[TRANSFORMERS[0]], self._options.lora_rank)
+        passed = BITS.get(dtype, dtype) if bits else dtype
+        return nest({path: aval_text(passed, *slot.shape) for path, slot in found.items()})
 
     def check(self) -> None:
         self._check_roles()
@@ -119,8 +128,9 @@ class _Wiring:
             raise self._problem("tokens of the longest text encoder", tokens, max(lengths))
 
     def _check_model(self) -> None:
-        """Checks that programs take the model's options and held frame, and that both experts fit them."""
-        for key, form in itertools.product(self._filled(), self._options.forms):
+        """Checks that programs take slots, the model's options and held frame, and that both experts fit."""
+        slots = [LORA] if self._slots else []
+        for key, form in itertools.product([*slots, *self._filled()], self._options.forms):
             taking = with_role(self._programs, *FORMS[form].roles)
             if not any(key in self._programs[name].inputs for name in taking):
                 raise self._problem(f"programs of form {form} that take {key}", "one", NOTHING)
@@ -168,7 +178,7 @@ class _Wiring:
 
     def _made(self, program: Program) -> dict[str, Any]:
         """Returns what earlier programs of a form make for one: of layers, those of its own stack."""
-        made: dict[str, Any] = {**self._layers, OUTSIDE: self._outside}
+        made: dict[str, Any] = {**self._layers, OUTSIDE: self._outside, **self._slots_for(program)}
         own = next((form.roles for form in FORMS.values() if program.role in form.roles), ())
         for name in with_role(self._programs, *roles_when("media"), *own):
             other = self._programs[name]
@@ -177,6 +187,16 @@ class _Wiring:
             if ROLES[other.role].makes is None and self._stacks(other) <= self._stacks(program):
                 made = {**other.avals["outputs"], **made}
         return made
+
+    def _slots_for(self, program: Program) -> dict[str, Any]:
+        """Returns the slots beside the weights that a program takes."""
+        slots, stacks = self._slots, self._stacks(program)
+        if not slots:
+            return {}
+        if stacks:
+            return {LORA: _one_layer(slots[stacks.pop()])}
+        whole = OUTSIDE not in program.inputs
+        return {LORA: {name: tree for name, tree in slots.items() if whole or name not in self._layers}}
 
     def _arrays(self) -> dict[str, Any]:
         """Returns what the host gives before the steps: embeddings, images and videos, windows and modes."""

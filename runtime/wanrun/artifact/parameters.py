@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LAYERS"]
+__all__ = ["LAYERS", "nest"]
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal

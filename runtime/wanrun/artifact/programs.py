@@ -120,7 +120,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         text_weights_dtype: storage dtype of the text encoder.
         vae_weights_dtype: storage dtype of the VAE.
         image_weights_dtype: storage dtype of the image encoder; None for a model without one.
-        lora_rank: the ranks of LoRAs that a video may choose, together; 0 for no slots.
+        lora_rank: rank of the slots beside the transformer's weights; 0 for none, a manifest leaves 0 out.
     """
 
     dtype: Dtype

@@ -6,7 +6,7 @@ Stacked layers have an axis of layers in front. See ``wanbuild.models.low_rank``
 
 from __future__ import annotations
 
-__all__ = ["LORA", "slots_beside"]
+__all__ = ["LORA", "slots_beside", "slots_of"]
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.slots import LORA
 from wanrun.denoising.state import State
 from wanrun.weights.layers import OUTSIDE, Layer
 from wanrun.weights.programs import Programs
@@ -29,7 +31,8 @@ class StreamedStep:
         self._layers, self._keys = (self._by_stack(role) for role in ("layer", "keys"))
         self._kv: dict[Layer, Any] = {}
         outside = programs.weights.opened.waits.result(self._stream.outside)
-        given = {**given, OUTSIDE: outside}
+        self._slots = functools.partial(programs.slots.layer, expert)
+        given = {**given, OUTSIDE: outside, LORA: programs.slots.outside(expert)}
         self.constant = {**self._run("context", given), **given}
 
     def _by_stack(self, role: str) -> dict[str, str]:
@@ -59,22 +62,19 @@ class StreamedStep:
             arrays = {**self.constant, **given}
             arrays |= self._run("enter", arrays)
             for stack, number, weights in self._stream:
-                arrays |= {
-                    stack: weights,
-                    "index": np.int32(number),
-                    "kv": self._kv_of(stack, number, weights),
-                }
-                arrays |= self._call(self._layers[stack], arrays)
+                layer: dict[str, Any] = {stack: weights, LORA: self._slots(stack, number)}
+                layer |= {"index": np.int32(number), "kv": self._kv_of(stack, number, layer)}
+                arrays |= self._call(self._layers[stack], {**arrays, **layer})
                 jax.block_until_ready(arrays["carry"])  # then the next layer may take this one's place
-                del arrays[stack], weights
+                del layer, weights
             return self._run("leave", arrays)
         except BaseException:
             self._programs.release()  # this one is in the middle of a pass
             raise
 
-    def _kv_of(self, stack: str, number: int, weights: Any) -> Any:
-        """Returns a layer's keys and values, which are computed before its first run."""
+    def _kv_of(self, stack: str, number: int, layer: Mapping[str, Any]) -> Any:
+        """Returns a layer's keys and values, which are computed of its weights before its first run."""
         if (stack, number) not in self._kv:
-            found = self._call(self._keys[stack], {**self.constant, stack: weights})
+            found = self._call(self._keys[stack], {**self.constant, **layer})
             self._kv[stack, number] = found["kv"]
         return self._kv[stack, number]

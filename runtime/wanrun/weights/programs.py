@@ -9,6 +9,7 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.programs import Profile, Program, with_role
+from wanrun.artifact.slots import LORA
 from wanrun.weights.layers import LayerStream
 from wanrun.weights.store import WeightStore
 
@@ -26,6 +27,9 @@ class Programs(Mapping[str, Program]):
             in host memory; ``one``: one on the device, the other is read again at the boundary; ``stream``:
             some layers of one on the device.
 
+    Attributes:
+        slots: the slots that programs take beside the experts' weights.
+
     Raises:
         ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
     """
@@ -41,6 +45,7 @@ class Programs(Mapping[str, Program]):
         self.profile, self.weights = profile, weights
         self._programs = weights.executables.check(profile, names)
         self._experts, self._placement = tuple(experts), placement
+        self.slots = weights.slots(profile.options)
 
     def __getitem__(self, name: str) -> Program:
         return self._programs[name]
@@ -95,6 +100,8 @@ class Programs(Mapping[str, Program]):
     def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.
 
+        A program that takes a whole transformer is bound to the slots of this expert too.
+
         Args:
             components: maps an input's name to the component to bind, where the two names differ:
                 ``transformer="transformer_2"``. The executable is the same.
@@ -109,4 +116,6 @@ class Programs(Mapping[str, Program]):
         named = {key: components.get(key, key) for key in inputs}
         *_, program = self.request(programs=[name], components=named.values())
         weights = {key: self.weights.weights(component) for key, component in named.items()}
+        if TRANSFORMERS[0] in named and LORA in self._programs[name].inputs:
+            weights[LORA] = self.slots.of(named[TRANSFORMERS[0]])
         return functools.partial(self.weights.opened.waits.result(program), **weights)

@@ -32,7 +32,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Tree, nest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, ProfileOptions
 from wanrun.artifact.staged import spread_name
 from wanrun.executables.store import Executables
 from wanrun.machine.jax_process import own_options
@@ -42,6 +42,7 @@ from wanrun.timing.spans import Span
 from wanrun.weights.buffers import Memory
 from wanrun.weights.layers import LayerStream
 from wanrun.weights.restore import Restore, default_threads
+from wanrun.weights.slots import Slots
 from wanrun.weights.transfer import Staged, Transfer
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class WeightStore:
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
         self._streams: dict[str, LayerStream] = {}
+        self._slots: dict[tuple[int, str], Slots] = {}
         self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
         # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
@@ -244,6 +246,11 @@ class WeightStore:
                 self._streams[name] = LayerStream(self.opened, name, self._readers, self.put, kept)
             return self._streams[name]
 
+    def slots(self, options: ProfileOptions) -> Slots:
+        """Returns the slots of programs that are built with these options, which share them."""
+        with self._lock:
+            return self._slots.setdefault((options.lora_rank, options.dtype), Slots(self.opened, options))
+
     @property
     def keeps_layers(self) -> bool:
         """Whether the layers of all transformers fit into host memory, beside the other components."""
@@ -277,6 +284,7 @@ class WeightStore:
             for stream in self._streams.values():
                 stream.close()
             self._streams.clear()
+            self._slots.clear()
             for pool in (self._readers, self._transfers):
                 pool.shutdown(wait=False, cancel_futures=True)
             self._restores.clear()

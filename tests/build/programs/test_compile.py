@@ -166,11 +166,15 @@ def test_samples_of_few_frames(frames: int) -> None:
         assert isinstance(video, list) and len(video) == max(1, frames - 2)
 
 
-@pytest.mark.parametrize("option", ["vae_decode_chunk", "vae_encode_chunk", "max_steps"])
-def test_options_that_are_out_of_range(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [("vae_decode_chunk", 1), ("vae_encode_chunk", 1), ("max_steps", 1), ("lora_rank", 0)],
+)
+def test_options_that_are_out_of_range(option: str, least: int) -> None:
     with pytest.raises(UsageError) as raised:
-        BuildOptions(**{option: 0})  # type: ignore[arg-type]
-    assert raised.value.fields == (option,) and raised.value.found == 0
+        BuildOptions(**{option: least - 1})  # type: ignore[arg-type]
+    assert raised.value.fields == (option,) and raised.value.found == least - 1
+    BuildOptions(**{option: least})  # type: ignore[arg-type]
 
 
 def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ from wanrun.executables.store import LoadedProgram
 Changed = Callable[[dict[str, Any]], object]
 
 
-def described(manifest: Manifest) -> Manifest:
+def described(manifest: Manifest, rank: int = 0) -> Manifest:
     """The manifest with the records of one profile, with all forms of the loop; nothing is exported."""
     target = resolve_target("cpu")
-    options = BuildOptions(dtype="float32", loop="all")
+    options = BuildOptions(dtype="float32", loop="all", lora_rank=rank)
     profile = profile_of(manifest, Shape(96, 64, 9, 1, True), options)
     builder = ProgramBuilder(manifest, Shape.of(profile), options, *target.programs_for)
     programs = {
@@ -78,6 +78,12 @@ def described(manifest: Manifest) -> Manifest:
 def written(toy_artifact: Path) -> dict[str, Any]:
     """The records of the toy's programs as JSON. Not to be changed."""
     return described(read_manifest(toy_artifact)).as_json()
+
+
+@pytest.fixture(scope="module")
+def written_with_slots(toy_artifact: Path) -> dict[str, Any]:
+    """The same of programs with slots."""
+    return described(read_manifest(toy_artifact), RANK).as_json()
 
 
 def check(data: dict[str, Any]) -> None:
@@ -219,6 +225,44 @@ def test_what_does_not_fit_is_refused(written: dict[str, Any], change: Changed, 
         check(data)
     assert all(part in str(caught.value) for part in parts.split("|")), caught.value
     assert caught.value.exit_code == 3
+
+
+def without_slots(*names: str) -> Changed:
+    """Programs of which a chosen LoRA would change nothing."""
+
+    def change(data: dict[str, Any]) -> None:
+        for name in names:
+            program = _programs(data)[name]
+            donated = [program["inputs"][index] for index in program["donate"]]
+            program["inputs"] = [key for key in program["inputs"] if key != "lora"]
+            program["donate"] = [program["inputs"].index(key) for key in donated]
+            program["avals"]["inputs"].pop("lora")
+
+    return change
+
+
+RANK = 4
+SLOT_CHANGES: list[tuple[Changed, str]] = [
+    (
+        options(lora_rank=RANK + 1),
+        "program prepare of|inputs.lora.blocks.attn1.to_k.lora_a; expected float32[",
+    ),
+    (options(lora_rank=0), "program prepare of|inputs.lora; expected nothing; found a dict of"),
+    (inputs("denoise_step", lora=NEW), "program denoise_step of|inputs.lora; expected a dict of"),
+    (inputs("stream_blocks", lora={}), "program stream_blocks of|inputs.lora.attn1; expected a dict of"),
+    (
+        lambda data: _programs(data)["stream_leave"]["avals"]["inputs"]["lora"].update(blocks={}),
+        "program stream_leave of|inputs.lora.blocks; expected nothing",
+    ),
+    (without_slots("prepare", "denoise_step"), "programs of form step that take lora; expected one"),
+]
+
+
+@pytest.mark.parametrize(("change", "parts"), SLOT_CHANGES)
+def test_slots_that_do_not_fit_are_refused(
+    written_with_slots: dict[str, Any], change: Changed, parts: str
+) -> None:
+    test_what_does_not_fit_is_refused(written_with_slots, change, parts)
 
 
 def test_nothing_is_compiled_of_what_does_not_fit(

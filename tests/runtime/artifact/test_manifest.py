@@ -51,6 +51,20 @@ def test_what_is_written_is_read_back(toy_artifact: Path, tmp_path: Path, writte
     assert list(tmp_path.iterdir()) == [tmp_path / MANIFEST]
 
 
+def test_no_slots_leave_no_trace(toy_artifact: Path) -> None:
+    """An artifact without slots has the digests of one that was written before there were any."""
+    manifest = read_manifest(toy_artifact)
+    (name, profile), *_ = manifest.profiles.items()
+    assert profile.options.lora_rank == 0
+    assert "lora_rank" not in manifest.as_json()["profiles"][name]["options"]
+    options = msgspec.structs.replace(profile.options, lora_rank=8)
+    slots = manifest.changed(profiles={name: msgspec.structs.replace(profile, options=options)})
+    written = slots.as_json()
+    assert written["profiles"][name]["options"]["lora_rank"] == 8
+    assert slots.content_digest != manifest.content_digest
+    assert msgspec.convert(written, Manifest) == slots
+
+
 def test_times_are_not_part_of_the_digest(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
     assert manifest.times
