@@ -21,6 +21,7 @@ from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
+from wanrun.weights.loras import AppliedLora
 
 GUIDED: Mapping[str, float] = MappingProxyType({"guidance_start": 0.0, "guidance_end": 1.0})
 """The options of the steps that have guidance, with what they are where none is given."""
@@ -193,6 +194,7 @@ class Denoising:
         window: index of the window that is made.
         windows: how many there are.
         maker: the role whose program makes all steps; None for those that the form of the loop has.
+        loras: what changes the experts.
     """
 
     table: SolverTable
@@ -205,6 +207,7 @@ class Denoising:
     window: int = 0
     windows: int = 1
     maker: RoleName | None = None
+    loras: Sequence[AppliedLora] = ()
 
     @property
     def form(self) -> Form:

@@ -20,6 +20,7 @@ from wanrun.denoising.steps import Denoising
 from wanrun.errors import UsageError, wrong_type
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
+from wanrun.generation.loras import applied_loras
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
 from wanrun.generation.step import OnStep, telling
@@ -323,7 +324,8 @@ class Pipeline:
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
                 behind = session.load_behind
-                run = Denoising(table, ranges, embeddings, loop, timings, behind, step)
+                loras = applied_loras(generation.loras, self.artifact)
+                run = Denoising(table, ranges, embeddings, loop, timings, behind, step, loras=loras)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)
         influences = self.artifact.influences | influences_of(latents)

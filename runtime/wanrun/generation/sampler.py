@@ -133,7 +133,7 @@ class Sampler:
         if run.form.streams:
             return {**given, **conditions.steps}
         names = self.programs.with_role("prepare")
-        programs = [self.programs.of_expert(name, steps.transformer) for name in names]
+        programs = [self.programs.of_expert(name, steps.transformer, run.loras) for name in names]
         constant: dict[str, Any] = {}
         with run.timings.phase("prepare"):
             for program in programs:
@@ -166,10 +166,10 @@ class Sampler:
         makers: dict[RoleName, Callable[..., State]] = {}
         for role in dict.fromkeys(map(run.maker_of, range(steps.first, steps.last))):
             if run.form.streams:
-                makers[role] = StreamedStep(self.programs, steps.transformer, constant)
+                makers[role] = StreamedStep(self.programs, steps.transformer, constant, run.loras)
             else:
                 (name,) = self.programs.with_role(role)
-                makers[role] = self.programs.of_expert(name, steps.transformer)
+                makers[role] = self.programs.of_expert(name, steps.transformer, run.loras)
         constant = {} if run.form.streams else constant
         if run.form.looped:
             calls = scan_calls(run.table, steps, self.profile.options.max_steps, self.profile.guidance)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from wanrun.artifact.slots import LORA
 from wanrun.denoising.state import State
 from wanrun.weights.layers import OUTSIDE, Layer
+from wanrun.weights.loras import AppliedLora
 from wanrun.weights.programs import Programs
 
 
@@ -21,18 +21,25 @@ class StreamedStep:
         programs: the profile's programs.
         expert: the transformer component.
         given: the inputs that all steps take, as ``embeddings`` and conditions.
+        loras: what changes the expert.
 
     Attributes:
         constant: the same, and what is computed of them once.
     """
 
-    def __init__(self, programs: Programs, expert: str, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self, programs: Programs, expert: str, given: Mapping[str, Any], loras: Sequence[AppliedLora] = ()
+    ) -> None:
         self._programs, self._stream = programs, programs.streamed(expert)
         self._layers, self._keys = (self._by_stack(role) for role in ("layer", "keys"))
         self._kv: dict[Layer, Any] = {}
         outside = programs.weights.opened.waits.result(self._stream.outside)
-        self._slots = functools.partial(programs.slots.layer, expert)
-        given = {**given, OUTSIDE: outside, LORA: programs.slots.outside(expert)}
+        self._expert, self._slots = expert, programs.slots(loras)
+        given = {
+            **given,
+            OUTSIDE: self._slots.changed_part(expert, outside),
+            LORA: self._slots.outside(expert),
+        }
         self.constant = {**self._run("context", given), **given}
 
     def _by_stack(self, role: str) -> dict[str, str]:
@@ -62,7 +69,11 @@ class StreamedStep:
             arrays = {**self.constant, **given}
             arrays |= self._run("enter", arrays)
             for stack, number, weights in self._stream:
-                layer: dict[str, Any] = {stack: weights, LORA: self._slots(stack, number)}
+                place = stack, number
+                layer: dict[str, Any] = {
+                    stack: self._slots.changed_part(self._expert, weights, *place),
+                    LORA: self._slots.layer(self._expert, *place),
+                }
                 layer |= {"index": np.int32(number), "kv": self._kv_of(stack, number, layer)}
                 arrays |= self._call(self._layers[stack], {**arrays, **layer})
                 jax.block_until_ready(arrays["carry"])  # then the next layer may take this one's place

@@ -11,6 +11,7 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.artifact.slots import LORA
 from wanrun.weights.layers import LayerStream
+from wanrun.weights.loras import AppliedLora, FilledSlots
 from wanrun.weights.store import WeightStore
 
 
@@ -27,9 +28,6 @@ class Programs(Mapping[str, Program]):
             in host memory; ``one``: one on the device, the other is read again at the boundary; ``stream``:
             some layers of one on the device.
 
-    Attributes:
-        slots: the slots that programs take beside the experts' weights.
-
     Raises:
         ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
     """
@@ -45,7 +43,6 @@ class Programs(Mapping[str, Program]):
         self.profile, self.weights = profile, weights
         self._programs = weights.executables.check(profile, names)
         self._experts, self._placement = tuple(experts), placement
-        self.slots = weights.slots(profile.options)
 
     def __getitem__(self, name: str) -> Program:
         return self._programs[name]
@@ -86,23 +83,39 @@ class Programs(Mapping[str, Program]):
             if expert != besides:
                 self.weights.release(expert)
 
-    def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
+    def slots(self, loras: Sequence[AppliedLora] = ()) -> FilledSlots:
+        """Returns the slots that programs take beside the experts' weights, as LoRAs fill them."""
+        return self.weights.slots(self.profile.options, loras)
+
+    def of_expert(
+        self, name: str, expert: str, loras: Sequence[AppliedLora] = ()
+    ) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to an expert's weights, if it takes any; releases another expert that does not fit.
+
+        Args:
+            name: the program.
+            expert: the transformer component.
+            loras: what changes it.
 
         Raises:
             ArtifactError: if the program or the weights cannot be loaded.
+            UsageError: if the LoRAs do not fit the program's slots.
         """
         if self._placement != "both":
             self.release(besides=expert)
         takes_weights = TRANSFORMERS[0] in self._programs[name].inputs
-        return self.bound(name, **{TRANSFORMERS[0]: expert} if takes_weights else {})
+        return self.bound(name, loras, **{TRANSFORMERS[0]: expert} if takes_weights else {})
 
-    def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
+    def bound(
+        self, name: str, loras: Sequence[AppliedLora] = (), **components: str
+    ) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.
 
         A program that takes a whole transformer is bound to the slots of this expert too.
 
         Args:
+            name: the program.
+            loras: what changes a transformer.
             components: maps an input's name to the component to bind, where the two names differ:
                 ``transformer="transformer_2"``. The executable is the same.
 
@@ -117,5 +130,7 @@ class Programs(Mapping[str, Program]):
         *_, program = self.request(programs=[name], components=named.values())
         weights = {key: self.weights.weights(component) for key, component in named.items()}
         if TRANSFORMERS[0] in named and LORA in self._programs[name].inputs:
-            weights[LORA] = self.slots.of(named[TRANSFORMERS[0]])
+            slots, expert = self.slots(loras), named[TRANSFORMERS[0]]
+            weights[LORA] = slots.of(expert)
+            weights[TRANSFORMERS[0]] = slots.changed(expert, weights[TRANSFORMERS[0]])
         return functools.partial(self.weights.opened.waits.result(program), **weights)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,52 +23,73 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """The slots of profiles that are built with the same options. They are zeros, which change nothing.
+    """The slots of profiles that are built with the same options, and their zeros, which change nothing.
 
     Zeros are the same for every expert and every layer, and all programs share them.
 
     Args:
         opened: the artifact.
         options: the profiles' build options.
+
+    Attributes:
+        dtype: what they hold.
+        stacks: the names of the stacks of layers, where layers stream.
     """
 
     def __init__(self, opened: OpenedArtifact, options: ProfileOptions) -> None:
         component = opened.manifest.components[TRANSFORMERS[0]]
         self._opened, self._slots = opened, slots_of(component, options.lora_rank)
         as_bits = opened.program_set.kernels.weight_bits and options.dtype in BITS
-        self._dtype = np.dtype(BITS[options.dtype]) if as_bits else DTYPES[options.dtype]
-        self._stacks = opened.program_set.layers
+        self.dtype: np.dtype[Any] = DTYPES[options.dtype]
+        self._passed = np.dtype(BITS[options.dtype]) if as_bits else self.dtype
+        self.stacks = tuple(opened.program_set.layers)
 
-    def of(self, expert: str) -> Tree:
-        """Returns all slots of an expert, nested dicts by path; empty without slots."""
-        del expert
-        return self._whole
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every slot of an expert, by path."""
+        return {path: slot.shape for path, slot in self._slots.items()}
 
-    def outside(self, expert: str) -> Tree:
-        """Returns those slots of an expert that are in no stack of layers."""
-        del expert
-        return self._outside
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots of an expert."""
+        return sum(math.prod(slot.shape) for slot in self._slots.values()) * self.dtype.itemsize
 
-    def layer(self, expert: str, stack: str, number: int) -> Tree:
-        """Returns the slots of one layer of an expert, without the layer axis."""
-        del expert, number
-        return self._layers[stack]
+    def put(self, arrays: Mapping[str, np.ndarray], without_layers: bool = False) -> Tree:
+        """Puts filled slots on the device, or on a mesh, as programs take them.
+
+        Args:
+            arrays: by path, of ``dtype``.
+            without_layers: whether they are of one layer, and have no axis of layers.
+        """
+        import jax
+
+        def placed(path: str, array: np.ndarray) -> jax.Array:
+            axes = self._slots[path].axes[1 if without_layers else 0 :]
+            passed, sharding = array.view(self._passed), self._sharding(Slot(array.shape, axes))
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: np.array(passed[index]))
+
+        return nest({path: placed(path, array) for path, array in arrays.items()})
 
     @functools.cached_property
-    def _whole(self) -> Tree:
+    def zeros(self) -> Tree:
+        """All slots of an expert, nested dicts by path; empty without slots."""
         return self._zeros(self._slots)
 
     @functools.cached_property
-    def _outside(self) -> Tree:
+    def zeros_outside(self) -> Tree:
+        """Those that are in no stack of layers."""
         return self._zeros(
-            {path: slot for path, slot in self._slots.items() if _top(path) not in self._stacks}
+            {path: slot for path, slot in self._slots.items() if top_of(path) not in self.stacks}
         )
+
+    def zeros_of_layer(self, stack: str) -> Tree:
+        """Those of one layer of a stack, without the layer axis."""
+        return self._layers[stack]
 
     @functools.cached_property
     def _layers(self) -> Mapping[str, Tree]:
-        """One layer of each stack."""
         one = {path: Slot(slot.shape[1:], slot.axes[1:]) for path, slot in self._slots.items()}
-        stacks = {name: {path: one[path] for path in one if _top(path) == name} for name in self._stacks}
+        stacks = {name: {path: one[path] for path in one if top_of(path) == name} for name in self.stacks}
         return {name: self._zeros(slots).get(name, {}) for name, slots in stacks.items()}
 
     def _zeros(self, slots: Mapping[str, Slot]) -> Tree:
@@ -75,7 +97,7 @@ class Slots:
         import jax
 
         def zeros(slot: Slot) -> jax.Array:
-            sharding, none = self._sharding(slot), np.zeros((), self._dtype)
+            sharding, none = self._sharding(slot), np.zeros((), self._passed)
             whole = np.broadcast_to(none, slot.shape)
             return jax.make_array_from_callback(slot.shape, sharding, lambda index: np.array(whole[index]))
 
@@ -91,5 +113,6 @@ class Slots:
         return NamedSharding(device.mesh, partition_spec(cuts))
 
 
-def _top(path: str) -> str:
+def top_of(path: str) -> str:
+    """Returns the name of the stack, or of the part outside them, that a parameter is in."""
     return path.partition("/")[0]

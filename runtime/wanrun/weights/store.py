@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.spans import Span
 from wanrun.weights.buffers import Memory
 from wanrun.weights.layers import LayerStream
+from wanrun.weights.loras import KEPT_SHARE, AppliedLora, FilledSlots, KeptLoras
 from wanrun.weights.restore import Restore, default_threads
 from wanrun.weights.slots import Slots
 from wanrun.weights.transfer import Staged, Transfer
@@ -73,7 +74,7 @@ class WeightStore:
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
         self._streams: dict[str, LayerStream] = {}
-        self._slots: dict[tuple[int, str], Slots] = {}
+        self._slots: dict[tuple[int, str], tuple[Slots, KeptLoras]] = {}
         self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
         # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
@@ -246,10 +247,15 @@ class WeightStore:
                 self._streams[name] = LayerStream(self.opened, name, self._readers, self.put, kept)
             return self._streams[name]
 
-    def slots(self, options: ProfileOptions) -> Slots:
-        """Returns the slots of programs that are built with these options, which share them."""
+    def slots(self, options: ProfileOptions, loras: Sequence[AppliedLora] = ()) -> FilledSlots:
+        """Returns the slots of programs that are built with these options, as LoRAs fill them."""
+        alike = options.lora_rank, options.dtype
         with self._lock:
-            return self._slots.setdefault((options.lora_rank, options.dtype), Slots(self.opened, options))
+            if alike not in self._slots:
+                room = Machine.of(self.opened.device.device).available
+                kept = KeptLoras(None if room is None else int(KEPT_SHARE * room))
+                self._slots[alike] = Slots(self.opened, options), kept
+            return FilledSlots(*self._slots[alike], loras, self.components)
 
     @property
     def keeps_layers(self) -> bool:

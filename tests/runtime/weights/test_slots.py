@@ -47,13 +47,13 @@ def test_zeros_of_what_programs_take(
     opened = open_here(shared).opened
     options = built_with(dtype=dtype, lora_rank=RANK)
     slots = Slots(opened_with(opened, bits), options)
-    whole, outside = flat(slots.of("transformer")), flat(slots.outside("transformer"))
+    whole, outside = flat(slots.zeros), flat(slots.zeros_outside)
     expected = slots_of(opened.manifest.components["transformer"], RANK)
     assert {path: one.shape for path, one in whole.items()} == {
         path: one.shape for path, one in expected.items()
     }
     assert outside.keys() == {path for path in whole if not path.startswith("blocks/")}
-    layer = {f"blocks/{path}": one for path, one in flat(slots.layer("transformer", "blocks", 2)).items()}
+    layer = {f"blocks/{path}": one for path, one in flat(slots.zeros_of_layer("blocks")).items()}
     assert {path: one.shape for path, one in layer.items()} == {
         path: one.shape[1:] for path, one in expected.items() if path.startswith("blocks/")
     }
@@ -66,9 +66,13 @@ def test_experts_and_layers_share_them(shared: Path, open_here: Callable[..., Op
     """So do the programs of profiles that are built alike."""
     weights = open_here(shared).weights
     slots = weights.slots(built_with(lora_rank=RANK))
-    assert weights.slots(built_with(lora_rank=RANK, max_steps=7)) is slots
-    assert weights.slots(built_with(lora_rank=RANK + 1)) is not slots
+    alike, other = (
+        weights.slots(built_with(lora_rank=RANK, max_steps=7)),
+        weights.slots(built_with(lora_rank=5)),
+    )
     assert same(slots.of("transformer"), slots.of("transformer_2"))
+    assert same(slots.of("transformer"), alike.of("transformer"))
+    assert not same(slots.of("transformer"), other.of("transformer"))
     assert weights.slots(built_with()).of("transformer") == {}
 
 

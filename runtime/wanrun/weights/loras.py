@@ -1,0 +1,215 @@
+"""The LoRAs of a generation on the device: slots that they fill, and small parameters that they change.
+
+Slots and parameters of the last choices stay there, so that a choice that comes again costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wanrun.artifact.parameters import Component, Tree, flat, nest
+from wanrun.weights.adapters import AdapterFile, Changes, combined
+from wanrun.weights.buffers import DTYPES
+from wanrun.weights.slots import Slots, top_of
+
+if TYPE_CHECKING:
+    import jax
+
+KEPT_SHARE = 0.05
+"""Of the memory where programs run: what the choices that stay there take at most, but for the one in use."""
+
+
+class AppliedLora(NamedTuple):
+    """A LoRA of a generation.
+
+    Attributes:
+        file: its adapter.
+        strengths: by transformer, the factor of its changes.
+    """
+
+    file: AdapterFile
+    strengths: Mapping[str, float]
+
+
+Choice = tuple[str, tuple[tuple[str, float], ...]]
+"""A transformer, and the digests and strengths of the adapters that change it."""
+
+
+@dataclass
+class _Placed:
+    """What a choice has on the device.
+
+    Attributes:
+        slots: all slots of the transformer.
+        deltas: the changes of small parameters, float32, on the host, by path.
+        small: the parameters that change, by path; filled when they are asked for.
+    """
+
+    slots: Tree
+    deltas: Mapping[str, np.ndarray]
+    small: dict[str, Any] = field(default_factory=dict)
+
+
+class KeptLoras:
+    """The choices that are on the device, the one that was used last at the end.
+
+    Args:
+        limit: bytes of slots that stay; None for no limit.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit, self._placed = limit, OrderedDict[Choice, tuple[int, _Placed]]()
+        self._lock = threading.Lock()
+
+    def get(self, choice: Choice) -> _Placed | None:
+        """Returns what a choice has there; None if it is not there."""
+        with self._lock:
+            if choice not in self._placed:
+                return None
+            self._placed.move_to_end(choice)
+            return self._placed[choice][1]
+
+    def make_room(self, nbytes: int) -> None:
+        """Drops choices, those that were used longest ago first, until so many bytes fit beside the rest."""
+        with self._lock:
+            while self._placed and self._limit is not None and self._nbytes + nbytes > self._limit:
+                self._placed.popitem(last=False)
+
+    def put(self, choice: Choice, nbytes: int, placed: _Placed) -> None:
+        """Adds a choice, which stays until room is made."""
+        with self._lock:
+            self._placed[choice] = nbytes, placed
+
+    def clear(self) -> None:
+        """Drops all."""
+        with self._lock:
+            self._placed.clear()
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(nbytes for nbytes, _ in self._placed.values())
+
+
+class FilledSlots:
+    """The slots of profiles that are built alike, as one generation's LoRAs fill them.
+
+    Args:
+        slots: the slots.
+        kept: what is on the device.
+        loras: the LoRAs, in order.
+        components: the artifact's components, by name.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        kept: KeptLoras,
+        loras: Sequence[AppliedLora],
+        components: Mapping[str, Component],
+    ) -> None:
+        self._slots, self._loras, self._kept, self._components = slots, tuple(loras), kept, components
+        self._changes = lru_cache(maxsize=1)(self._combined)  # of layers that stream
+
+    def of(self, expert: str) -> Tree:
+        """Returns all slots of an expert, on the device: nested dicts by path; empty without slots.
+
+        Raises:
+            UsageError: if the LoRAs do not fit the slots.
+        """
+        choice = self._choice(expert)
+        return self._placed(choice).slots if choice[1] else self._slots.zeros
+
+    def outside(self, expert: str) -> Tree:
+        """Returns those slots of an expert that are in no stack of layers."""
+        if not self._choice(expert)[1]:
+            return self._slots.zeros_outside
+        stacks = self._slots.stacks
+        arrays = self._changes(expert).slots
+        return self._slots.put({path: one for path, one in arrays.items() if top_of(path) not in stacks})
+
+    def layer(self, expert: str, stack: str, number: int) -> Tree:
+        """Returns the slots of one layer of an expert, without the layer axis."""
+        if not self._choice(expert)[1]:
+            return self._slots.zeros_of_layer(stack)
+        arrays = self._changes(expert).slots
+        own = {path: one[number] for path, one in arrays.items() if top_of(path) == stack}
+        return self._slots.put(own, without_layers=True).get(stack, {})
+
+    def changed(self, expert: str, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns an expert's weights with the small parameters that the LoRAs change."""
+        choice = self._choice(expert)
+        if not choice[1]:
+            return weights
+        placed = self._placed(choice)
+        if not placed.small:
+            placed.small |= self._shifted(expert, flat(dict(weights)), placed.deltas)
+        return _with(weights, nest(placed.small))
+
+    def changed_part(
+        self, expert: str, weights: Mapping[str, Any], stack: str = "", number: int = 0
+    ) -> Mapping[str, Any]:
+        """Returns one layer of an expert, or what is in no stack, with the small parameters that change."""
+        if not self._choice(expert)[1]:
+            return weights
+        deltas = self._changes(expert).deltas
+        if stack:
+            own = {path: one[number] for path, one in deltas.items() if top_of(path) == stack}
+            shifted = self._shifted(expert, flat({stack: dict(weights)}), own)
+            return _with(weights, nest(shifted).get(stack, {}))
+        outside = {path: one for path, one in deltas.items() if top_of(path) not in self._slots.stacks}
+        return _with(weights, nest(self._shifted(expert, flat(dict(weights)), outside)))
+
+    def _choice(self, expert: str) -> Choice:
+        used = ((one.file.sha256, one.strengths.get(expert, 0.0)) for one in self._loras)
+        return expert, tuple((digest, strength) for digest, strength in used if strength)
+
+    def _combined(self, expert: str) -> Changes:
+        chosen = [(one.file, one.strengths.get(expert, 0.0)) for one in self._loras]
+        return combined(chosen, expert, self._slots.shapes, self._slots.dtype)
+
+    def _placed(self, choice: Choice) -> _Placed:
+        """Returns what a choice has on the device; puts it there if it is not."""
+        if (found := self._kept.get(choice)) is None:
+            changes, nbytes = self._changes(choice[0]), self._slots.nbytes
+            self._kept.make_room(nbytes)
+            found = _Placed(self._slots.put(changes.slots), changes.deltas)
+            self._kept.put(choice, nbytes, found)
+        return found
+
+    def _shifted(
+        self, expert: str, weights: Mapping[str, Any], deltas: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        """Returns the parameters that change, on the device, by path."""
+        parameters = self._components[expert].parameters
+        return {
+            path: _plus(weights[path], delta, DTYPES[parameters[path].layout.dtype])
+            for path, delta in deltas.items()
+        }
+
+
+def _plus(array: jax.Array, delta: np.ndarray, dtype: np.dtype[Any]) -> jax.Array:
+    """Returns a parameter on the device plus a change, float32; it may be passed as integers of its bits."""
+    import jax
+
+    def part(shard: Any) -> jax.Array:
+        stored = np.asarray(shard.data)
+        values = stored.view(dtype).astype(np.float32) + delta[shard.index]
+        return jax.device_put(values.astype(dtype).view(stored.dtype), shard.device)
+
+    parts = [part(shard) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
+def _with(tree: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested dicts with some leaves replaced."""
+    joined = dict(tree)
+    for name, one in others.items():
+        joined[name] = _with(joined[name], one) if isinstance(one, Mapping) else one
+    return joined
