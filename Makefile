@@ -37,20 +37,22 @@ endif
 # A shell gets it as it is, with its quotes.
 export PROMPT
 
-# The sampling is the artifact's own, so that `make again` and the server have it too.
-SAMPLED := --default steps=30
+# A student is an adapter of the same artifact, whose programs have slots for it: `make again` without SAMPLING
+# takes 30 steps with guidance.
 ifneq ($(SAMPLING),)
 ifneq ($(SAMPLING),four-steps)
 $(error SAMPLING is four-steps or empty, not $(SAMPLING))
 endif
 STUDENTS := artifacts/tiny/four-steps
-STUDENT_wan2.1-t2v := --lora $(STUDENTS)/wan2.1-t2v.safetensors
+STUDENT_wan2.1-t2v := $(STUDENTS)/wan2.1-t2v.safetensors
 STUDENT_wan2.2-t2v := --lora-high $(STUDENTS)/wan2.2-t2v-high-noise.safetensors \
 	--lora-low $(STUDENTS)/wan2.2-t2v-low-noise.safetensors
 ifeq ($(STUDENT_$(VARIANT)),)
 $(error only wan2.1-t2v and wan2.2-t2v have a student of four steps)
 endif
-SAMPLED := $(STUDENT_$(VARIANT)) --sampling lightning-4
+SLOTS := --lora-rank 16
+ADAPT = $(BIN)/wanbuild lora $(STUDENT_$(VARIANT)) --artifact $(DEMO)/new --name four-steps --sampling lightning-4
+CHOSEN := --lora four-steps
 endif
 
 MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_image.png
@@ -81,12 +83,13 @@ demo: $(VENV)/.installed-build
 	mkdir -p "$(DEMO)"
 	$(PREPARE)
 	rm -rf "$(DEMO)/new"
-	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/new $(SAMPLED)
-	$(BIN)/wanbuild compile --artifact $(DEMO)/new --target cpu --size $(SIZE) --frames 17
+	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/new --default steps=30
+	$(BIN)/wanbuild compile --artifact $(DEMO)/new --target cpu --size $(SIZE) --frames 17 $(SLOTS)
+	$(ADAPT)
 	$(BIN)/wanbuild verify --artifact $(DEMO)/new --record
 	rm -rf "$(DEMO)/artifact"
 	mv $(DEMO)/new $(DEMO)/artifact
-	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$$PROMPT" $(MEDIA_$(VARIANT)) \
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$$PROMPT" $(MEDIA_$(VARIANT)) $(CHOSEN) \
 		--output $(DEMO)/demo.mp4 --overwrite --timing --timing-json $(DEMO)/timing.json
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$$PROMPT" --sheet $(DEMO)/demo.png $(SHOW)
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json.$(if $(NOTE), $(NOTE))"
@@ -97,7 +100,7 @@ again:
 	@grep -q '"variant": "$(VARIANT)"' $(DEMO)/artifact/manifest.json || \
 		{ echo "the demo is of another variant than $(VARIANT): give make again its VARIANT=..."; exit 2; }
 	$(PREPARE)
-	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$$PROMPT" $(MEDIA_$(VARIANT)) \
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$$PROMPT" $(MEDIA_$(VARIANT)) $(CHOSEN) \
 		--output $(DEMO)/again.mp4 --overwrite --timing
 	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$$PROMPT" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
 	@echo "The video is $(DEMO)/again.mp4.$(if $(NOTE), $(NOTE))"

@@ -47,21 +47,23 @@ def test_a_demo_that_cannot_be_made_leaves_the_last_one(make: Make, tmp_path: Pa
     assert (tmp_path / "demo" / "artifact" / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "sampled"), [([], "--default steps=30"), (["SAMPLING=four-steps"], "--sampling lightning-4")]
-)
-def test_the_artifact_has_the_sampling(make: Make, tmp_path: Path, words: list[str], sampled: str) -> None:
-    """So that another video takes as many steps, whatever the demo was made with."""
+@pytest.mark.parametrize("words", [[], ["SAMPLING=four-steps"]])
+def test_the_sampling_is_chosen_for_each_video(make: Make, tmp_path: Path, words: list[str]) -> None:
+    """A student is an adapter of the demo's artifact: another video takes it, or the model's own steps."""
     made = make("demo", *words)
     assert made.returncode == 0, made.stderr
     assert not (tmp_path / "demo" / "artifact" / "manifest.json").exists()  # it is the new one
-    (converted,) = [line for line in made.stdout.splitlines() if line.startswith("wanbuild convert")]
-    assert sampled in converted
+    commands = [line for line in made.stdout.splitlines() if line.startswith("wanbuild ")]
+    (compiled,) = [line for line in commands if line.startswith("wanbuild compile")]
+    adapted = [line for line in commands if line.startswith("wanbuild lora")]
+    assert ("--lora-rank 16" in compiled) == (len(adapted) == 1) == bool(words)
+    assert all("--name four-steps --sampling lightning-4" in line for line in adapted)
     (tmp_path / "demo" / "artifact" / "manifest.json").write_text('"variant": "wan2.1-t2v"')
-    again = make("again")
-    assert again.returncode == 0, again.stderr
-    runs = [line for line in (made.stdout + again.stdout).splitlines() if line.startswith("wanrun ")]
-    assert len(runs) == 2 and not any("--steps" in run for run in runs)
+    for chosen in ([], words):
+        again = make("again", *chosen)
+        assert again.returncode == 0, again.stderr
+        (run,) = [line for line in again.stdout.splitlines() if line.startswith("wanrun ")]
+        assert ("--lora four-steps" in run) == bool(chosen) and "--steps" not in run
 
 
 @pytest.mark.parametrize(("words", "port"), [([], "8000"), (["PORT=0"], "0")])
