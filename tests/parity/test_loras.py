@@ -1,7 +1,7 @@
 """LoRAs of a request against diffusers' ``load_lora_weights`` and ``set_adapters``, in float32, two at once.
 
-Every layer of each expert changes, small parameters too, which diffusers' files cannot have: they are added to
-the reference's own.
+Every layer of each expert changes, small parameters too, which diffusers' files cannot have: they are added
+to the reference's own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def artifact(slots_toy: Artifact, toy_checkpoint: Path, tmp_path_factory: pytest
 
 
 class Adapter:
-    """A LoRA of every expert, with random values: as diffusers loads it, and as ``wanbuild lora`` makes it."""
+    """A LoRA of every expert with random values: as diffusers loads it, and as ``wanbuild lora`` makes it."""
 
     def __init__(self, name: str, manifest: Manifest, artifact: Path, folder: Path) -> None:
         self.name, self.file = name, folder / f"{name}-adapter.safetensors"

@@ -1,0 +1,163 @@
+"""LoRAs on the device: slots that they fill, small parameters that they change, and what stays there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from helpers.manifests import built_with
+from helpers.opened import Opened
+from wanrun.artifact.parameters import Component, flat, nest
+from wanrun.artifact.slots import slots_of
+from wanrun.errors import UsageError
+from wanrun.weights.adapters import AdapterFile, combined
+from wanrun.weights.loras import AppliedLora, FilledSlots, KeptLoras
+from wanrun.weights.slots import Slots
+
+RANK = 4
+EXPERT = "transformer"
+SMALL = ("blocks/norm2/bias", "condition_embedder/time_embedder/linear_1/bias")
+
+
+class Made:
+    """Slots of an opened artifact, and LoRAs with random values of everything."""
+
+    def __init__(self, opened: Any, folder: Path, dtype: str, bits: bool) -> None:
+        kernels = msgspec.structs.replace(opened.program_set.kernels, weight_bits=bits)
+        programs = msgspec.structs.replace(opened.program_set, kernels=kernels, layers={"blocks": (0, 1, 2)})
+        own = SimpleNamespace(manifest=opened.manifest, device=opened.device, program_set=programs)
+        self.components: Mapping[str, Component] = opened.manifest.components
+        self.slots = Slots(own, built_with(dtype=dtype, lora_rank=RANK))  # type: ignore[arg-type]
+        self.kept, self._folder = KeptLoras(None), folder
+
+    def lora(self, name: str, strength: float, rank: int = 2, expert: str = EXPERT) -> AppliedLora:
+        rng, tensors = np.random.default_rng(len(name)), dict[str, np.ndarray]()
+        component = self.components[EXPERT]
+        for path, slot in slots_of(component, rank).items():
+            tensors[f"{expert}/{path}"] = rng.standard_normal(slot.shape, np.float32).astype(self.slots.dtype)
+        for path in SMALL:
+            shape = component.parameters[path].layout.shape
+            tensors[f"{expert}/{path}"] = rng.standard_normal(shape, np.float32)
+        file = self._folder / name
+        file.write_bytes(name.encode())
+        content: Any = None
+        return AppliedLora(AdapterFile(file, content, 1, tensors), {expert: strength})
+
+    def filled(self, *loras: AppliedLora) -> FilledSlots:
+        return FilledSlots(self.slots, self.kept, loras, self.components)
+
+
+@pytest.fixture
+def make(shared: Path, open_here: Callable[..., Opened], tmp_path: Path) -> Callable[..., Made]:
+    opened = open_here(shared)
+
+    def make(dtype: str = "float32", bits: bool = False) -> Made:
+        return Made(opened.opened, tmp_path, dtype, bits)
+
+    return make
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
+def test_slots_hold_what_was_combined(make: Callable[..., Made], dtype: str, bits: bool) -> None:
+    """All of an expert, what is in no stack, and a layer: in the dtype of the programs, or its bits."""
+    made = make(dtype, bits)
+    loras = made.lora("one", 0.5), made.lora("second", -1.0)
+    slots = made.filled(*loras)
+    chosen = [(one.file, one.strengths[EXPERT]) for one in loras]
+    expected = combined(chosen, EXPERT, made.slots.shapes, made.slots.dtype).slots
+
+    def values(tree: Any) -> dict[str, np.ndarray]:
+        return {path: np.asarray(one).view(made.slots.dtype) for path, one in flat(tree).items()}
+
+    whole, outside = values(slots.of(EXPERT)), values(slots.outside(EXPERT))
+    assert whole.keys() == expected.keys() == made.slots.shapes.keys()
+    assert outside.keys() == {path for path in whole if not path.startswith("blocks/")}
+    layer = {f"blocks/{path}": one for path, one in values(slots.layer(EXPERT, "blocks", 2)).items()}
+    assert outside.keys() | layer.keys() == whole.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(whole[path], array)
+        np.testing.assert_array_equal(
+            *((outside[path], array) if path in outside else (layer[path], array[2]))
+        )
+
+
+def test_small_parameters_are_changed(make: Callable[..., Made]) -> None:
+    """Of the whole expert, of a layer, and of what is in no stack; others stay the same arrays."""
+    made = make()
+    parameters = made.components[EXPERT].parameters
+    rng, same = np.random.default_rng(0), "blocks/norm2/weight"
+    stored = {
+        path: jax.device_put(rng.standard_normal(parameters[path].layout.shape, np.float32))
+        for path in (*SMALL, same)
+    }
+    lora = made.lora("one", -0.5)
+    slots = made.filled(lora)
+    changed = flat(dict(slots.changed(EXPERT, nest(stored))))
+    for path in SMALL:
+        expected = np.asarray(stored[path]) - np.float32(0.5) * lora.file.tensors[f"{EXPERT}/{path}"]
+        np.testing.assert_array_equal(changed[path], expected)
+    assert changed.keys() == stored.keys() and changed[same] is stored[same]
+    again = flat(dict(slots.changed(EXPERT, nest(stored))))
+    assert all(again[path] is changed[path] for path in SMALL)
+
+    blocks = jax.tree.map(lambda array: array[1], nest(stored)["blocks"])
+    layer = flat(dict(slots.changed_part(EXPERT, blocks, "blocks", 1)))
+    np.testing.assert_array_equal(layer["norm2/bias"], changed[SMALL[0]][1])
+    outside = {name: tree for name, tree in nest(stored).items() if name != "blocks"}
+    np.testing.assert_array_equal(
+        flat(dict(slots.changed_part(EXPERT, outside)))[SMALL[1]], changed[SMALL[1]]
+    )
+
+
+def test_a_choice_that_comes_again_is_there(make: Callable[..., Made]) -> None:
+    """By the digests, strengths and the expert; what changes nothing takes the zeros."""
+    made = make()
+    one, other = made.lora("one", 1.0), made.lora("other", 1.0)
+    first = made.filled(one).of(EXPERT)
+    assert made.filled(one).of(EXPERT) is first
+    assert made.filled(other).of(EXPERT) is not first
+    assert made.filled(one._replace(strengths={EXPERT: 0.5})).of(EXPERT) is not first
+    assert made.filled(one).of(EXPERT) is first
+    unchanged = made.filled(), made.filled(one._replace(strengths={EXPERT: 0.0})), made.filled(one)
+    for slots, expert in zip(unchanged, (EXPERT, EXPERT, "transformer_2"), strict=True):
+        assert slots.of(expert) is made.slots.zeros and slots.outside(expert) is made.slots.zeros_outside
+        assert slots.layer(expert, "blocks", 0) is made.slots.zeros_of_layer("blocks")
+        weights: dict[str, Any] = {"blocks": {}}
+        assert slots.changed(expert, weights) is weights and slots.changed_part(expert, weights) is weights
+
+
+def test_ranks_that_the_slots_have_not(make: Callable[..., Made]) -> None:
+    made = make()
+    with pytest.raises(UsageError) as caught:
+        made.filled(made.lora("one", 1.0, rank=3), made.lora("other", 1.0)).of(EXPERT)
+    assert (caught.value.expected, caught.value.found) == (f"at most {RANK}", "3 + 2 = 5")
+
+
+def test_the_choice_that_was_used_longest_ago_leaves() -> None:
+    """When there is no room for another one; a single one may be larger than the room."""
+    kept = KeptLoras(10)
+    choices: list[Any] = [("transformer", ((name, 1.0),)) for name in "abcd"]
+
+    def put(number: int, nbytes: int) -> None:
+        kept.make_room(nbytes)
+        kept.put(choices[number], nbytes, object())  # type: ignore[arg-type]
+
+    def there() -> list[bool]:
+        return [choice in kept._placed for choice in choices]
+
+    put(0, 4)
+    put(1, 4)
+    assert kept.get(choices[0]) is not None and kept.get(choices[2]) is None
+    put(2, 4)
+    assert there() == [True, False, True, False]
+    put(3, 50)
+    assert there() == [False, False, False, True]
+    kept.clear()
+    assert there() == [False] * 4
