@@ -13,13 +13,14 @@ import msgspec
 from wanbuild.conversion.orbax import plan_layout
 from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, SamplingDefaults
 from wanrun.artifact.lora import Lora
-from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer
+from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer, read_manifest
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
+from wanrun.files import sha256_of
 
 
 def plain_manifest(**fields: Any) -> Manifest:
@@ -96,6 +97,17 @@ def write_adapter(path: Path, shapes: Mapping[str, tuple[int, ...]], **fields: A
     data = msgspec.json.encode(told)
     path.write_bytes(len(data).to_bytes(8, "little") + data + bytes(end))
     return path
+
+
+def put_adapter(artifact: Path, name: str = "style") -> Adapter:
+    """Gives an artifact an adapter whose file nobody opens."""
+    data = f"the adapter {name}".encode()
+    plain = plain_adapter(name)
+    record = msgspec.structs.replace(plain, sha256=sha256_of(data), nbytes=len(data))
+    (artifact / "adapters").mkdir(exist_ok=True)
+    (artifact / record.file).write_bytes(data)
+    read_manifest(artifact).changed(adapters={name: record}).write(artifact)
+    return record
 
 
 def built_with(**options: Any) -> ProfileOptions:

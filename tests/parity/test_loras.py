@@ -70,6 +70,8 @@ class Adapter:
         self.pairs, self.small, options = dict[str, Path](), dict[str, Any](), list[str]()
         for number, expert in enumerate(experts):
             tensors = lora(PUBLISHED["diffusers"], manifest, seed=10 * number + len(name))
+            # PEFT refuses Animate's motion encoder, whose layers are of a class of its own.
+            tensors = {key: one for key, one in tensors.items() if "motion_encoder" not in key}
             whole = folder / f"{name}-{expert}.safetensors"
             save_file(tensors, whole)
             options += [f"--lora-{NOISE[expert]}", str(whole)] if len(experts) > 1 else [str(whole)]

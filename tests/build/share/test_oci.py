@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import wanhub
 from helpers.damage import flip, own
 from helpers.elsewhere import TARGET, build_elsewhere
+from helpers.manifests import put_adapter
 from wanbuild.cli import wanbuild
 from wanbuild.share import oci
 from wanbuild.share.oci import write_layout
@@ -68,13 +69,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> None:
     lines: list[str] = []
+    put_adapter(artifact)
     digest = write_layout(OciRequest(artifact, tmp_path / "o", licence="Apache-2.0"), lines.append)
     (image,) = images(tmp_path / "o").values()
     titles = unpacked(tmp_path / "o", image, tmp_path / "unpacked")
     manifest = read_manifest(artifact)
     (key,) = manifest.program_sets
     weights = [f"weights of {name}" for name in manifest.components]
-    assert titles == [*weights, "tokenizer", f"programs {key}", "target cpu", "records"]
+    assert titles == [*weights, "tokenizer", f"programs {key}", "target cpu", "adapter style", "records"]
     unlinked = {path.name: path.resolve() for path in artifact.iterdir()}
     expected = {
         name if path.is_file() else f"{name}/{below}": data

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.damage import flip
+from helpers.manifests import put_adapter
 from wanbuild.cli import wanbuild
 from wanbuild.share.sbom import bill_of_materials
 from wanrun.artifact.artifact import Artifact
@@ -21,6 +22,7 @@ def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) 
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
+    adapter = put_adapter(artifact)
     manifest = read_manifest(artifact)
     manifest = manifest.changed(
         source={**manifest.source, "repository": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "revision": "abc"},
@@ -46,6 +48,7 @@ def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) 
     assert {f"data:weights/{name}" for name in manifest.components} <= parts.keys()
     for number in range(2):
         assert parts[f"data:lora/{number}/style.safetensors"]["hashes"][0]["content"] == str(number) * 64
+    assert parts["data:adapter/style"]["hashes"][0]["content"] == adapter.sha256
     versions = manifest.targets["cpu"].environment["packages"]
     assert parts[f"library:jaxlib@{versions['jaxlib']}"]["purl"] == f"pkg:pypi/jaxlib@{versions['jaxlib']}"
     (needs,) = [one for one in bom["dependencies"] if one["ref"] == model["bom-ref"]]

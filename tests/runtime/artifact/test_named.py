@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.damage import flip, linked, own
+from helpers.manifests import put_adapter
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.named import KINDS, REQUIREMENTS, WEIGHTS, Named
 from wanrun.errors import ArtifactError
@@ -51,9 +52,10 @@ def test_a_pipe_is_not_waited_for(small: tuple[Named, Path]) -> None:
 def test_each_kind_of_file_of_an_artifact(toy_artifact: Path, tmp_path: Path, offset: int) -> None:
     """A bit of the first and of the last byte; of weights that is the checksum behind the rows."""
     folder = linked(toy_artifact, tmp_path / "artifact")
+    put_adapter(folder)
     artifact = open_artifact(folder)
     first = {one.kind: one for one in reversed(list(artifact.named()))}
-    assert first.keys() >= {kind for kind in KINDS if kind.folder not in ("golden", "embeddings", "adapters")}
+    assert first.keys() >= {kind for kind in KINDS if kind.folder not in ("golden", "embeddings")}
     for place in {one.name.partition("/")[0] for one in first.values()}:
         own(folder, place)
     for kind, one in first.items():

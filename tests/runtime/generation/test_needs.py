@@ -8,10 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from helpers.damage import PROFILE, linked
-from helpers.manifests import with_profiles
+from helpers.manifests import plain_adapter, with_profiles
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Recorded
-from wanrun.artifact.named import EMBEDDING, EXECUTABLE, GOLDEN, PROGRAM, REQUIREMENTS, TOKENIZER, WEIGHTS
+from wanrun.artifact.named import (
+    ADAPTER,
+    EMBEDDING,
+    EXECUTABLE,
+    GOLDEN,
+    PROGRAM,
+    REQUIREMENTS,
+    TOKENIZER,
+    WEIGHTS,
+)
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.needs import needed
 from wanrun.text.embeddings import EmbeddingFormat
@@ -34,7 +43,12 @@ def artifact(toy_artifact: Path) -> Artifact:
         for prompt in ("a cat", "blurry")
     }
     golden = {name: Recorded(file=f"golden/{name}.json", sha256="0") for name in manifest.profiles}
-    changed = manifest.changed(targets={"cpu": cpu, "other": other}, embeddings=embeddings, golden=golden)
+    changed = manifest.changed(
+        targets={"cpu": cpu, "other": other},
+        embeddings=embeddings,
+        golden=golden,
+        adapters={"style": plain_adapter("style")},
+    )
     return Artifact(changed, toy_artifact)
 
 
@@ -57,7 +71,7 @@ def test_all_profiles_of_the_target(artifact: Artifact) -> None:
     """Whatever is told of the next prompts."""
     names = {one.name for one in needed(artifact, {"prompts": ["a cat", "blurry"], "warn": print})}
     left = {one for one in artifact.named() if one.name not in names}
-    assert {one.kind for one in left} == {EXECUTABLE, REQUIREMENTS, GOLDEN}
+    assert {one.kind for one in left} == {EXECUTABLE, REQUIREMENTS, GOLDEN, ADAPTER}
     assert {one.of for one in left if one.kind is EXECUTABLE} == {"other"}
 
 
