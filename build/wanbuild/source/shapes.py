@@ -49,7 +49,8 @@ def component_shapes(name: str, config: Mapping[str, Any]) -> Shapes:
         SourceError: if the config is none of such a component.
     """
     kind = kind_of(name, config.get("_class_name"))
-    module = kind.module(kind.parse(config, f"{name}/config.json"), kind.policy(None))
+    parsed = kind.parse(config, f"{name}/config.json")
+    module = kind.module(parsed, kind.policy(None))
     axes = parameter_axes(module)
     shapes: Shapes = {}
     for path, parameter in flatten(abstract_params(module)):
@@ -57,7 +58,7 @@ def component_shapes(name: str, config: Mapping[str, Any]) -> Shapes:
         if axes[path][0] == LAYERS:
             shape, layers = shape[1:], range(shape[0])
         rule, groups = _rule_of(kind.rules, path)
-        stored = _stored_shape(path, shape, rule.transform, config)
+        stored = _stored_shape(path, shape, rule.transform, parsed)
         for layer in layers or (None,):
             shapes[_key(rule, {**groups, "layer": str(layer)})] = stored
     if config.get("is_residual"):  # its levels have one of these, and no list of them
@@ -85,13 +86,13 @@ def _key(rule: Rule, groups: Mapping[str, str]) -> str:
     return pattern.split("|")[0].replace("\\.", ".")
 
 
-def _stored_shape(path: str, shape: Shape, transform: str, config: Mapping[str, Any]) -> Shape:
+def _stored_shape(path: str, shape: Shape, transform: str, config: Any) -> Shape:
     """Returns the shape in files of a parameter, one of a stack alone."""
     if transform in ("conv2d", "conv3d"):
         return (shape[-1], shape[-2], *shape[:-2])
     last = next((axes for pattern, axes in _LAST.items() if re.fullmatch(pattern, path)), ())
     if path.endswith("patch_embedding/weight"):
-        patch = config["patch_size"]
+        patch = config.patch_size
         last = (patch, patch) if isinstance(patch, int) else tuple(patch)
     if transform == "flatten_in":
         return (shape[0], shape[1] // math.prod(last), *last)
