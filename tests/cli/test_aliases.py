@@ -7,6 +7,7 @@ import pytest
 from wancli.aliases import command_meant, no_option
 from wanrun.errors import UsageError
 from wanrun.request.elsewhere import ELSEWHERE
+from wanrun.request.lora import LoraChoice
 from wanrun.request.prompts_file import Line
 from wanrun.request.reading import read_request
 from wanrun.request.rows import aliases, rows
@@ -26,7 +27,7 @@ def test_no_name_means_two_things() -> None:
 def test_a_request_understands_an_alias(alias: str, name: str) -> None:
     value = {"seed": 3, "num_frames": 5, "num_steps": 4, "num_videos": 2, "size": "96x64", "solver": "euler"}
     number = {"boundary": 0.5, "guidance_scale": 2.0, "flow_shift": 3.0, "fps": 24.0}
-    given = {**value, **number}.get(name, "a.png")
+    given = {**value, **number, "lora": (LoraChoice(name="a"),)}.get(name, "a.png")
     request = read_request([("prompt", "a fox"), (alias, given)], Line)
     assert getattr(request, name) == given
 
