@@ -163,7 +163,7 @@ def _warnings(
     if own.timesteps is not None and "timesteps" not in options:
         timesteps = ", ".join(f"{one:g}" for one in own.timesteps)
         yield (
-            f"the model's own timesteps {timesteps} are not used: they are for {own.num_steps} {own.solver} "
+            f"the default timesteps {timesteps} are not used: they are for {own.num_steps} {own.solver} "
             f"steps at shift {own.flow_shift:g}; the steps are those of {options['solver']}'s own grid"
         )
     given = request.timesteps is not None and shift != own.flow_shift

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -85,6 +86,23 @@ def test_weights_that_are_elsewhere_are_not_read(artifact: Artifact) -> None:
     assert WEIGHTS not in {
         one.kind for one in needed(artifact, {"weights": str(artifact.folder / "weights")})
     }
+
+
+def test_loras_that_are_chosen(artifact: Artifact) -> None:
+    """All where nobody says which, if a profile has slots; none without."""
+    manifest = artifact.manifest
+    profiles = {
+        name: replace(one, options=replace(one.options, lora_rank=8))
+        for name, one in manifest.profiles.items()
+    }
+    adapters = {"style": plain_adapter("style"), "faces": plain_adapter("faces")}
+    built = artifact.changed(profiles=profiles, adapters=adapters)
+
+    def read(artifact: Artifact, **given: Any) -> set[str]:
+        return {one.of for one in needed(artifact, **given) if one.kind is ADAPTER}
+
+    assert read(built) == {"style", "faces"} and read(artifact) == set()
+    assert read(built, loras=["style"]) == {"style"} and read(built, loras=()) == set()
 
 
 def test_what_does_not_fit_is_refused_as_a_load_does(artifact: Artifact) -> None:

@@ -178,6 +178,17 @@ def test_the_defaults_that_one_brings() -> None:
     assert made(lora="fast:0").options["num_steps"] == 40
 
 
+def test_guidance_is_turned_off_in_a_profile_that_has_it() -> None:
+    """One artifact makes a video of 40 guided steps, and one of 4 without."""
+    one = Artifact(plain_manifest(**of_profiles(shape(16))), Path("artifact"))
+    plain, fast = made(one), made(one, lora="fast")
+    assert plain.profile == fast.profile and fast.profile.guidance
+    assert [len(each.prompts) for each in (plain, fast)] == [2, 1]
+    assert [sum(part.guided for part in each.ranges) for each in (plain, fast)] == [40, 0]
+    assert made(one, lora="fast", guidance_scale=3).options["guidance_scale"] == 3.0
+    assert "guidance is off" in refusal(UsageError, one, lora="fast", guidance_end=0.5).what
+
+
 def test_what_a_request_gives_wins() -> None:
     found = made(lora="fast", num_steps=6, solver="unipc", guidance_scale=3)
     assert found.profile.guidance and found.options.items() >= {"num_steps": 6, "solver": "unipc"}.items()
