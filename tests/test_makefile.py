@@ -56,14 +56,14 @@ def test_the_sampling_is_chosen_for_each_video(make: Make, tmp_path: Path, words
     commands = [line for line in made.stdout.splitlines() if line.startswith("wanbuild ")]
     (compiled,) = [line for line in commands if line.startswith("wanbuild compile")]
     adapted = [line for line in commands if line.startswith("wanbuild lora")]
-    assert ("--lora-rank 16" in compiled) == (len(adapted) == 1) == bool(words)
-    assert all("--name four-steps --sampling lightning-4" in line for line in adapted)
+    assert ("--lora-rank" in compiled) == (len(adapted) == 1) == bool(words)
+    assert all({"four-steps", "lightning-4"} <= {*line.split()} for line in adapted)
     (tmp_path / "demo" / "artifact" / "manifest.json").write_text('"variant": "wan2.1-t2v"')
     for chosen in ([], words):
         again = make("again", *chosen)
         assert again.returncode == 0, again.stderr
         (run,) = [line for line in again.stdout.splitlines() if line.startswith("wanrun ")]
-        assert ("--lora four-steps" in run) == bool(chosen) and "--steps" not in run
+        assert ("four-steps" in run) == bool(chosen) and "--steps" not in run
 
 
 @pytest.mark.parametrize(("words", "port"), [([], "8000"), (["PORT=0"], "0")])
