@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from wanrun.errors import UsageError
-from wanrun.request.lora import parse_lora
+from wanrun.request.lora import LoraChoice, parse_lora
 from wanserve.names import LORA, LORA_PATHS, NO_LORA_PATH, OF_LORA, options_by_name
 from wanserve.refusal import RefusedError
 from wanserve.values import decoded, mistyped, number_of
@@ -79,4 +79,9 @@ def _lora(value: Any, name: str, text: bool) -> dict[str, Any]:
             raise RefusedError(f"{name} has a {key}; {NO_LORA_PATH}", param=name)
         if own and given is not None:
             found[own] = number_of(given, float) if text and own != "name" else given
+    try:
+        msgspec.convert(found, LoraChoice)
+    except msgspec.ValidationError as error:
+        what = f"{name} cannot be used; expected name, with strength or with high and low; found {error}"
+        raise RefusedError(what, param=name) from None
     return found

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
-from helpers.manifests import with_profiles, without_profiles
+from helpers.manifests import plain_adapter, with_profiles, without_profiles
 from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import WanError
@@ -92,6 +92,8 @@ def test_a_warm_up_comes_first(wan: Call, fake: Fake) -> None:
 def test_list(wan: Call, fake: Fake, artifact: Path) -> None:
     manifest = read_manifest(artifact)
     assert wan("--list").out == [f"wan2.1-t2v  {manifest.content_digest}", "96x64x9-b1-cfg  targets: cpu"]
+    manifest.changed(adapters={"style": plain_adapter("style", rank=8)}).write(artifact)
+    assert wan("--list").out[2].startswith("lora style  rank 8, ")
     changed = without_profiles(manifest)
     changed.write(artifact)
     assert wan("--list").out == [

@@ -375,12 +375,14 @@ def test_a_form_nests() -> None:
 )
 def test_a_lora_that_a_model_has_not(given: dict[str, Any], line: str) -> None:
     """And no name is looked for on the machine."""
-    found = body({"loras": [given]})
     with pytest.raises((RefusedError, UsageError)) as caught:
+        found = body({"loras": [given]})
         found.model.resolve(found.options, found.spell)
     error = caught.value
     told = error if isinstance(error, RefusedError) else refused(error, found.spell)
-    assert line in told.body["error"]["message"] and "wanbuild" not in told.body["error"]["message"]
+    message = told.body["error"]["message"]
+    assert told.param == "loras" and line in message
+    assert "wanbuild" not in message and "FILE" not in message
 
 
 def test_the_loras_of_a_model() -> None:
