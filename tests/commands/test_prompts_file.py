@@ -205,8 +205,8 @@ def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tm
             "guidance_scale is out of range; expected a number; found 1000",
         ),
         (
-            {"prompt": "a", "guidance_scale": 1},
-            "no profile is built for any size, any number of frames, 1 video(s), guidance off",
+            {"prompt": "a", "guidance_scale": 1, "guidance_end": 0.5},
+            "guidance_end has no effect: guidance is off",
         ),
         ({"prompt": "a", "flow_shift": 0}, "flow_shift is out of range; expected a positive number"),
         (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,14 +13,10 @@ import numpy as np
 from wanbuild.adapters.tensors import PlannedTensor
 from wanbuild.source.safetensors import DTYPES
 from wanrun.artifact.adapter import ADAPTER_METADATA, AdapterContent
-from wanrun.claims import Place
 from wanrun.files import canonical_json, write_durable
 
 _ALIGNED = 64
 """The data begins at a multiple of so many bytes."""
-
-OUTPUT = Place(mark=re.compile(rb'.{8}\{"__metadata__":\{"%b":' % ADAPTER_METADATA.encode(), re.DOTALL))
-"""An adapter's file, by how it begins."""
 
 
 def write_adapter(path: Path, tensors: Sequence[PlannedTensor], content: AdapterContent) -> tuple[str, int]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
 
-from wanbuild.adapters.file import OUTPUT
 from wanbuild.published.samplings import SAMPLINGS
+from wanrun.artifact.adapter import ADAPTER_METADATA
+from wanrun.claims import Place
 from wanrun.rows import ARGUMENT, option
 
 _FILE = "FILE[:SCALE]"
+
+OUTPUT = Place(mark=re.compile(rb'.{8}\{"__metadata__":\{"%b":' % ADAPTER_METADATA.encode(), re.DOTALL))
+"""An adapter's file, by how it begins."""
 
 
 class AdapterRequest(Struct, frozen=True, kw_only=True):
