@@ -185,6 +185,7 @@ class Profile(Record, frozen=True):
         options = f"--size {self.width}x{self.height} --frames {self.num_frames}"
         options += " --guidance" if self.guidance else " --no-guidance"
         options += f" --num-videos {self.num_videos}" if self.num_videos > 1 else ""
+        options += f" --lora-rank {self.options.lora_rank}" if self.options.lora_rank else ""
         return options + (f" --reference-images {self.num_references}" if self.num_references else "")
 
 

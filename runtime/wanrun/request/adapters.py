@@ -106,7 +106,8 @@ class Chosen:
             if one.options.lora_rank >= max(needed, 1)
         ]
         names = " and ".join(one.name for one in self._working)
-        build = f"run wanbuild compile {profile.compile_options} --lora-rank {needed or 16} --artifact DIR"
+        large = structs.replace(profile, options=structs.replace(profile.options, lora_rank=needed or 16))
+        build = f"run wanbuild compile {large.compile_options} --artifact DIR"
         raise ArtifactError(
             f"profile {profile.name} takes no {field('lora')}: it has no slots for any"
             if not built

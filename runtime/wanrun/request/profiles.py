@@ -39,7 +39,8 @@ def choose_profile(
         shape: what is asked for, by the names of ``Profile.shape``; None means not given.
         loaded: the loaded profile; None if none is loaded.
         unguided: whether the videos have no guidance. Profiles with guidance make those too; unless one is
-            loaded, a profile of the same shape without guidance is taken, if it is built.
+            loaded, a profile of the same shape without guidance is taken, if it is built and takes as many
+            LoRAs.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -64,7 +65,8 @@ def choose_profile(
         raise
     if unguided and loaded is None:
         with suppress(ArtifactError):
-            return select_profile(artifact, **{**profile.shape, "guidance": False})
+            other = select_profile(artifact, **{**profile.shape, "guidance": False})
+            return profile if other.options.lora_rank < profile.options.lora_rank else other
     return profile
 
 

@@ -50,6 +50,12 @@ def test_the_model_s_own_guidance_gives_way() -> None:
     assert chosen(manifest(OFF)) == OFF and chosen(manifest(PROFILE, LARGE_OFF), size=(192, 128)) == LARGE_OFF
     assert chosen(manifest(scale=1.0)) == OFF
     assert chosen(manifest(PROFILE, scale=1.0)) == PROFILE  # which makes videos without guidance too
+    slots = structs.replace(PROFILE.options, lora_rank=8)
+    with_slots = structs.replace(PROFILE, options=slots)
+    assert with_slots.compile_options == f"{PROFILE.compile_options} --lora-rank 8"
+    for loras in (manifest(PROFILE, OFF), manifest(with_slots, OFF)):
+        taken = choose_profile(Artifact(loras, Path("a")), {}, unguided=True)
+        assert taken.name == (OFF if loras.profiles[PROFILE.name] == PROFILE else PROFILE).name
     for where, guidance in ((manifest(OFF), True), (manifest(PROFILE, scale=1.0), False)):
         with pytest.raises(ArtifactError, match="no profile is built for any size"):
             chosen(where, guidance=guidance)
