@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from wanrun.denoising.steps import GUIDED
 from wanrun.errors import UsageError
 from wanrun.request.prompts_file import Line, key_of, read_entries
 
@@ -65,6 +66,7 @@ _DECIDED = (
     "schedule",
     "guidance_scale",
     "guidance_scale_2",
+    *GUIDED,
 )
 _SHAPE = ("profile", "size", "num_frames", "num_videos", "boundary", "loop", "output")
 

@@ -80,6 +80,9 @@ def _misfits(chosen: Schedule, request: Request, manifest: Manifest) -> Iterator
                 yield f"it was made without {field(option)}"
             else:
                 yield f"it was made for {field(option)} {made_for:g}, not {given:g}"
+    for option, all_steps in GUIDED.items():
+        if getattr(request, option) not in (None, all_steps):
+            yield f"it was made without {field(option)}"
 
 
 def _schedule_of(name: str, manifest: Manifest) -> Schedule:

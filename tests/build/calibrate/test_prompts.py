@@ -37,6 +37,7 @@ def test_few_prompts_that_judge_are_doubted(tmp_path: Path) -> None:
         ({"prompt": "a", "steps": 3}, "p.jsonl:2: steps has no effect on a calibration; leave it out"),
         ({"prompt": "a", "size": "64x64"}, "size has no effect"),
         ({"prompt": "a", "schedule": "x"}, "schedule has no effect"),
+        ({"prompt": "a", "guidance_end": 0.5}, "guidance_end has no effect"),
         ({"prompt": 3}, "p.jsonl:2: prompt has the wrong type"),
     ],
 )

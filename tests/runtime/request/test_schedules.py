@@ -106,6 +106,7 @@ def test_the_steps_of_each_expert(artifact: Path) -> None:
             {"guidance_scale": 7},
             "it was made for guidance_scale 4, not 7; leave schedule out, or run wanbuild calibrate",
         ),
+        ({"guidance_end": 0.5}, "it was made without guidance_end; leave schedule out"),
         ({"schedule": "two"}, "it was made for two experts; expected one of five, few"),
         ({"boundary": 0.5}, "it was made without boundary; leave schedule out"),
         (
