@@ -216,7 +216,7 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
 
     Returns:
         The options of this model, with width, height and num_frames. Explicit timesteps are in ``timesteps``,
-        and ``num_steps`` is then their number. The shares in ``GUIDED`` are there if one of them is given.
+        and ``num_steps`` is then their number. The shares in ``GUIDED`` are there unless they are all steps.
 
     Raises:
         UsageError: for an option that would have no effect, a guidance scale that is of another profile, no
@@ -243,9 +243,10 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     if not guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}
-    shares = {name: options.pop(name) for name in GUIDED}
-    if any(share is not None for share in shares.values()):
-        options |= {name: GUIDED[name] if share is None else share for name, share in shares.items()}
+    shares = {name: default if options[name] is None else options[name] for name, default in GUIDED.items()}
+    options = {name: value for name, value in options.items() if name not in GUIDED}
+    if shares != GUIDED:
+        options |= shares
         _check_guided_steps(options)
     options["loop"] = resolve_loop(profile, request.loop)
     _check_max_steps(profile, options["loop"], options["num_steps"])

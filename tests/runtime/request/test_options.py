@@ -176,7 +176,8 @@ def test_a_scale_belongs_to_its_profile() -> None:
 
 
 def test_shares_of_the_steps_that_have_guidance() -> None:
-    """Recorded if one of them is given; refused where they have no effect, or leave no step."""
+    """Recorded unless they are all steps; refused where they have no effect, or leave no step."""
+    assert resolve(ONE, profile(), guidance_start=0, guidance_end=1) == resolve(ONE, profile())
     found = resolve(ONE, profile(), guidance_end=0.5)
     assert (found["guidance_start"], found["guidance_end"]) == (0.0, 0.5)
     assert resolve(ONE, profile(), guidance_start=0.9, num_steps=10)["guidance_end"] == 1.0
