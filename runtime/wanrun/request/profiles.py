@@ -62,7 +62,7 @@ def choose_profile(
         if either:
             with suppress(ArtifactError):
                 return choose(guidance=not guidance)
-        raise
+        return choose(guidance=guidance and not unguided)  # the error says what was asked for
     if unguided and loaded is None:
         with suppress(ArtifactError):
             other = select_profile(artifact, **{**profile.shape, "guidance": False})

@@ -120,8 +120,7 @@ def resolve_request(
     count = _num_references(manifest, given, inputs)
     if count is None and loaded is None:
         count = 0
-    scale = request.guidance_scale
-    unguided = scale is not None and not has_guidance(manifest, scale)
+    unguided = not has_guidance(manifest, request.guidance_scale)
     shape = _shape(manifest, request, count)
     profile = choose_profile(replace(artifact, manifest=manifest), shape, loaded, unguided)
     chosen.check(profile)

@@ -78,6 +78,17 @@ def test_a_scale_of_at_most_one_needs_no_guidance(manifest: Manifest, scale: flo
     assert chosen(manifest, SMALL, guidance_scale=scale) == SMALL
     long = of(manifest, guidance_scale=scale, num_frames=17)
     assert long.profile.name == "96x64x17-b1-cfg" and len(long.prompts) == 1
+    with pytest.raises(ArtifactError) as caught:
+        chosen(manifest, guidance_scale=scale, num_frames=33)
+    assert "--no-guidance" in str(caught.value.remedy)
+
+
+def test_a_model_without_guidance_needs_none(manifest: Manifest) -> None:
+    """Where a profile with guidance is loaded too: of another size one without will do."""
+    own = with_model(manifest, {"guidance_scale": 1.0})
+    unguided = structs.replace(own.profiles[UNGUIDED], num_frames=33)
+    own = own.changed(profiles={**own.profiles, unguided.name: unguided})
+    assert chosen(own, SMALL) == SMALL and chosen(own, SMALL, num_frames=33) == unguided.name
 
 
 def test_a_scale_above_one_needs_guidance(manifest: Manifest) -> None:
