@@ -35,7 +35,7 @@ class _Computation:
     runs: list[tuple[str, int]] = field(default_factory=list)
 
 
-def sent_bytes(hlo: str) -> Counter[str]:
+def sent_bytes(hlo: str, turns: int | None = None) -> Counter[str]:
     """Returns the bytes that one device sends, by kind of collective.
 
     In a group of n, a device sends (n - 1) / n of an all-gather's result or an all-to-all's argument, twice
@@ -43,6 +43,8 @@ def sent_bytes(hlo: str) -> Counter[str]:
 
     Args:
         hlo: the compiled module as text, partitioned: shapes are those of one device.
+        turns: how often a loop runs whose number of trips is an input, as that of a step's passes; None if
+            there is none.
 
     Raises:
         ValueError: for a loop without a known number of trips that sends anything.
@@ -55,7 +57,7 @@ def sent_bytes(hlo: str) -> Counter[str]:
             entry = header[1] if line.startswith("ENTRY") else entry
         elif " = " in line:
             _read(line, current)
-    return _total(entry, computations)
+    return _total(entry, computations, turns)
 
 
 def _read(line: str, computation: _Computation) -> None:
@@ -94,12 +96,14 @@ def _group(line: str) -> int:
     return math.prod(int(sizes[name]) for name in re.findall(r"'(\w+)'", found[2]))
 
 
-def _total(name: str, computations: dict[str, _Computation]) -> Counter[str]:
+def _total(name: str, computations: dict[str, _Computation], turns: int | None) -> Counter[str]:
     computation = computations.get(name, _Computation())
     total = Counter(computation.sent)
     for other, times in computation.runs:
-        sent = _total(other, computations)
+        sent = _total(other, computations, turns)
         if sent and times < 0:
-            raise ValueError(f"{other} runs an unknown number of times")
+            if turns is None:
+                raise ValueError(f"{other} runs an unknown number of times")
+            times = turns
         total += Counter({kind: nbytes * times for kind, nbytes in sent.items()})
     return total

@@ -1,4 +1,4 @@
-"""What a mesh costs: bytes that each device sends in a denoising step, memory, and masked attention.
+"""What a mesh costs: bytes that each device sends in a pass of a step, memory, and masked attention.
 
 The steps of published models are compiled for virtual CPU devices from their configs alone. The bytes come
 from the compiled HLO; the formula beside them says what they should be. The CPU backend has no bfloat16
@@ -72,7 +72,7 @@ def measure(manifest: Manifest, size: tuple[int, int, int], text: str) -> dict[s
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "masked": 1 - (step.tokens / padded) ** 2,
-        "sent": dict(sent_bytes(compiled.as_text())),
+        "sent": dict(sent_bytes(compiled.as_text(), turns=1)),
         "formula": step.sent(sizes),
     }
 
