@@ -34,7 +34,7 @@ STORED: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
 
 HIDDEN_BYTES = 2**30
 """Limit on the values between the matmuls of a feed-forward that a chip holds at once. Those of all tokens of
-a 14B model at 480p with guidance are 1.8 GB, and half of them fills matrix units as well."""
+a 14B model at 720p are 2.1 GB, and half of them fills matrix units as well."""
 
 Rope = Mapping[str, jax.Array]
 """``cos`` and ``sin`` of shape (S, K // 2) in float32."""

@@ -25,7 +25,7 @@ class Shape:
         height: pixels.
         num_frames: frames, 4n + 1.
         num_videos: videos per prompt.
-        guidance: whether classifier-free guidance doubles the batch.
+        guidance: whether steps can have classifier-free guidance.
         num_references: reference images; each is a latent frame in front of the video's.
 
     Raises:

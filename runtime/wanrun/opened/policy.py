@@ -42,7 +42,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     num_frames: Annotated[int | None, option("Frames of a video.", default="the first built")] = None
     num_videos: Annotated[int, option("Videos per prompt, as built.")] = 1
     guidance: Annotated[
-        bool | None, option("Whether classifier-free guidance is on.", default="as the model is published")
+        bool | None, option("Whether steps can have guidance, as built.", default="as the model is published")
     ] = None
     num_references: Annotated[int, option("Reference images, as built.")] = 0
     profile: Annotated[
