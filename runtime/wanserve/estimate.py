@@ -30,8 +30,11 @@ class Estimates:
 
     @staticmethod
     def name(video: Video, phase: str) -> str:
-        """The name of a time: a step's is ``step``."""
-        return f"{video.model} {video.shape['profile']} {phase}"
+        """The name of a time: a step's is ``step``, and the tenths of the steps that have guidance."""
+        name, steps = f"{video.model} {video.shape['profile']} {phase}", video.shape["num_steps"]
+        if phase != "step" or (guided := video.shape.get("guided")) is None:
+            return name
+        return f"{name} {round(10 * guided / steps)}"
 
     def learn(self, video: Video, seconds: Mapping[str, float], steps: int) -> dict[str, float]:
         """Adds what a video's phases took to the means, and returns the new ones by name.

@@ -251,6 +251,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
         "num_videos": profile.num_videos,
         "fps": generation.fps,
         "num_steps": len(generation.table.timesteps),
+        "guided": sum(part.guided for part in generation.ranges),
     }
 
 

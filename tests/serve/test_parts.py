@@ -188,6 +188,9 @@ def test_progress_follows_what_was_measured() -> None:
     assert news == {"m p text": 1.0, "m p step": 2.0, "m p decode": 4.0, "m p encode": 1.0}
     assert estimates.total(one) == 26.0
     assert Estimates(news).total(video(shape={**one.shape, "num_steps": 5})) == 16.0  # of fewer steps
+    half = video(shape={**one.shape, "guided": 5})  # whose steps take less time than those with guidance
+    assert estimates.total(half) is None and [*estimates.learn(half, {"steps": 15.0}, 10).values()] == [1.5]
+    assert (estimates.total(half), estimates.total(one)) == (21.0, 26.0)
     seen = []
     for phase, step, passed in (
         ("loading", 0, 9),
