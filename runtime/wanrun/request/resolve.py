@@ -144,19 +144,19 @@ def resolve_request(
         fps=float(manifest.model.defaults.fps if request.fps is None else request.fps),
         media=reads,
         loras=chosen.loras,
-        warnings=(*_warnings(manifest, profile, request, options), *chosen.warnings()),
+        warnings=(*_warnings(manifest, profile, request, options, guided), *chosen.warnings()),
     )
 
 
 def _warnings(
-    manifest: Manifest, profile: Profile, request: Request, options: Mapping[str, Any]
+    manifest: Manifest, profile: Profile, request: Request, options: Mapping[str, Any], guided: bool
 ) -> Iterator[str]:
     """Yields what a request may not expect: guidance that is off, and what has no effect."""
     shape = {**profile.shape, "guidance": True}
     built = any(other.shape == shape for other in manifest.profiles.values())
     if request.guidance_scale is None and has_guidance(manifest) and not profile.guidance and not built:
         yield "no profile is built with guidance, so guidance is off; a guidance scale of 1 asks for that"
-    if request.negative_prompt and options["negative_prompt"] is None:
+    if request.negative_prompt and not guided:
         yield "the negative prompt has no effect: guidance is off"
     own, shift = manifest.model.defaults, options["flow_shift"]
     if own.timesteps is not None and "timesteps" not in options:

@@ -226,6 +226,15 @@ def test_the_first_expert(artifact: Path) -> None:
     assert resolve(artifact, "a", boundary=1.0).ranges[0].transformer == "transformer_2"
 
 
+def test_a_negative_prompt_that_no_step_reads_is_a_warning(artifact: Path) -> None:
+    """Also where the scale of the expert that makes the steps alone is 1."""
+    make_two_experts(artifact)
+    for boundary, prompts in ((0.5, 2), (1.0, 1)):
+        scales = {"guidance_scale": 4, "guidance_scale_2": 1, "boundary": boundary}
+        found = resolve(artifact, "a", "blurred", **scales)
+        assert (len(found.prompts), len(found.warnings)) == (prompts, 2 - prompts)
+
+
 def test_a_request_is_resolved_without_its_files(toy_artifact: Path, tmp_path: Path) -> None:
     """Of the artifact its manifest alone is read, and neither JAX nor Pillow is imported."""
     for name in ("manifest.json", "manifest.sha256"):
