@@ -77,7 +77,8 @@ class Target(Record, frozen=True, kw_only=True, omit_defaults=True):
             ``wanrun.machine.environment``.
         requirements: a file with the versions of packages among those facts, for ``pip install -r``.
         executables: executables by profile and program name.
-        statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
+        statistics: compile seconds, FLOPs and predicted bytes, by profile and program name; of a loop whose
+            number of turns is an input, as that of a step's passes, the FLOPs of one turn.
         options: the compiler's options that the executables were compiled with; they are in JAX's key.
         program_options: further options by program.
     """
