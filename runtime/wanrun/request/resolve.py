@@ -135,6 +135,7 @@ def resolve_request(
         reads = None
     else:  # with the resolved overlap, so that equal media compare equal
         reads = structs.replace(given or Media(), segment_overlap=options.get("segment_overlap"))
+    guided = any(part.guided for part in ranges)
     return Generation(
         manifest=artifact.manifest,
         profile=profile,
