@@ -11,7 +11,7 @@ from flax import nnx
 from wanbuild.models.blocks_of_inputs import in_blocks
 from wanbuild.models.forms import forms
 from wanbuild.models.params import param
-from wanbuild.models.products import product
+from wanbuild.models.products import added_product, product
 
 
 class Linear(nnx.Module):
@@ -55,16 +55,19 @@ class Linear(nnx.Module):
         y = product(x, in_blocks(weight, self.scale.get_value()) if self.has_blocks else weight)
         if self.has_scale:
             y = y * self.scale[...]
-        terms = [self.bias[...].astype(y.dtype)] if self.has_bias else []
+        bias = self.bias[...].astype(y.dtype) if self.has_bias else None
         if self.has_slots:
-            change = self._change(x).astype(y.dtype)
-            # Compilers join the scaling with the sum behind it, which zeros must not become.
-            terms = [sum(terms, change)] if self.has_scale else [change, *terms]
-        return sum(terms, y).astype(out_dtype or x.dtype)
+            y, bias = self._changed(x, y, bias)
+        return (y if bias is None else y + bias).astype(out_dtype or x.dtype)
 
-    def _change(self, x: jax.Array) -> jax.Array:
-        """Returns what the slots add to the product, (x Aᵀ) Bᵀ, in a dtype of ``product``."""
-        return product(product(x, self.lora_a.get_value()).astype(x.dtype), self.lora_b.get_value())
+    def _changed(self, x: jax.Array, y: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, Any]:
+        """Returns a product and what is added to it, one of them with what the slots add, (x Aᵀ) Bᵀ."""
+        rows, weight = product(x, self.lora_a.get_value()).astype(x.dtype), self.lora_b.get_value()
+        if not self.has_scale:
+            return added_product(y, rows, weight), bias
+        # Compilers join the scaling with the sum behind it: zeros between the two would change bits.
+        change = product(rows, weight).astype(y.dtype)
+        return y, change if bias is None else change + bias
 
 
 def inverse_rms(x: jax.Array, eps: float) -> jax.Array:

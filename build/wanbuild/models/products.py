@@ -12,8 +12,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.forms import forms, operand
-from wanbuild.models.loops import LayerSlice
+from wanbuild.models.forms import for_one_cpu, forms, operand
+from wanbuild.models.loops import LayerSlice, from_bits, to_bits
 from wanrun import EIGHT_BITS
 
 FEW_ROWS = 320
@@ -22,6 +22,9 @@ FEW_ROWS = 320
 
 BLOCK_ROWS = 640
 """Rows of such a block, at most: 5 MB at a width of 4096."""
+
+ADDED_ROWS, FEW_ADDED_ROWS = 512, 48
+"""Rows that a product is added to at once, at most and at least (docs/notes/cpu.md, "Slots")."""
 
 
 def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
@@ -41,6 +44,31 @@ def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
     if isinstance(weight, LayerSlice) and math.prod(x.shape[:-1]) <= FEW_ROWS:
         return _product_by_block(x, weight)
     return _dot(operand(x), operand(weight[...].astype(x.dtype)), jnp.float32)
+
+
+def added_product(y: jax.Array, x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
+    """Returns y + x Wᵀ, in y's dtype.
+
+    A program for one CPU adds equal blocks of rows in place: they stay in the cache, and there is no other
+    array of y's size, which is the largest of a layer.
+
+    Args:
+        y: (..., out), as ``product`` returns it.
+        x: (..., in), any float.
+        weight: (out, in), a float.
+    """
+    rows = math.prod(x.shape[:-1])
+    size = max(size for size in range(1, ADDED_ROWS + 1) if rows % size == 0)
+    if not for_one_cpu() or size < FEW_ADDED_ROWS or rows == size:
+        return y + product(x, weight).astype(y.dtype)
+    blocks, whole = to_bits(x.reshape(-1, size, x.shape[-1])), weight[...]
+
+    def add(index: jax.Array, y: jax.Array) -> jax.Array:
+        own = from_bits(blocks[index], x.dtype)
+        return y.at[index].add(product(own, whole).astype(y.dtype))
+
+    start = y.reshape(-1, size, y.shape[-1])
+    return jax.lax.fori_loop(0, rows // size, add, start).reshape(y.shape)
 
 
 def _dot(x: jax.Array, weight: jax.Array, result: jax.typing.DTypeLike) -> jax.Array:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 
 from wanbuild.models.partition import PARAMETERS
@@ -22,8 +23,17 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
-from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
+from wanrun.artifact.mesh import (
+    Sizes,
+    cut,
+    device_bytes,
+    jax_sizes,
+    num_devices,
+    paired,
+    shard_count,
+)
 from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
+from wanrun.artifact.slots import LORA, slots_of
 from wanrun.weights.layers import OUTSIDE, parts_of
 
 ENCODERS = ("text_encoder", "image_encoder")
@@ -161,6 +171,15 @@ class Generation:
         """Returns the bytes of a component's weights that lie on each device of a mesh."""
         return device_bytes(self.manifest.components[component], PARAMETERS, jax_sizes(sizes))
 
+    def slots_bytes(self, sizes: Sizes) -> int:
+        """Returns the bytes of one transformer's slots on each device of a mesh."""
+        found = slots_of(self.manifest.components[self.experts[0]], self.options.lora_rank)
+        item, axes = jnp.dtype(self.options.dtype).itemsize, jax_sizes(sizes)
+        return sum(
+            item * math.prod(one.shape) // shard_count(cut(one.axes, one.shape, PARAMETERS, axes), axes)
+            for one in found.values()
+        )
+
     def streamed_bytes(self, layers: int) -> int:
         """Returns the bytes of what is in no stack of layers, and of some layers, of one transformer."""
         outside, *stacks = self._streamed_parts
@@ -217,7 +236,7 @@ class Generation:
         return transfer_seconds(total, each, num_devices(sizes), self.chip)
 
     def beside_bytes(self, name: str, sizes: Sizes) -> int:
-        """Returns the bytes of a program's inputs and outputs without weights, on one device of a mesh."""
+        """Returns the bytes of a program's inputs and outputs without weights and slots, on one device."""
         pair = paired(sizes) and self.shape.guidance
         parts = self.step.stored_parts(sizes) * sizes.get("tensor", 1) * (2 if pair else 1)
         cache, others = self._beside[name]
@@ -226,17 +245,17 @@ class Generation:
     @functools.cached_property
     def _beside(self) -> dict[str, tuple[int, int]]:
         """Bytes of the cache of keys and values, and of other inputs and outputs, by program."""
-        return {name: _beside(spec, self.components) for name, spec in self._counted.items()}
+        return {name: _beside(spec, {*self.components, LORA}) for name, spec in self._counted.items()}
 
     def config(self, component: str) -> Any:
         """Returns a component's parsed config."""
         return self.builder.configs[component]
 
 
-def _beside(spec: ProgramSpec, components: Collection[str]) -> tuple[int, int]:
-    """Returns the bytes of the cache, and of the other inputs and outputs, that a program has."""
+def _beside(spec: ProgramSpec, held: Collection[str]) -> tuple[int, int]:
+    """Returns the bytes of a program's cache, and of its other inputs and outputs but those that are held."""
     inputs = zip(spec.inputs, spec.arguments, strict=True)
-    given = [(name, tree) for name, tree in inputs if name not in components]
+    given = [(name, tree) for name, tree in inputs if name not in held]
     total = {"kv": 0, "": 0}
     for name, tree in [*given, *spec.outputs.items()]:
         total[name if name == "kv" else ""] += sum(

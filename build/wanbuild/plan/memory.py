@@ -1,8 +1,8 @@
 """The memory that a generation takes on each device, by formula.
 
-What lies on a device are weights, and beside them the largest program's inputs, outputs and temporaries, as
-``wanrun`` counts it too. The programs' code, some ten MB, is left out. Weights lie there in one of four ways
-(``HELD``).
+What lies on a device are weights, with each transformer's slots, and beside them the largest program's
+inputs, outputs and temporaries, as ``wanrun`` counts it too. The programs' code, some ten MB, is left out.
+Weights lie there in one of four ways (``HELD``).
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
     }
     during_text = max(working[call.name] for call in generation.calls if ROLES[call.role].when == "prompts")
     largest = max(working.values())
-    experts = [weights.pop(name) for name in generation.experts]
+    slots = generation.slots_bytes(sizes)
+    experts = [weights.pop(name) + slots for name in generation.experts]
     text = weights.pop("text_encoder")
     others, limit = sum(weights.values()), usable(generation.chip.memory_bytes)
 
@@ -116,7 +117,7 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
         "low": phased(max(experts)),
     }
     if num_devices(sizes) == 1:
-        ways["stream"] = phased(generation.streamed_bytes(1 + AHEAD))
+        ways["stream"] = phased(generation.streamed_bytes(1 + AHEAD) + slots)
     if generation.streams:
         ways = {"stream": ways["stream"]}
     needs = [Need(held, nbytes, beside, limit) for held, (nbytes, beside) in ways.items()]
@@ -134,7 +135,8 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     figures = {}
     for call in generation.calls:
         weights = 0 if call.component is None else generation.weights(call.component, sizes)
-        arguments = weights + generation.beside_bytes(call.name, sizes)
+        slots = generation.slots_bytes(sizes) if call.component in generation.experts else 0
+        arguments = weights + slots + generation.beside_bytes(call.name, sizes)
         figures[call.name] = Figures(arguments, int(_temporary_bytes(generation, call, sizes)))
     return figures
 

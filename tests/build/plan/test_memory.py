@@ -18,9 +18,9 @@ from wanrun.artifact.mesh import Sizes
 GIB = 2**30
 
 
-def generation(name: str, size: tuple[int, int], chip: str = "h200") -> Generation:
-    manifest = published_manifest(published_names()[name])
-    return Generation(manifest, Shape(*size, 81, 1, True), BuildOptions(), CHIPS[chip], 40)
+def generation(name: str, size: tuple[int, int], chip: str = "h200", rank: int = 0) -> Generation:
+    manifest, options = published_manifest(published_names()[name]), BuildOptions(lora_rank=rank)
+    return Generation(manifest, Shape(*size, 81, 1, True), options, CHIPS[chip], 40)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,19 @@ def test_the_largest_program_counts() -> None:
     least = need(one, {}, figures)
     larger = {**figures, "encode_text": dataclasses.replace(figures["encode_text"], temporaries=10**11)}
     assert need(one, {}, larger).total > least.total + 9e10
+
+
+def test_slots_are_held_beside_the_weights_of_each_expert() -> None:
+    """Of A14B: R (in + out) of each product of a layer, in bfloat16; a mesh cuts them as their weights."""
+    plain, slots = (generation("wan2.2-t2v-a14b", (832, 480), rank=rank) for rank in (0, 64))
+    config = slots.step.config
+    layer = 8 * 2 * config.dim + 2 * (config.dim + config.ffn_dim)
+    assert slots.slots_bytes({}) == pytest.approx(2 * 64 * config.num_layers * layer, rel=0.02)
+    assert plain.slots_bytes({}) == 0
+    assert 0.4 < slots.slots_bytes({"tensor": 8}) / slots.slots_bytes({}) < 0.6
+    assert slots.slots_bytes({"fsdp": 8}) == slots.slots_bytes({})
+    needs = [need(one, {}, estimated(one, {})) for one in (plain, slots)]
+    assert {one.held for one in needs} == {"all"}
+    assert needs[1].weights - needs[0].weights == 2 * slots.slots_bytes({})
+    figures = [estimated(one, {})["denoise_step"].arguments for one in (plain, slots)]
+    assert figures[1] - figures[0] == slots.slots_bytes({})
