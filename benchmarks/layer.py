@@ -152,11 +152,15 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("shape", help="width, height and frames")
     parser.add_argument("--mesh", default="")
+    parser.add_argument("--lora-rank", type=int, default=0)
     options = parser.parse_args()
     manifest = published_manifest(published_names()[options.model])
     target = resolve_target(options.target, parse_mesh(options.mesh))
     width, height, frames = (int(size) for size in options.shape.split("x"))
-    shape, build = Shape(width, height, frames, 1, True), BuildOptions(loop="step")
+    shape, build = (
+        Shape(width, height, frames, 1, True),
+        BuildOptions(loop="step", lora_rank=options.lora_rank),
+    )
     builder = ProgramBuilder(manifest, shape, build, *target.programs_for)
     spec = builder.named("denoise_step")
     data = export_program(spec, target.platform)

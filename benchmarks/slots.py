@@ -10,7 +10,6 @@ and of seconds. The floor is what the slots' products add to a step's multiplica
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -100,11 +99,12 @@ def main() -> None:
     for index, rank in enumerate(ranks):
         floor = flops[index] / flops[0] - 1
         pairs = zip(seconds[index], seconds[0], strict=True)
-        more, cpu = (statistics.median(column) - 1 for column in zip(*(own / none for own, none in pairs)))
+        more, cpu = np.median([own / none for own, none in pairs], 0) - 1
         times = f"{cpu / floor:.2f}" if rank else ""
         same = jax.tree.all(jax.tree.map(np.array_equal, results[index], results[0]))
+        took, _ = np.median(seconds[index], 0)
         print(
-            f"| {rank} | {np.median(seconds[index], 0)[0]:.3f} | {floor:.1%} | {more:.1%} | {cpu:.1%} | {times} "
+            f"| {rank} | {took:.3f} | {floor:.1%} | {more:.1%} | {cpu:.1%} | {times} "
             f"| {memory[index] / 1e6:.0f} MB | {'yes' if same else 'no'} |"
         )
 

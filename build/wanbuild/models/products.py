@@ -24,7 +24,7 @@ BLOCK_ROWS = 640
 """Rows of such a block, at most: 5 MB at a width of 4096."""
 
 ADDED_ROWS, FEW_ADDED_ROWS = 512, 48
-"""Rows that a product is added to at once, at most and at least (docs/notes/cpu.md, "Slots")."""
+"""Rows that a product is added to at once, at most and at least (docs/notes/cpu.md, "Forms")."""
 
 
 def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
