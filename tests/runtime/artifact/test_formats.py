@@ -18,6 +18,9 @@ from wanrun.errors import ArtifactError, OtherReleaseError
 FORMAT_3 = Path(__file__).with_name("format-3.json.gz")
 """As wanbuild 0.1.0 wrote it (the commit before 91a937a1) of the toy of Wan 2.1 I2V."""
 
+FORMAT_4 = Path(__file__).with_name("format-4.json.gz")
+"""As the commit 5924f97c wrote it of the toy of Wan 2.1 T2V, with guidance."""
+
 ROLES = {
     "encode_text_64": ("text", 0),
     "encode_text_128": ("text", 1),
@@ -65,6 +68,18 @@ def test_a_stored_manifest_of_format_3(tmp_path: Path, old: dict[str, Any]) -> N
         assert json.loads((tmp_path / MANIFEST).read_bytes())["format_version"] == FORMAT_VERSION
         assert read_manifest(tmp_path).program_sets == new.program_sets
     assert read_manifest(tmp_path) == new
+
+
+def test_a_stored_manifest_of_format_4(tmp_path: Path) -> None:
+    """Its records are today's; its programs, with a doubled batch, do not run."""
+    old: dict[str, Any] = json.loads(gzip.decompress(FORMAT_4.read_bytes()))
+    (tmp_path / MANIFEST).write_bytes(spelled(old))
+    with pytest.raises(OtherReleaseError):
+        read_manifest(tmp_path)
+    manifest = read_manifest(tmp_path, again=True)
+    assert old["format_version"] == 4 and not runs_here(tmp_path)
+    assert [profile.guidance for profile in manifest.profiles.values()] == [True]
+    assert manifest.digests["manifest digest"] == old["manifest_digest"]
 
 
 def test_a_change_of_an_older_manifest_is_noticed(tmp_path: Path, old: dict[str, Any]) -> None:
