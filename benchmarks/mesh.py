@@ -27,7 +27,7 @@ from wanbuild.programs.shape import Shape
 from wanbuild.targets.mesh import parse_mesh
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.mesh import jax_mesh, mesh_text, paired
+from wanrun.artifact.mesh import jax_mesh, mesh_text
 from wanrun.executables.lowering import lower
 
 MESHES = (
@@ -43,10 +43,9 @@ ACTIVATION_BYTES = 4
 """Of a value that travels between CPU devices."""
 
 
-def measure(manifest: Manifest, size: tuple[int, int, int], text: str) -> dict[str, Any]:
-    """Compiles a step over a mesh and returns its figures: of two passes made at once, or of one."""
+def measure(manifest: Manifest, shape: Shape, text: str) -> dict[str, Any]:
+    """Compiles a step over a mesh and returns its figures."""
     sizes = parse_mesh(text)
-    shape = Shape(*size, 1, guidance=paired(sizes))
     target = resolve_target("cpu", {"data": DEVICES})
     builder = ProgramBuilder(manifest, shape, BuildOptions(), target.kernels, sizes, target.devices)
     spec = builder.first("step")
@@ -87,12 +86,13 @@ def main() -> None:
     parser.add_argument("--mesh", action="append", help="repeatable; six of eight devices where not given")
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))
+    shape = Shape(width, height, options.frames, 1, guidance=True)
     manifest = published_manifest(MODELS[options.model][1])
     with pinned("cpu"):
         print(f"{options.model} {options.size}x{options.frames}, guidance on, per device and pass, in GB")
         print(f"{'mesh':<26}{'arguments':>10}{'temporaries':>12}{'masked':>9}  sent (formula)")
         for text in options.mesh or MESHES:
-            found = measure(manifest, (width, height, options.frames), text)
+            found = measure(manifest, shape, text)
             sent = ", ".join(
                 f"{kind} {found['sent'].get(kind, 0) / 1e9:.3f} ({found['formula'].get(kind, 0) / 1e9:.3f})"
                 for kind in KINDS

@@ -80,9 +80,9 @@ class Bench:
     def of_options(self, **options: Any) -> Made:
         """Makes every caption's video with options."""
         generations = [self._resolved(text, **options) for text in self._texts]
-        each = 2 if generations[0].options["guidance_scale"] > 1 else 1
-        videos = [self._frames(one) for one in generations]
-        return self._figures(each * len(generations[0].table.timesteps), videos)
+        first = generations[0]
+        passes = len(first.table.timesteps) + sum(part.guided for part in first.ranges)
+        return self._figures(passes, [self._frames(one) for one in generations])
 
     def of_rule(self, name: str, threshold: float, signals: Signals) -> Made:
         """Makes every caption's video with the published steps and a cache."""

@@ -18,7 +18,7 @@ from wanbuild.calibrate.memo import Memo
 from wanrun.artifact.roles import STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.steps import schedule
+from wanrun.denoising.steps import ExpertRange, schedule
 from wanrun.errors import UsageError
 from wanrun.files import canonical_json, sha256_of
 from wanrun.generation.pipeline import Pipeline
@@ -198,7 +198,7 @@ def predicted(pipeline: Pipeline, generation: Generation, step: int, latents: np
     alone = replace(
         generation,
         table=replace(table, timesteps=table.timesteps[place], coefficients=table.coefficients[place]),
-        ranges=(replace(part, first=0, last=1),),
+        ranges=(ExpertRange.alike(part.transformer, 0, 1, part.guidance_scales[step - part.first]),),
     )
     found = list[np.ndarray]()
 

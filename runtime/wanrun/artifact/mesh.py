@@ -13,7 +13,7 @@ JAX's mesh has two axes for ``data``, ``guidance`` and ``videos``, and no axis o
 
 from __future__ import annotations
 
-__all__ = ["paired"]
+__all__ = ["cut", "paired", "shard_count"]
 
 import math
 from collections.abc import Mapping, Sequence

@@ -80,6 +80,7 @@ def on_less(one: Generation, nbytes: float) -> Generation:
 
 def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
     one = generation("wan2.1-t2v-14b", "h100", (1280, 720), vae_dtype="bfloat16")
+    one = dataclasses.replace(one, shape=dataclasses.replace(one.shape, num_videos=4))
     text = refused(on_less(one, 1e9), 1)
     assert "; --size 832x480; --frames " in text
 
