@@ -23,17 +23,9 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
-from wanrun.artifact.mesh import (
-    Sizes,
-    cut,
-    device_bytes,
-    jax_sizes,
-    num_devices,
-    paired,
-    shard_count,
-)
+from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
 from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
-from wanrun.artifact.slots import LORA, slots_of
+from wanrun.artifact.slots import LORA, slots_bytes, slots_of
 from wanrun.weights.layers import OUTSIDE, parts_of
 
 ENCODERS = ("text_encoder", "image_encoder")
@@ -174,10 +166,8 @@ class Generation:
     def slots_bytes(self, sizes: Sizes) -> int:
         """Returns the bytes of one transformer's slots on each device of a mesh."""
         found = slots_of(self.manifest.components[self.experts[0]], self.options.lora_rank)
-        item, axes = jnp.dtype(self.options.dtype).itemsize, jax_sizes(sizes)
-        return sum(
-            item * math.prod(one.shape) // shard_count(cut(one.axes, one.shape, PARAMETERS, axes), axes)
-            for one in found.values()
+        return slots_bytes(
+            found.values(), jnp.dtype(self.options.dtype).itemsize, PARAMETERS, jax_sizes(sizes)
         )
 
     def streamed_bytes(self, layers: int) -> int:

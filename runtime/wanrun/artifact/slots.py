@@ -6,11 +6,13 @@ Stacked layers have an axis of layers in front. See ``wanbuild.models.low_rank``
 
 from __future__ import annotations
 
-__all__ = ["LORA", "slots_beside", "slots_of"]
+__all__ = ["LORA", "slots_beside", "slots_bytes", "slots_of"]
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from wanrun.artifact.mesh import Rules, Sizes, cut, shard_count
 from wanrun.artifact.parameters import LAYERS, Component
 
 LORA = "lora"
@@ -56,3 +58,11 @@ def slots_of(component: Component, rank: int) -> Mapping[str, Slot]:
             own = slots_beside(one.layout.shape, one.axes, rank)
             found |= {f"{path.removesuffix(_WEIGHT)}/{name}": slot for name, slot in own.items()}
     return found
+
+
+def slots_bytes(slots: Iterable[Slot], item: int, rules: Rules, sizes: Sizes) -> int:
+    """Returns the bytes of slots, with values of ``item`` bytes, on one device of JAX's mesh."""
+    return sum(
+        item * math.prod(one.shape) // shard_count(cut(one.axes, one.shape, rules, sizes), sizes)
+        for one in slots
+    )
