@@ -5,7 +5,7 @@ The high-noise expert makes those down to the boundary, the low-noise one those 
 
 from __future__ import annotations
 
-__all__ = ["GUIDED", "TABLES"]
+__all__ = ["GUIDED", "TABLES", "ExpertRange"]
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
