@@ -127,6 +127,21 @@ def test_a_gpu_rounds_products_with_slots_as_others(stored: str | None, own: tup
     assert kinds == [own, ("bfloat16", "bfloat16"), ("bfloat16", "bfloat16")]
 
 
+@pytest.mark.parametrize("form", ["cpu", "widened"])
+def test_small_changes_are_kept_that_a_merge_into_bfloat16_loses(form: str) -> None:
+    """Changes of a thousandth of the weights, beside float64's merge; merged, most is rounded away."""
+    x = np.random.default_rng(7).standard_normal((FEW_ROWS + 1, IN)).astype(jnp.bfloat16)
+    params, how = parameters(Layers("bfloat16", None, RANK), 2), ("bfloat16", None, FORMS[form])
+    params["layers/lora_b"] = (params["layers/lora_b"].astype(np.float32) / 3000).astype(jnp.bfloat16)
+    wide = {path: np.asarray(one).astype(np.float64) for path, one in params.items()}
+    merged = wide["layers/weight"] + wide["layers/lora_b"] @ wide["layers/lora_a"]
+    wanted = exact(params, None, x, slots=True)
+    moved = np.linalg.norm(wanted - exact(params, None, x, slots=False))
+    of_merged = run(*how, 0, {**params, "layers/weight": merged.astype(jnp.bfloat16)}, x)
+    errors = [np.linalg.norm(run(*how, RANK, params, x) - wanted), np.linalg.norm(of_merged - wanted)]
+    assert errors[0] < 0.01 * moved < 0.5 * moved < errors[1]
+
+
 def test_every_layer_of_a_transformer_has_slots() -> None:
     config = TransformerConfig(2, 32, 96, 3, 32, freq_dim=64)
     plain, module = WanTransformer(config), declare_slots(WanTransformer(config), RANK, jnp.bfloat16)
