@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -87,11 +86,6 @@ class KeptLoras:
         with self._lock:
             self._placed[choice] = nbytes, placed
 
-    def clear(self) -> None:
-        """Drops all."""
-        with self._lock:
-            self._placed.clear()
-
     @property
     def _nbytes(self) -> int:
         return sum(nbytes for nbytes, _ in self._placed.values())
@@ -115,7 +109,7 @@ class FilledSlots:
         components: Mapping[str, Component],
     ) -> None:
         self._slots, self._loras, self._kept, self._components = slots, tuple(loras), kept, components
-        self._changes = lru_cache(maxsize=1)(self._combined)  # of layers that stream
+        self._streamed: tuple[str, Changes] | None = None
 
     def of(self, expert: str) -> Tree:
         """Returns all slots of an expert, on the device: nested dicts by path; empty without slots.
@@ -170,6 +164,12 @@ class FilledSlots:
         used = ((one.file.sha256, one.strengths.get(expert, 0.0)) for one in self._loras)
         return expert, tuple((digest, strength) for digest, strength in used if strength)
 
+    def _changes(self, expert: str) -> Changes:
+        """Returns the changes of an expert whose layers stream, which stay on the host meanwhile."""
+        if self._streamed is None or self._streamed[0] != expert:
+            self._streamed = expert, self._combined(expert)
+        return self._streamed[1]
+
     def _combined(self, expert: str) -> Changes:
         chosen = [(one.file, one.strengths.get(expert, 0.0)) for one in self._loras]
         return combined(chosen, expert, self._slots.shapes, self._slots.dtype)
@@ -177,7 +177,7 @@ class FilledSlots:
     def _placed(self, choice: Choice) -> _Placed:
         """Returns what a choice has on the device; puts it there if it is not."""
         if (found := self._kept.get(choice)) is None:
-            changes, nbytes = self._changes(choice[0]), self._slots.nbytes
+            changes, nbytes = self._combined(choice[0]), self._slots.nbytes
             self._kept.make_room(nbytes)
             found = _Placed(self._slots.put(changes.slots), changes.deltas)
             self._kept.put(choice, nbytes, found)

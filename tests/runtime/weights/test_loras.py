@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +135,30 @@ def test_a_choice_that_comes_again_is_there(make: Callable[..., Made]) -> None:
         assert slots.changed(expert, weights) is weights and slots.changed_part(expert, weights) is weights
 
 
+def test_the_host_keeps_no_copy_of_what_is_on_the_device(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not until the next collection of garbage either: it may be as large as the device's."""
+    made, copies = make(), list[weakref.ref[Any]]()
+
+    def noted(*args: Any) -> Any:
+        changes = combined(*args)
+        copies.extend(map(weakref.ref, changes.slots.values()))
+        return changes
+
+    monkeypatch.setattr("wanrun.weights.loras.combined", noted)
+    slots = made.filled(made.lora("one", 0.5))
+    gc.disable()
+    try:
+        slots.of(EXPERT)
+        assert copies and not any(copy() is not None for copy in copies)
+        slots.layer(EXPERT, "blocks", 0)
+        del slots
+        assert not any(copy() is not None for copy in copies)
+    finally:
+        gc.enable()
+
+
 def test_ranks_that_the_slots_have_not(make: Callable[..., Made]) -> None:
     made = make()
     with pytest.raises(UsageError) as caught:
@@ -159,5 +185,3 @@ def test_the_choice_that_was_used_longest_ago_leaves() -> None:
     assert there() == [True, False, True, False]
     put(3, 50)
     assert there() == [False, False, False, True]
-    kept.clear()
-    assert there() == [False] * 4
