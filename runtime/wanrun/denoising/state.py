@@ -59,5 +59,6 @@ def check_finite(state: State, when: str) -> None:
             f"the latents are not finite {when}",
             expected="numbers",
             found=f"{wrong} NaN or infinite of {latents.size} values",
-            remedy="check the weights with wanbuild verify, or build with --dtype float32",
+            remedy="lower the strengths of LoRAs, check the weights with wanbuild verify, or build with "
+            "--dtype float32",
         )
