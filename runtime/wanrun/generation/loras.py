@@ -20,14 +20,25 @@ def applied_loras(loras: Sequence[ChosenLora], artifact: Artifact) -> tuple[Appl
     """
     found = []
     for lora in loras:
-        path = artifact.adapters[lora.name].path if lora.file is None else Path(lora.file)
-        file = read_adapter(path)
+        file = read_adapter(_path_of(lora, artifact))
         if file.sha256 != lora.sha256:
             raise ArtifactError(
-                f"the adapter {path} is not the one that was chosen",
+                f"the adapter {file.path} is not the one that was chosen",
                 expected=lora.sha256,
                 found=file.sha256,
-                remedy="choose it again, or copy the artifact again",
+                remedy="put that file back, or load the artifact again and choose anew",
             )
         found.append(AppliedLora(file, lora.strengths))
     return tuple(found)
+
+
+def _path_of(lora: ChosenLora, artifact: Artifact) -> Path:
+    """Returns the path of a LoRA's adapter; raises ArtifactError if the artifact has it no more."""
+    if lora.file is not None:
+        return Path(lora.file)
+    if (own := artifact.adapters.get(lora.name)) is None:
+        raise ArtifactError(
+            f"the artifact has no adapter {lora.name} any more",
+            remedy="load it again and choose one that it has",
+        )
+    return own.path

@@ -317,6 +317,7 @@ class Pipeline:
                     inputs = generation.read_media(cancel=cancel)
             for warning in () if inputs is None else inputs.warnings:
                 tell(warning)
+            loras = applied_loras(generation.loras, self.artifact)
             agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
@@ -324,7 +325,6 @@ class Pipeline:
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
                 behind = session.load_behind
-                loras = applied_loras(generation.loras, self.artifact)
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, step, loras=loras)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)

@@ -49,3 +49,10 @@ def test_another_file_than_was_chosen(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         applied_loras([lora], unread)
     assert (caught.value.expected, caught.value.found) == (lora.sha256, file_sha256(path))
+
+
+def test_one_that_the_artifact_has_no_more(tmp_path: Path) -> None:
+    """As where a server opens a model again whose adapters were removed."""
+    path = write_adapter(tmp_path / "style.safetensors", SHAPES)
+    with pytest.raises(ArtifactError, match="style"):
+        applied_loras([chosen(path, 1.0, file=False)], Artifact(plain_manifest(), tmp_path))
