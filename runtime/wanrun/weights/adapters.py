@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import ml_dtypes
 import msgspec
@@ -33,12 +33,15 @@ from wanrun.machine.environment import usable_cores
 MAX_HEADER_BYTES = 2**24
 """The longest header that is read; that of an adapter of every product has some kilobytes."""
 
+MAX_AXES = 8
+"""Of a tensor. The product of the numbers of a whole header would take hours."""
+
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor of a file, as its header has it."""
 
     dtype: Literal["F32", "BF16"]
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_AXES)]
     data_offsets: tuple[int, int]
 
     @property

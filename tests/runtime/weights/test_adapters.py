@@ -141,6 +141,8 @@ def test_what_is_damaged(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError):
             open_adapter(write(path, tensors(4, 0), **wrong))
     good = tensors(4, 0)
+    with pytest.raises(ArtifactError):  # before the numbers are multiplied
+        open_adapter(write(path, {"many": np.ones((1,) * 9, np.float32)}))
     a, b, bias = good
     for arrays in (
         {a: good[a]},
