@@ -54,21 +54,23 @@ def with_loras(
     Raises:
         UsageError: for a name that an artifact has for another adapter, and if none has slots for any.
     """
-    profiles = [one for artifact in artifacts.values() for one in artifact.manifest.profiles.values()]
-    if not any(profile.options.lora_rank for profile in profiles):
+    if not any(map(_most_rank, artifacts.values())):
         raise UsageError(
             "--loras has no effect: no profile of these artifacts has slots",
             remedy="leave it out, or run wanbuild compile --lora-rank N",
         )
     made, misfits = dict[str, Artifact](), dict[str, list[str]]()
     for model, artifact in artifacts.items():
-        fitting = dict[str, PlacedAdapter]()
+        fitting, most = dict[str, PlacedAdapter](), _most_rank(artifact)
         for name, lora in loras.items():
             try:
                 check_fits(lora, artifact.manifest)
             except UsageError as error:
                 misfits.setdefault(name, []).append(str(error))
                 continue
+            if not most or lora.content.rank > most:
+                why = f"it has rank {lora.content.rank}, and the slots of {model} have {most}"
+                misfits.setdefault(name, []).append(f"{why}; run wanbuild compile --lora-rank N")
             own = artifact.manifest.adapters.get(name)
             if own is not None and own.sha256 != lora.sha256:
                 raise UsageError(
@@ -78,3 +80,8 @@ def with_loras(
                 fitting[name] = placed(lora)
         made[model] = replace(artifact, beside=fitting)
     return made, {name: why[0] for name, why in misfits.items() if len(why) == len(artifacts)}
+
+
+def _most_rank(artifact: Artifact) -> int:
+    """Returns the largest rank of an artifact's slots; 0 if it has none."""
+    return max((one.options.lora_rank for one in artifact.manifest.profiles.values()), default=0)

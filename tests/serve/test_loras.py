@@ -68,6 +68,19 @@ def test_those_that_fit_a_model_are_beside_it(tmp_path: Path) -> None:
         with_loras({"plain": artifacts["plain"]}, loras)
 
 
+def test_one_that_no_profile_has_slots_for_is_told(tmp_path: Path) -> None:
+    """Clients do not see it."""
+    write_adapter(tmp_path / "big.safetensors", {}, rank=9)
+    write_adapter(tmp_path / "style.safetensors", {}, rank=8)
+    artifacts = {
+        "plain": Artifact(plain_manifest(), Path("a")),
+        "with": Artifact(plain_manifest(profiles=SLOTS), Path("b")),
+    }
+    made, left = with_loras(artifacts, read_loras(tmp_path))
+    assert list(left) == ["big"] and "--lora-rank" in left["big"]
+    assert list(Model("with", made["with"]).loras) == ["style"]
+
+
 def test_what_a_client_sees(tmp_path: Path) -> None:
     """Each LoRA once, with its models; one of the folder as those of the artifact, and never a path."""
     text = catalog().models["text"]
