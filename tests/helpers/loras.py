@@ -15,9 +15,11 @@ from safetensors.numpy import save_file
 
 from wanbuild.mapping.original import MODULES, PARAMETERS
 from wanbuild.source.shapes import component_shapes
-from wanrun.artifact.artifact import named_weights
+from wanrun.artifact.artifact import named_weights, open_artifact
 from wanrun.artifact.layout import CRC_BYTES
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.named import ADAPTER
+from wanrun.weights.adapters import AdapterFile, open_adapter
 
 Arrays = dict[str, np.ndarray]
 
@@ -173,3 +175,11 @@ def stored_weights(artifact: Path, name: str = "transformer") -> Arrays:
         dtype = ml_dtypes.bfloat16 if layouts[path].dtype == "bfloat16" else layouts[path].dtype
         parts.setdefault(path, []).append(np.frombuffer(data, dtype))
     return {path: np.concatenate(own).reshape(layouts[path].shape) for path, own in parts.items()}
+
+
+def listed_adapter(folder: Path, name: str) -> AdapterFile:
+    """Opens an artifact's adapter, after a comparison of its bytes with the manifest."""
+    artifact = open_artifact(folder)
+    (named,) = (one for one in artifact.named() if one.kind is ADAPTER and one.of == name)
+    named.check(artifact.path(named))
+    return open_adapter(artifact.path(named))

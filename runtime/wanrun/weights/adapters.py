@@ -6,7 +6,7 @@ several adapters are put one behind the other along the rank; B has each adapter
 
 from __future__ import annotations
 
-__all__ = ["AdapterFile", "Changes", "check_fits", "combined", "open_adapter", "open_listed_adapter"]
+__all__ = ["AdapterFile", "Changes", "check_fits", "combined", "open_adapter"]
 
 import math
 import mmap
@@ -23,9 +23,7 @@ import msgspec
 import numpy as np
 
 from wanrun.artifact.adapter import ADAPTER_METADATA, LORA_A, LORA_B, AdapterContent
-from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.named import ADAPTER
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import file_sha256, open_regular
 from wanrun.machine.environment import usable_cores
@@ -111,29 +109,6 @@ def open_adapter(path: Path) -> AdapterFile:
             remedy="make it again with wanbuild lora",
         ) from None
     return AdapterFile(path, content, size, tensors)
-
-
-def open_listed_adapter(artifact: Artifact, name: str) -> AdapterFile:
-    """Opens an adapter of an artifact, and compares its bytes with the manifest.
-
-    Args:
-        artifact: the artifact.
-        name: the adapter's name in it.
-
-    Raises:
-        UsageError: if there is no such adapter.
-        ArtifactError: if its file is missing or another one.
-    """
-    adapters = artifact.manifest.adapters
-    if name not in adapters:
-        raise UsageError(
-            f"there is no adapter {name}",
-            expected=f"one of {', '.join(adapters)}" if adapters else "a file; the artifact has no adapters",
-        )
-    (named,) = (one for one in artifact.named() if one.kind is ADAPTER and one.of == name)
-    path = artifact.path(named)
-    named.check(path)
-    return open_adapter(path)
 
 
 def _mapped(

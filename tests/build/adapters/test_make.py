@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import flip, one_error
-from helpers.loras import PUBLISHED, lora, stored_weights, transformer_shapes, write
+from helpers.loras import PUBLISHED, listed_adapter, lora, stored_weights, transformer_shapes, write
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.options import DEFAULTS, default_rows
@@ -20,10 +20,10 @@ from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanhub.marker import MARKER
 from wanrun.artifact.adapter import SamplingDefaults
-from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.weights.adapters import check_fits, open_adapter, open_listed_adapter
+from wanrun.weights.adapters import check_fits, open_adapter
 
 TOLERANCE = 1e-6
 """Of the largest value of a parameter; both round to float32."""
@@ -70,7 +70,7 @@ def assert_as_merged(made: Made, files: Mapping[str, Path], folder: Path, scale:
     )
     arguments = ["convert", str(source), "--artifact", str(merged), "--weights-dtype", "float32"]
     assert run(wanbuild, [*arguments, *options(files, scale, "convert")]) == 0
-    adapter = open_listed_adapter(open_artifact(artifact), "x")
+    adapter = listed_adapter(artifact, "x")
     check_fits(adapter, read_manifest(artifact))
     assert adapter.content.loras == read_manifest(merged).loras
     unchanged = set[str]()
@@ -367,7 +367,7 @@ def test_what_a_conversion_keeps(
     arguments = ["convert", str(source), "--artifact", str(artifact), "--force"]
     assert run(wanbuild, [*arguments, "--weights-dtype", "float32"]) == 0
     assert read_manifest(artifact).adapters == before
-    open_listed_adapter(open_artifact(artifact), "kept")
+    listed_adapter(artifact, "kept")
     assert run(wanbuild, arguments) == 0  # in bfloat16
     assert not read_manifest(artifact).adapters and not (artifact / "adapters").exists()
 
@@ -388,7 +388,7 @@ def test_a_damaged_adapter_is_found(artifact: Path, ran: Ran, tmp_path: Path) ->
     flip(artifact / read_manifest(artifact).adapters["x"].file, -1)
     assert run(wanbuild, ["verify", str(artifact)]) == 3
     with pytest.raises(ArtifactError, match=r"adapters/x-\w+\.safetensors"):
-        open_listed_adapter(open_artifact(artifact), "x")
+        listed_adapter(artifact, "x")
 
 
 def test_an_artifact_that_cannot_be_changed(
@@ -473,4 +473,4 @@ def test_a_build_that_is_stopped_changes_nothing(
     ran(path, "--name", "x")
     monkeypatch.setattr(Artifact, "write", lambda self: (_ for _ in ()).throw(OSError(28, "full")))
     ran(f"{path}:2", "--name", "x", "--force", code=4)
-    open_listed_adapter(open_artifact(artifact), "x")
+    listed_adapter(artifact, "x")

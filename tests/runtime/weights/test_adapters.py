@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from helpers.damage import flip
 from helpers.manifests import plain_adapter, plain_manifest, plain_parameter
 from wanrun.artifact.adapter import ADAPTER_METADATA
-from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.parameters import Component
 from wanrun.errors import ArtifactError, UsageError
@@ -26,7 +24,6 @@ from wanrun.weights.adapters import (
     check_fits,
     combined,
     open_adapter,
-    open_listed_adapter,
 )
 
 L, IN, OUT = 3, 6, 10
@@ -95,24 +92,6 @@ def test_what_a_file_has(dtype: Any, tmp_path: Path) -> None:
     assert adapter.of("transformer").keys() == {f"{Q}/lora_a", f"{Q}/lora_b", BIAS}
     assert adapter.of("transformer_2") == {}
     check_fits(adapter, model())
-
-
-def test_one_of_an_artifact_is_compared_with_its_manifest(tmp_path: Path) -> None:
-    (tmp_path / "adapters").mkdir()
-    path = write(tmp_path / "adapters" / "style.safetensors", tensors(4, 0))
-    record = msgspec.structs.replace(
-        plain_adapter("style"), sha256=file_sha256(path), nbytes=path.stat().st_size
-    )
-    artifact = Artifact(plain_manifest(adapters={"style": record}), tmp_path)
-    assert open_listed_adapter(artifact, "style").path == path
-    with pytest.raises(UsageError, match="style"):
-        open_listed_adapter(artifact, "other")
-    flip(path, -1)
-    with pytest.raises(ArtifactError, match="sha256"):
-        open_listed_adapter(artifact, "style")
-    path.unlink()
-    with pytest.raises(ArtifactError):
-        open_listed_adapter(artifact, "style")
 
 
 def test_what_is_no_adapter(tmp_path: Path) -> None:
