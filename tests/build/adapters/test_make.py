@@ -461,7 +461,7 @@ def test_another_model(artifact: Path, ran: Ran, tmp_path: Path) -> None:
 
 
 def test_values_that_overflow(artifact: Path, ran: Ran, tmp_path: Path) -> None:
-    line = ran(f"{of(artifact, tmp_path)}:1e39", "--name", "x", code=4)
+    line = ran(f"{of(artifact, tmp_path)}:3.4e38", "--name", "x", code=4)
     assert "in float32" in line and "smaller scales" in line
 
 
