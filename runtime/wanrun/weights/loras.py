@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import jax
 
 KEPT_SHARE = 0.05
-"""Of the memory where programs run: what the choices that stay there take at most, but for the one in use."""
+"""Of the memory where programs run: what the choices that stay there take at most, but for the one in use.
+
+With low memory none stays."""
 
 
 class AppliedLora(NamedTuple):
@@ -56,18 +58,22 @@ class _Placed:
     small: dict[str, Any] = field(default_factory=dict)
 
 
+_Key = tuple[Slots, Choice]
+"""A choice, and the slots that it fills."""
+
+
 class KeptLoras:
-    """The choices that are on the device, the one that was used last at the end.
+    """The choices that are on the device, of all profiles' slots, the one that was used last at the end.
 
     Args:
         limit: bytes of slots that stay; None for no limit.
     """
 
     def __init__(self, limit: int | None) -> None:
-        self._limit, self._placed = limit, OrderedDict[Choice, tuple[int, _Placed]]()
+        self._limit, self._placed = limit, OrderedDict[_Key, tuple[int, _Placed]]()
         self._lock = threading.Lock()
 
-    def get(self, choice: Choice) -> _Placed | None:
+    def get(self, choice: _Key) -> _Placed | None:
         """Returns what a choice has there; None if it is not there."""
         with self._lock:
             if choice not in self._placed:
@@ -81,7 +87,7 @@ class KeptLoras:
             while self._placed and self._limit is not None and self._nbytes + nbytes > self._limit:
                 self._placed.popitem(last=False)
 
-    def put(self, choice: Choice, nbytes: int, placed: _Placed) -> None:
+    def put(self, choice: _Key, nbytes: int, placed: _Placed) -> None:
         """Adds a choice, which stays until room is made."""
         with self._lock:
             self._placed[choice] = nbytes, placed
@@ -176,11 +182,11 @@ class FilledSlots:
 
     def _placed(self, choice: Choice) -> _Placed:
         """Returns what a choice has on the device; puts it there if it is not."""
-        if (found := self._kept.get(choice)) is None:
+        if (found := self._kept.get((self._slots, choice))) is None:
             changes, nbytes = self._combined(choice[0]), self._slots.nbytes
             self._kept.make_room(nbytes)
             found = _Placed(self._slots.put(changes.slots), changes.deltas)
-            self._kept.put(choice, nbytes, found)
+            self._kept.put((self._slots, choice), nbytes, found)
         return found
 
     def _shifted(

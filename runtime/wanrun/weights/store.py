@@ -74,7 +74,8 @@ class WeightStore:
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
         self._streams: dict[str, LayerStream] = {}
-        self._slots: dict[tuple[int, str], tuple[Slots, KeptLoras]] = {}
+        self._slots: dict[tuple[int, str], Slots] = {}
+        self._kept_loras: KeptLoras | None = None
         self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
         # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
@@ -252,10 +253,11 @@ class WeightStore:
         alike = options.lora_rank, options.dtype
         with self._lock:
             if alike not in self._slots:
-                room = Machine.of(self.opened.device.device).available
-                kept = KeptLoras(None if room is None else int(KEPT_SHARE * room))
-                self._slots[alike] = Slots(self.opened, options), kept
-            return FilledSlots(*self._slots[alike], loras, self.components)
+                self._slots[alike] = Slots(self.opened, options)
+            if self._kept_loras is None:
+                room = 0 if self.opened.policy.low_memory else Machine.of(self.opened.device.device).available
+                self._kept_loras = KeptLoras(None if room is None else int(KEPT_SHARE * room))
+            return FilledSlots(self._slots[alike], self._kept_loras, loras, self.components)
 
     @property
     def keeps_layers(self) -> bool:
@@ -291,6 +293,7 @@ class WeightStore:
                 stream.close()
             self._streams.clear()
             self._slots.clear()
+            self._kept_loras = None
             for pool in (self._readers, self._transfers):
                 pool.shutdown(wait=False, cancel_futures=True)
             self._restores.clear()

@@ -159,6 +159,17 @@ def test_the_host_keeps_no_copy_of_what_is_on_the_device(
         gc.enable()
 
 
+def test_slots_of_other_profiles_share_the_room(make: Callable[..., Made]) -> None:
+    """A choice is of the slots that it fills."""
+    one, other = make(), make("bfloat16")
+    other.kept = one.kept = KeptLoras(one.slots.nbytes + other.slots.nbytes)
+    first, second = (made.filled(made.lora("one", 1.0)).of(EXPERT) for made in (one, other))
+    again = [made.filled(made.lora("one", 1.0)).of(EXPERT) for made in (one, other)]
+    assert again[0] is first and again[1] is second
+    other.filled(other.lora("one", 0.5)).of(EXPERT)
+    assert one.filled(one.lora("one", 1.0)).of(EXPERT) is not first
+
+
 def test_ranks_that_the_slots_have_not(make: Callable[..., Made]) -> None:
     made = make()
     with pytest.raises(UsageError) as caught:
