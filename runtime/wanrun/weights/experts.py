@@ -15,6 +15,7 @@ from typing import Any
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.programs import Program
 from wanrun.artifact.roles import ROLES
+from wanrun.artifact.slots import LORA
 from wanrun.machine.memory import Machine
 from wanrun.opened.policy import LoadPolicy
 from wanrun.units import in_bytes
@@ -132,7 +133,11 @@ def choose_placement(
         sizes.pop("text_encoder", None)
     working = _working_bytes(programs, statistics, division.devices)
     beside = sum(sizes.values()) + working * (1 if machine.separate else division.local)
-    both, one = sum(experts) + beside, max(experts, default=0) + beside
+    # Each expert on the device has its slots, and one's are among a program's inputs.
+    slots = max(
+        (_bytes(program.avals.get("inputs", {}).get(LORA)) for program in programs.values()), default=0
+    )
+    both, one = sum(experts) + slots * (len(experts) > 1) + beside, max(experts, default=0) + beside
     available = machine.available
     if len(experts) < 2 or (machine.fits(both) and not policy.low_memory):
         has = "of an unknown size" if available is None else f"of {in_bytes(available)}"
@@ -179,7 +184,12 @@ def _inputs_bytes(program: Program) -> int:
     The compiler's argument_bytes less the components' bytes would be too small: it counts only the
     parameters that the program reads, and neither ``prepare`` nor a step reads the whole model.
     """
-    arrays = _ARRAY.findall(str(program.avals.get("inputs", "")))
+    return _bytes(program.avals.get("inputs"))
+
+
+def _bytes(avals: Any) -> int:
+    """Returns the bytes of arrays that are described as text, in nested dicts."""
+    arrays = _ARRAY.findall(str(avals))
     return sum(
         int(bits or 8) // 8 * math.prod(int(size) for size in shape.split(",") if size)
         for bits, shape in arrays

@@ -122,6 +122,16 @@ def test_without_statistics_weights_and_inputs_count() -> None:
     assert found.needed == 100 * MIB
 
 
+def test_each_expert_on_the_device_has_its_slots() -> None:
+    programs = taking(
+        denoise_step={"lora": {"blocks": {"lora_a": f"bfloat16[{MIB}]"}}, "latents": "uint8[8]"}
+    )
+    found = choose_placement(SMALL, programs, {}, Machine(PLENTY, PLENTY, True), LoadPolicy())
+    assert found.needed == 100 * MIB + 2 * 2 * MIB + 8
+    found = choose_placement(SMALL, programs, {}, Machine(80 * MIB, PLENTY, True), LoadPolicy())
+    assert (found.kind, found.needed) == ("host", 60 * MIB + 2 * MIB + 8)
+
+
 def test_one_transformer_is_no_choice() -> None:
     model = manifest_of(transformer=of_bytes(40 * MIB), vae=of_bytes(4 * MIB))
     for memory in ("auto", "low"):
