@@ -1,0 +1,69 @@
+"""Times a denoising step with guidance and without, by one program, beside a program that has no guidance.
+
+A transformer of 1.3B's widths with few layers and random weights; programs take turns in one process. The
+floor of a step with guidance is twice the program without, and that of a step at a scale of 1 the same once.
+
+    python benchmarks/guidance.py [--size 448x256x9] [--layers 4] [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+import numpy as np
+
+from cpus import cpu_name
+from slots import STEP, arguments_of, few_layers, measured
+from wanbuild.options import BuildOptions
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compiler import compiled_for
+from wanbuild.programs.export import export_program
+from wanbuild.programs.shape import Shape
+from wanbuild.targets.target import resolve_target
+
+SCALES = {"guidance 5": 5.0, "guidance 1": 1.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="448x256x9", help="width, height and frames")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    width, height, frames = map(int, options.size.split("x"))
+    manifest, target = few_layers(options.layers, None), resolve_target("cpu")
+    names, programs, given, memory = ["none", *SCALES], [], [], []
+    for guided in (False, True):
+        shape = Shape(width, height, frames, 1, guided)
+        spec = ProgramBuilder(manifest, shape, BuildOptions(loop="step"), *target.programs_for).named(STEP)
+        program, arguments = (
+            compiled_for(target, spec.name, export_program(spec, target.platform), ()),
+            arguments_of(spec),
+        )
+        for scale in SCALES.values() if guided else (None,):
+            own = {} if scale is None else {"guidance_scale": np.float32(scale)}
+            programs.append(program)
+            given.append({**arguments, **own})
+            memory.append(program.memory_analysis().temp_size_in_bytes)
+    # The same keys and values of the first prompt.
+    given[0]["kv"] = jax.tree.map(lambda array: array[:, :1], given[1]["kv"])
+    seconds, results = measured(programs, given, options.rounds)
+    print(f"{cpu_name()}, {options.layers} layers of 1.3B, {options.size}, bfloat16\n")
+    print("| step | seconds | of the floor | temporaries | bits of none |")
+    print("|---|---|---|---|---|")
+    none = np.array(seconds[0])[:, 0]
+    for index, name in enumerate(names):
+        took = np.array(seconds[index])[:, 0]
+        passes = 2 if name == "guidance 5" else 1
+        same = jax.tree.all(jax.tree.map(np.array_equal, results[index], results[0]))
+        print(
+            f"| {name} | {np.median(took):.3f} | {np.median(took / none) / passes:.3f} "
+            f"| {memory[index] / 1e6:.0f} MB | {'yes' if same else 'no'} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
