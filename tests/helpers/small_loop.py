@@ -99,7 +99,9 @@ class SmallPrograms:
     def with_role(self, *roles: str) -> tuple[str, ...]:
         return with_role(self.records, *roles)
 
-    def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
+    def of_expert(
+        self, name: str, expert: str, loras: Sequence[Any] = ()
+    ) -> Callable[..., Mapping[str, Any]]:
         if name == "prepare":
             self.bound_names.append((name, expert))
             return lambda **inputs: {}

@@ -197,8 +197,8 @@ def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest
     ran: list[str] = []
     bound = Programs.bound
 
-    def record(self: Programs, name: str, **components: str) -> Callable[..., Any]:
-        program = bound(self, name, **components)
+    def record(self: Programs, name: str, *loras: Any, **components: str) -> Callable[..., Any]:
+        program = bound(self, name, *loras, **components)
 
         def call(**arguments: Any) -> Any:
             ran.append(name)

@@ -63,8 +63,8 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Bound:
     found: Bound = {}
     bind = Programs.bound
 
-    def record(self: Programs, name: str, **components: str) -> Any:
-        program: Any = bind(self, name, **components)
+    def record(self: Programs, name: str, *loras: Any, **components: str) -> Any:
+        program: Any = bind(self, name, *loras, **components)
         for key, tree in program.keywords.items():
             uses = found.setdefault(components.get(key, key), {})
             uses[f"{self.profile.name} {name}"] = jax.tree.leaves(tree)

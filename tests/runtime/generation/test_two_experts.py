@@ -48,9 +48,9 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     bind = Programs.bound
 
-    def record(self: Programs, name: str, **components: str) -> Any:
+    def record(self: Programs, name: str, *loras: Any, **components: str) -> Any:
         found.extend((name, expert) for expert in components.values())
-        return bind(self, name, **components)
+        return bind(self, name, *loras, **components)
 
     monkeypatch.setattr(Programs, "bound", record)
     return found
