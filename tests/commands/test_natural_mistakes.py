@@ -79,7 +79,6 @@ MISTAKES = [
         3,
         "wanbuild compile --size 96x64 --frames 81 --guidance --artifact ARTIFACT",
     ),
-    Mistake(f"{FOX} --cfg 1", 3, f"{SHAPE} --no-guidance --artifact ARTIFACT"),
     Mistake(f"{FOX} --num_videos_per_prompt 2", 3, f"{SHAPE} --guidance --num-videos 2 --artifact ARTIFACT"),
     Mistake(
         f"{FOX} --profile 96x64", 3, "no profile is named '96x64'; expected one of 96x64x9-b1-cfg; choose"

@@ -68,7 +68,7 @@ class Model:
         self.calls: list[dict[str, Any]] = []
 
     def bind(self, module: object, weights: Any) -> Model:
-        self.weights = weights
+        self.weights = weights["scale"]
         return self
 
     def predictor(
@@ -99,7 +99,14 @@ TIMESTEP = np.float32(700)
 def step(x: np.ndarray, history: Arrays, kv: list[float], dtype: Any = np.float32, **more: Any) -> Any:
     stored = {name: value.astype(dtype) for name, value in history.items()}
     return DENOISER.step(
-        jnp.float32(0.5), jnp.asarray(kv), None, jnp.asarray(x.astype(dtype)), stored, ROW, TIMESTEP, **more
+        {"scale": jnp.float32(0.5)},
+        jnp.asarray(kv),
+        None,
+        jnp.asarray(x.astype(dtype)),
+        stored,
+        ROW,
+        TIMESTEP,
+        **more,
     )
 
 
@@ -182,7 +189,11 @@ def test_the_state_keeps_its_dtype_and_is_computed_in_float32(model: Model, hist
 def test_the_loop_is_its_steps(model: Model, history: Arrays) -> None:
     table, x = solver_table("dpm++", 5, 3.0), jnp.asarray(draw(11))
     state: dict[str, Any] = {"latents": x, "history": history}
-    constant = {"transformer": jnp.float32(0.5), "kv": jnp.array([1.0, -0.5]), "rope": None}
+    constant: dict[str, Any] = {
+        "transformer": {"scale": jnp.float32(0.5)},
+        "kv": jnp.array([1.0, -0.5]),
+        "rope": None,
+    }
     scales = np.array([9, 3, 1, 2, 9, np.nan, np.nan], np.float32)
     for row, timestep, scale in list(zip(table.coefficients, table.timesteps, scales, strict=False))[1:4]:
         own = {"coefficients": row, "timestep": timestep, "guidance_scale": scale}

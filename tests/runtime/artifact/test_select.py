@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from helpers.manifests import ENVIRONMENT, plain_manifest, plain_model, with_model
+from helpers.manifests import ENVIRONMENT, built_with, plain_manifest, plain_model, with_model
 from wanrun.artifact import select
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile, ProfileOptions
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import ArtifactError, Mismatch
 from wanrun.machine import environment
@@ -31,7 +31,7 @@ def profile(
     guidance: bool = True,
     references: int = 0,
 ) -> Profile:
-    return Profile(*size, frames, videos, guidance, index, cast(ProfileOptions, None), references)
+    return Profile(*size, frames, videos, guidance, index, built_with(), references)
 
 
 SMALL, LARGE, LONG = profile(2, (96, 64), 9), profile(0, (160, 96), 9), profile(1, (96, 64), 13)

@@ -54,6 +54,10 @@ def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared(tmp_path_factory, "two-sizes", make)
 
 
+GUIDED: Mapping[str, Any] = {"guidance_scale": 4}
+OFF: Mapping[str, Any] = {"guidance_scale": 1, "profile": "96x64x9-b1-nocfg"}
+"""By its name: the loaded profile makes videos without guidance too."""
+
 Bound = dict[str, dict[str, list[jax.Array]]]
 
 
@@ -104,7 +108,7 @@ def test_with_guidance_and_without(
 ) -> None:
     """Of two experts, in both forms of the loop; in turn, and the first again."""
     with wanrun.load(two_experts_artifact, embeddings="none", loop=loop) as pipeline:
-        found = [pipeline.generate(PROMPT, guidance_scale=scale, **STEPS) for scale in (4, 1, 4)]
+        found = [pipeline.generate(PROMPT, **each, **STEPS) for each in (GUIDED, OFF, GUIDED)]
         assert reads == ["text_encoder", "transformer", "transformer_2", "vae"]
         names = {"96x64x9-b1-cfg", "96x64x9-b1-nocfg"}
         check_one_copy({name: uses for name, uses in bound.items() if name != "text_encoder"}, names)
@@ -170,10 +174,10 @@ def test_another_profile_is_checked_when_it_is_asked_for(two_experts_artifact: P
     with wanrun.load(artifact, prompts=[PROMPT, ""]) as pipeline:
         flip(step, 1000)
         with pytest.raises(ArtifactError, match=r"the executable .*denoise_step.* is damaged"):
-            pipeline.generate(PROMPT, "", guidance_scale=1, **STEPS)
+            pipeline.generate(PROMPT, "", **OFF, **STEPS)
         step.unlink()
         with pytest.raises(ArtifactError, match=r"denoise_step.* is damaged; .*found No such file"):
-            pipeline.generate(PROMPT, "", guidance_scale=1, **STEPS)
+            pipeline.generate(PROMPT, "", **OFF, **STEPS)
         assert np.isfinite(pipeline.generate(PROMPT, "", num_steps=1).latents).all()
 
 
@@ -202,9 +206,9 @@ def test_a_profile_without_the_loop_that_was_asked_for(two_experts_artifact: Pat
     with wanrun.load(artifact, loop="scan", prompts=[PROMPT, ""]) as pipeline:
         options: Mapping[str, Any] = {"num_steps": 2, "boundary": 0}
         assert pipeline.generate(PROMPT, "", **options).options["loop"] == "scan"
-        assert pipeline.generate(PROMPT, guidance_scale=1, **options).options["loop"] == "step"
+        assert pipeline.generate(PROMPT, **OFF, **options).options["loop"] == "step"
         with pytest.raises(ArtifactError, match="nocfg has no program for loop scan"):
-            pipeline.generate(PROMPT, guidance_scale=1, loop="scan", **options)
+            pipeline.generate(PROMPT, **OFF, loop="scan", **options)
 
 
 def test_profiles_that_keep_their_experts_otherwise(
@@ -218,13 +222,13 @@ def test_profiles_that_keep_their_experts_otherwise(
         return dataclasses.replace(choose_placement(*arguments), kind=next(kinds))
 
     with wanrun.load(two_experts_artifact, prompts=[PROMPT, ""]) as pipeline:
-        expected = [pipeline.generate(PROMPT, "", guidance_scale=scale, **STEPS) for scale in (4, 1)]
+        expected = [pipeline.generate(PROMPT, "", **each, **STEPS) for each in (GUIDED, OFF)]
     monkeypatch.setattr(session_module, "choose_placement", choose)
     reads.clear()
     told: list[str] = []
     with wanrun.load(two_experts_artifact, prompts=[PROMPT, ""], report=told.append) as pipeline:
         for _ in range(2):
-            found = [pipeline.generate(PROMPT, "", guidance_scale=scale, **STEPS) for scale in (4, 1)]
+            found = [pipeline.generate(PROMPT, "", **each, **STEPS) for each in (GUIDED, OFF)]
             assert all(map(same, found, expected))
             assert [result.timings.placement for result in found] == ["both", "one"]
     # Without guidance the high expert is let go of for the low one.

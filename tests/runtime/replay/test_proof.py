@@ -122,8 +122,8 @@ def doctored_leave(
         lowered = lower(data, spec.name, spec.donate, jax.devices("cpu")[0])
         own, program = Programs.bound, LoadedProgram(lowered.compile(), spec.inputs)
 
-        def bound(self: Programs, name: str, **components: str) -> Any:
-            right = own(self, name, **components)
+        def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
+            right = own(self, name, *loras, **components)
             return program if name == spec.name else right
 
         monkeypatch.setattr(Programs, "bound", bound)
@@ -161,8 +161,8 @@ def test_guidance_that_is_wrong_but_for_one_scale(
     pipeline, replay = opened
     own = Programs.bound
 
-    def bound(self: Programs, name: str, **components: str) -> Any:
-        right = own(self, name, **components)
+    def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
+        right = own(self, name, *loras, **components)
 
         def changed(**given: Any) -> Any:
             scale = {key: change(value) for key, value in given.items() if key == "guidance_scale"}
