@@ -33,10 +33,10 @@ def request(artifact: Path) -> CompileRequest:
 
 
 @pytest.fixture(scope="module")
-def both(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy artifact, float32, with this CPU's target and the lowest level's."""
+def both(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the toy, float32, with this CPU's target and the lowest level's."""
     artifact = tmp_path_factory.mktemp("levels") / "toy"
-    shutil.copytree(with_cpu_levels(toy_artifact, tmp_path_factory), artifact)
+    shutil.copytree(with_cpu_levels(toy_checkpoint, tmp_path_factory), artifact)
     manifest = read_manifest(artifact)
     manifest.changed(targets={name: manifest.targets[name] for name in ("cpu", LEVEL)}).write(artifact)
     return artifact

@@ -191,8 +191,12 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
     return folder
 
 
-def with_cpu_levels(toy_artifact: Path, factory: pytest.TempPathFactory) -> Path:
-    """The toy artifact with every CPU level of this machine beside its own target. Not to be changed."""
+def with_cpu_levels(checkpoint: Path, factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the toy with every CPU level of this machine beside its own target. Not to be changed.
+
+    Of one frame, whose decoder takes a fifth of the time to compile that one of several frames takes; 60
+    tokens, see ``ti2v_artifact``.
+    """
     from wanbuild.programs.compile import compile_artifact
     from wanbuild.targets.cpu_levels import CPU_LEVELS
     from wanrun.machine.cpu import cpu_features
@@ -201,7 +205,7 @@ def with_cpu_levels(toy_artifact: Path, factory: pytest.TempPathFactory) -> Path
     assert names, "this CPU is below all levels"
 
     def build(artifact: Path) -> None:
-        shutil.copytree(toy_artifact, artifact)
+        build_artifact(checkpoint, artifact, size=(160, 96), num_frames=1, loop="step")
         compile_artifact(same_profile(artifact, names), lambda line: None)
 
     return shared(factory, f"levels-{'-'.join(names)}", build)

@@ -17,8 +17,8 @@ LIMIT = 1e-5
 
 
 @pytest.fixture(scope="module")
-def levels(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_cpu_levels(toy_artifact, tmp_path_factory)
+def levels(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_cpu_levels(toy_checkpoint, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CPU_LEVELS)
