@@ -176,7 +176,7 @@ def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup
 
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())
-    batch = Batch(work, how.overwrite, timings, leads, status)
+    batch = Batch(work, how.overwrite, timings, leads, status, ahead=group is None)
     batch.report_worklist()
     with work.store or contextlib.nullcontext(), contextlib.ExitStack() as ending:
         if how.report is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from wancli.jobs.existing import check_same
 from wancli.jobs.outputs import check_folder
 from wancli.jobs.planned import Planned
 from wancli.jobs.worklist import Worklist
-from wanrun import Job, Outcome, Output, Progress, in_bytes, run_job
+from wanrun import CancelToken, Job, Outcome, Output, Progress, Timings, in_bytes, run_job
 from wanrun.errors import ArtifactError, WanError
+from wanrun.job.line import Passed, in_line
 from wanrun.job.outputs import VIDEO
 from wanrun.request.prompts_file import key_of
 from wanrun.terminal.lines import print_error, report, warn
@@ -22,7 +24,7 @@ from wanrun.terminal.status import Status
 from wanrun.undo import say
 
 if TYPE_CHECKING:
-    from wanrun import Pipeline, Timings
+    from wanrun import Pipeline
 
 
 class Batch:
@@ -35,6 +37,8 @@ class Batch:
         overwrite: whether existing files may be replaced.
         leads: whether this process prints and writes; one of a run of several processes does.
         status: the line that says what is waited for, which gives way to other lines; None for no such line.
+        ahead: whether the next prompt is prepared while a video is decoded and written. Processes of one run
+            make everything in one order.
     """
 
     def __init__(
@@ -44,22 +48,24 @@ class Batch:
         timings: Timings,
         leads: bool = True,
         status: Status | None = None,
+        ahead: bool = True,
     ) -> None:
         self._work, self._overwrite, self._timings = work, overwrite, timings
-        self._leads = leads
+        self._leads, self._ahead = leads, ahead
         self._status = Status(lambda: ()) if status is None else status
         self.outcomes: dict[int, Outcome] = {}  # by the number of the prompt
         self._failures: list[WanError] = []
-        self._where = ""
+        self._running: dict[str, CancelToken] = {}  # by the id of a job
 
     @property
     def exit_code(self) -> int:
         """The exit code of the first failure; 0 without a failure."""
         return self._failures[0].exit_code if self._failures else 0
 
-    def warn(self, message: str) -> None:
+    def warn(self, message: str, planned: Planned | None = None) -> None:
         """Prints a warning, and which line of the prompts file it concerns."""
-        self._print(warn, f"{self._where}{message}")
+        where = f"{planned.entry.where}: " if planned is not None and self._work.many else ""
+        self._print(warn, f"{where}{message}")
 
     def report(self, message: str) -> None:
         """Prints what was done."""
@@ -97,18 +103,21 @@ class Batch:
             ArtifactError: if the artifact is not usable.
             WanError: if the prompt of the command line fails.
         """
-        for planned in self._work.jobs:
-            where = planned.entry.where
-            self._where = f"{where}: " if self._work.many else ""
-            outcome = self._make(planned, pipeline)
-            if (error := outcome.error) is None:
-                self.outcomes[planned.entry.index] = outcome
-                continue
-            self.outcomes[planned.entry.index] = structs.replace(outcome, error=error.again())
-            if isinstance(error, ArtifactError) or not self._work.many:
-                raise error
-            self._fail(error.located(where))
-        self._where = ""
+        jobs = [partial(self._make, planned, pipeline) for planned in self._work.jobs]
+        for planned, outcome in zip(self._work.jobs, in_line(jobs), strict=True):
+            self._settle(planned, outcome)
+
+    def _settle(self, planned: Planned, outcome: Outcome) -> None:
+        """Notes how a job ended; raises an error that ends the run."""
+        if (error := outcome.error) is None:
+            self.outcomes[planned.entry.index] = outcome
+            return
+        self.outcomes[planned.entry.index] = structs.replace(outcome, error=error.again())
+        if isinstance(error, ArtifactError) or not self._work.many:
+            for token in list(self._running.values()):
+                token.cancel()
+            raise error
+        self._fail(error.located(planned.entry.where))
 
     def report_count(self) -> None:
         """Prints the numbers of made, skipped, failed and untried lines, also if the run ended early."""
@@ -127,27 +136,40 @@ class Batch:
         rest = f", {left} not tried" if left else ""
         return f"{made} made, {skipped} skipped, {failed} failed{rest}"
 
-    def _make(self, planned: Planned, pipeline: Pipeline) -> Outcome:
+    def _make(self, planned: Planned, pipeline: Pipeline, passed: Passed) -> Outcome:
         """Makes the videos of a prompt, and reports those that this process has written."""
         work, job = self._work, planned.job
         if not self._leads:
             job = replace(job, outputs=())
-        progress = Progress(job.id, timings=self._timings)
-        self._status.place = f"[{job.id}] " if work.many else ""
+        progress = Progress(job.id, timings=Timings.from_now(self._timings))
+        given: dict[str, Any] = {"latents": work.noise, "facts": planned.metadata}
+        given |= {"warn": partial(self.warn, planned=planned), "overwrite": self._overwrite}
+        given |= {"written": self._deliver, **({"passed": passed} if self._ahead else {})}
         try:
-            for output in job.outputs[:1]:  # the folder may be gone since the start, hours ago
-                check_folder(output.path.parent)
-            inputs, facts = work.media.inputs(job.generation), planned.metadata
-            given: dict[str, Any] = {"inputs": inputs, "latents": work.noise, "facts": facts}
-            given |= {"warn": self.warn, "overwrite": self._overwrite, "written": self._deliver}
-            outcome = run_job(pipeline, job, progress, **given)
+            with self._shown_running(job) as given["cancel"]:
+                for output in job.outputs[:1]:  # the folder may be gone since the start, hours ago
+                    check_folder(output.path.parent)
+                inputs = work.media.inputs(job.generation)
+                outcome = run_job(pipeline, job, progress, inputs=inputs, **given)
         except WanError as error:
             return progress.outcome(error)
-        finally:
-            self._status.place = ""
         if outcome.error is None:
             self._report_videos(job, outcome)
         return outcome
+
+    @contextmanager
+    def _shown_running(self, job: Job) -> Iterator[CancelToken]:
+        """Shows the number of a job of many while it runs; yields what ends it."""
+        token = self._running[job.id] = CancelToken()
+        try:
+            self._show_places()
+            yield token
+        finally:
+            del self._running[job.id]
+            self._show_places()
+
+    def _show_places(self) -> None:
+        self._status.place = "".join(f"[{id}] " for id in list(self._running)) if self._work.many else ""
 
     def _deliver(self, output: Output, metadata: Mapping[str, Any]) -> None:
         """Puts a video that was made into the object store, if there is one."""

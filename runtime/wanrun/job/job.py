@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import WanError
+from wanrun.job.line import Passed
 from wanrun.job.outcome import Outcome, plain
 from wanrun.job.outputs import Output
 from wanrun.job.progress import Progress
@@ -45,6 +46,10 @@ def _no_more(output: Output, metadata: Mapping[str, Any]) -> None:
     pass
 
 
+def _not_waited_for() -> None:
+    pass
+
+
 def run_job(
     pipeline: Pipeline,
     job: Job,
@@ -57,6 +62,7 @@ def run_job(
     warn: Warn = silent,
     overwrite: bool = False,
     written: Callable[[Output, Mapping[str, Any]], object] = _no_more,
+    passed: Passed = _not_waited_for,
 ) -> Outcome:
     """Makes the videos of a job, writes its outputs, and returns how it ended.
 
@@ -68,17 +74,24 @@ def run_job(
         facts: entries of the metadata beside the generation's own, such as the name of the latents' file.
         overwrite: whether existing videos are replaced.
         written: gets each output once it is written, with the metadata of the videos, before the next one is.
+        passed: called once all steps are made: see ``wanrun.job.line``.
 
     Returns:
         The outcome, which has any WanError. Other errors are raised.
     """
     progress, sizes = Progress(job.id) if progress is None else progress, dict[str, int]()
+
+    def step(done: int, total: int) -> None:
+        progress.step(done, total)
+        if done == total:
+            passed()
+
     try:
         result = pipeline.run(
             job.generation,
             inputs=inputs,
             latents=latents,
-            on_step=progress.step,
+            on_step=step,
             timings=progress.timings,
             warn=warn,
             cancel=cancel,

@@ -51,12 +51,12 @@ class Spans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._spans: list[Span] = []
+        self._spans: dict[Span, None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the spans that have ended. A lock, and a span that goes on, belong to their process."""
         with self._lock:
-            return {**vars(self), "_lock": None, "_spans": [span for span in self._spans if span.ended]}
+            return {**vars(self), "_lock": None, "_spans": {span: None for span in self._spans if span.ended}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.Lock())
@@ -89,9 +89,9 @@ class Spans:
         self.take(Span(phase, label, start, end))
 
     def take(self, span: Span) -> None:
-        """Adds a span."""
+        """Adds a span, once."""
         with self._lock:
-            self._spans.append(span)
+            self._spans[span] = None
 
     @property
     def running(self) -> list[Span]:

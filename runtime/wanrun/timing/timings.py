@@ -49,8 +49,10 @@ class Timings(Spans):
     Args:
         begin: when the timed work begins, in seconds since the process started. The total and the unaccounted
             time count from there; all other times are on the process's clock.
+        whole: of a run with many generations, of which this is one: it records the same. None for no run.
 
     Attributes:
+        whole: the argument.
         cache_hits: executables loaded from the compilation cache.
         cache_misses: executables that had to be compiled.
         restore_bytes: bytes of weights that were read from storage.
@@ -63,9 +65,9 @@ class Timings(Spans):
         changed: called after a span begins, ends or is added, from any thread; None for nobody.
     """
 
-    def __init__(self, begin: float = 0.0) -> None:
+    def __init__(self, begin: float = 0.0, whole: Timings | None = None) -> None:
         super().__init__()
-        self._begin = begin
+        self._begin, self.whole = begin, whole
         self._end: float | None = None
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
@@ -79,11 +81,13 @@ class Timings(Spans):
         self.changed: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: who hears of changes belongs to this process."""
-        return {**super().__getstate__(), "changed": None}
+        """For pickle: who hears of changes, and the run, belong to this process."""
+        return {**super().__getstate__(), "changed": None, "whole": None}
 
     def take(self, span: Span) -> None:
         super().take(span)
+        if self.whole is not None:
+            self.whole.take(span)
         if self.changed is not None:
             self.changed()
 
@@ -101,9 +105,9 @@ class Timings(Spans):
         return now()
 
     @classmethod
-    def from_now(cls) -> Timings:
+    def from_now(cls, whole: Timings | None = None) -> Timings:
         """Returns timings of work that begins now, in a process that may have started long ago."""
-        return cls(now())
+        return cls(now(), whole)
 
     def stop(self) -> None:
         """Ends the total: later time does not count."""
@@ -118,7 +122,8 @@ class Timings(Spans):
     def forget(self, spans: list[Span]) -> None:
         """Takes away spans that go on: their end is not recorded here."""
         with self._lock:
-            self._spans = [one for one in self._spans if one not in spans]
+            for span in spans:
+                self._spans.pop(span, None)
 
     def steps(self, loop: str, count: int, seconds: float, together: bool = False) -> None:
         """Adds one call of a program of the loop that ends now, synchronised with the device.
@@ -135,10 +140,14 @@ class Timings(Spans):
             self.loop, self.together = loop, together
             self.step_seconds += [seconds / count] * count
             self._marks.setdefault("first step", end)
+        if self.whole is not None:
+            self.whole.steps(loop, count, seconds, together)
 
     def mark_ready(self) -> None:
         """Marks the moment when the first step can be dispatched; later calls change nothing."""
         self._marks.setdefault("ready", self.now())
+        if self.whole is not None:
+            self.whole.mark_ready()
 
     @property
     def labelled_spans(self) -> list[Span]:
@@ -258,24 +267,26 @@ class Recorder(Spans):
             with self._lock:
                 self._listening.remove(timings)
                 if timings not in self._listening:
-                    timings.forget(self._spans)
+                    timings.forget(list(self._spans))
 
     def take(self, span: Span) -> None:
         with self._lock:
             if not span.ended:
-                self._spans.append(span)
+                self._spans[span] = None
             for timings in self._listeners():
                 timings.take(span)
 
     def end(self, span: Span) -> None:
         with self._lock:
             super().end(span)
-            self._spans.remove(span)
+            del self._spans[span]
 
     def count(self, **more: int) -> None:
-        """Adds numbers, like ``Timings.count``."""
+        """Adds numbers, like ``Timings.count``; to a run of several generations that listen, once."""
         with self._lock:
-            for timings in self._listeners():
+            listeners = self._listeners()
+            wholes = [one.whole for one in listeners if one.whole is not None]
+            for timings in dict.fromkeys([*listeners, *wholes]):
                 timings.count(**more)
 
     def _listeners(self) -> list[Timings]:

@@ -126,7 +126,7 @@ def test_warnings_name_the_line_that_is_made(
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two")
     batch = batch_of(worklist_of(prompts=file))
-    pipeline.happens["two"] = lambda: batch.warn("it was cut")
+    pipeline.happens["two"] = lambda: pipeline.warn("it was cut")
     batch.run(pipeline)  # type: ignore[arg-type]
     batch.warn("at the end")
     assert capsys.readouterr().err.splitlines() == [f"warning: {file}:2: it was cut", "warning: at the end"]

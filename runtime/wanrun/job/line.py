@@ -1,0 +1,47 @@
+"""Jobs in a line: each begins when the one before it has made its steps, so that the device does not wait."""
+
+from __future__ import annotations
+
+__all__ = ["Passed", "in_line"]
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+Passed = Callable[[], object]
+"""Called by a job that has made its steps: the next one may begin. A job that ends has passed too."""
+
+AT_ONCE: Final = 2
+"""One that decodes and writes its videos, and one that reads, encodes its prompt and makes its steps."""
+
+
+def in_line(jobs: Iterable[Callable[[Passed], T]]) -> Iterator[T]:
+    """Runs jobs on threads of their own, at most ``AT_ONCE``, and yields what they return in their order.
+
+    A job is taken from ``jobs`` once the one before it has passed, and what has ended is yielded before that.
+    If the caller stops, the jobs that run are waited for.
+
+    Raises:
+        Exception: what a job raises, in its place.
+    """
+    running = deque[Future[T]]()
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="wanrun job") as threads:
+        for job in jobs:
+            passed = threading.Event()
+            running.append(threads.submit(_ran, job, passed))
+            passed.wait()
+            while running and (running[0].done() or len(running) == AT_ONCE):
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _ran(job: Callable[[Passed], T], passed: threading.Event) -> T:
+    try:
+        return job(passed.set)
+    finally:
+        passed.set()
