@@ -14,6 +14,7 @@ from wanbuild.config import ConfigClass, parse_config
 from wanbuild.mapping.animate import ANIMATE_RULES
 from wanbuild.mapping.clip import CLIP_RULES
 from wanbuild.mapping.rules import Rule
+from wanbuild.mapping.tiny_vae import TINY_VAE_RULES
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.mapping.umt5 import UMT5_RULES
 from wanbuild.mapping.vace import VACE_RULES
@@ -23,12 +24,15 @@ from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.eight_bit import store_in_eight_bits
+from wanbuild.models.tiny_vae import TinyVAE
+from wanbuild.models.tiny_vae_config import TinyVAEConfig
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
 from wanbuild.models.vace import VACEConfig, VACETransformer
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig
+from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.record import Dtype
 
@@ -86,6 +90,13 @@ KINDS: Mapping[str, ComponentKind] = MappingProxyType(
             VAEConfig,
             VAE_RULES,
             lambda config, weights, norms: WanVAE(config, weights),
+            "float32",
+            "--vae-weights-dtype",
+        ),
+        TINY_VAE: ComponentKind(
+            TinyVAEConfig,
+            TINY_VAE_RULES,
+            lambda config, weights, norms: TinyVAE(config, weights),
             "float32",
             "--vae-weights-dtype",
         ),

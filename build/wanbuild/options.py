@@ -88,6 +88,14 @@ class Convert(Struct, frozen=True, kw_only=True):
         None
     )
     vae: Annotated[Path | None, option(f"The VAE: {_WEIGHTS}.", value="FILE|DIR")] = None
+    tiny_vae: Annotated[
+        Path | None,
+        option(
+            "A tiny decoder beside the VAE, for --decoder tiny: taew2_1.safetensors, or taew2_2.safetensors "
+            "for TI2V.",
+            value="FILE",
+        ),
+    ] = None
     text_encoder: Annotated[Path | None, option(f"The text encoder: {_WEIGHTS}.", value="FILE|DIR")] = None
     image_encoder: Annotated[Path | None, option(f"The image encoder: {_WEIGHTS}.", value="FILE|DIR")] = None
     tokenizer: Annotated[
@@ -177,6 +185,7 @@ DTYPE_OF: Mapping[str, str] = MappingProxyType(
         "transformer": "weights_dtype",
         "transformer_2": "weights_dtype",
         "vae": "vae_weights_dtype",
+        "tiny_vae": "vae_weights_dtype",
         "text_encoder": "text_weights_dtype",
         "image_encoder": "text_weights_dtype",
     }

@@ -221,7 +221,7 @@ def _run(
         memory="stream" if form == "stream" else how.loading.memory,
         first_expert=generation.ranges[0].transformer,
     )
-    _fetch(work, structs.asdict(loading), timings)
+    _fetch(work, structs.asdict(loading), timings, how.warmup)
     with load(
         work.artifact,
         **structs.asdict(loading),
@@ -239,8 +239,8 @@ def _run(
         batch.run(pipeline)
 
 
-def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None:
-    """Fetches what the jobs read, of an artifact that is elsewhere."""
+def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings, warmup: bool) -> None:
+    """Fetches what the jobs, and a warm-up, read of an artifact that is elsewhere."""
     if not work.artifact.origin:
         return
     from wanrun import needed
@@ -248,5 +248,13 @@ def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings) -> None
     generations = [planned.job.generation for planned in work.jobs]
     profiles = list({one.profile.name: one.profile for one in generations}.values())
     loras = {one.name for generation in generations for one in generation.loras}
-    names = needed(work.artifact, loading, profiles=profiles, prompts=work.first_prompts(), loras=loras)
+    decoders = {one.options.get("decoder", "full") for one in generations} | ({"full"} if warmup else set())
+    names = needed(
+        work.artifact,
+        loading,
+        profiles=profiles,
+        prompts=work.first_prompts(),
+        loras=loras,
+        decoders=decoders,
+    )
     wanhub.fetch(work.artifact, names, print_error, lambda progress: timings.phase("fetch", None, progress))

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import wanrun
-from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
 from wanserve.names import files, page_text
@@ -55,6 +55,7 @@ class Model:
             "segment_overlap": task.windows is not None,
             "fit": task.fits,
             "lora": bool(self.loras),
+            "decoder": TINY_VAE in self.manifest.components,
         }
         shown |= {name: name in task.inputs for name in files()}
         return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -60,6 +61,7 @@ def build_artifact(
     shipping: bool | Sequence[str] = False,
     rank: int = 0,
     quantise: str | None = None,
+    files: Mapping[str, Path] = MappingProxyType({}),
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -76,6 +78,7 @@ def build_artifact(
             but for those of ``toy_artifact``: they are compiled already, and run five times as fast.
         rank: of the slots.
         quantise: as ``--quantise`` takes it.
+        files: weight files by component, as of ``ConvertRequest``.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -84,7 +87,7 @@ def build_artifact(
     from wanbuild.targets.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
-    convert(ConvertRequest(checkpoint, folder, stored, quantise=parse_quantise(quantise, ())))
+    convert(ConvertRequest(checkpoint, folder, stored, files=files, quantise=parse_quantise(quantise, ())))
     forms = {guidance: loop} if isinstance(loop, str) else {(one,): loop[one] for one in guidance}
     for (guided, form), count in itertools.product(forms.items(), references):
         request = CompileRequest(

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.configs import scheduler_left
 from wanbuild.source.experts import check_experts, check_same_config
 from wanbuild.source.match import variant_of
-from wanbuild.source.parts import TOKENIZER
+from wanbuild.source.parts import ADDED, TOKENIZER
 from wanbuild.source.scheduler import read_scheduler
 from wanbuild.source.single_files import open_files
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
@@ -115,14 +115,14 @@ def _plan_components(
     modules: dict[str, nnx.Module] = {}
     assigned: dict[str, tuple[Assignment, ...]] = {}
     problems, wrong = list[str](), list[str]()
-    components = {name: source.component(name) for name in variant.weight_components}
+    components = {name: source.component(name) for name in _weight_components(source, variant)}
     kinds = {name: kind_of(name, component.class_name) for name, component in components.items()}
     configs = {
         name: kinds[name].parse(component.config, str(component.config_file))
         for name, component in components.items()
     }
     check_same_config({source.component(name).config_file: configs[name] for name in variant.transformers})
-    policies = _policies(variant, request)
+    policies = _policies(components, variant, request)
     for name, config in configs.items():
         component, kind, policy = components[name], kinds[name], policies[name]
         modules[name] = kind.module(config, policy)
@@ -148,7 +148,12 @@ def _plan_components(
     }
 
 
-def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolicy]:
+def _weight_components(source: Source, variant: Variant) -> tuple[str, ...]:
+    """Returns the names of the components with weights, sorted: the variant's, and those that are added."""
+    return tuple(sorted({*variant.weight_components, *(source.components.keys() & ADDED)}))
+
+
+def _policies(components: Iterable[str], variant: Variant, request: ConvertRequest) -> dict[str, DtypePolicy]:
     """Returns dtypes by component; UsageError if they differ between experts, which one program serves."""
     dtypes = dict(request.dtypes)
     for name in variant.transformers[1:]:
@@ -159,7 +164,7 @@ def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolic
                 expected=f"{variant.transformers[0]} and {name} in {first or 'the default'}",
                 found=f"{name} in {found}",
             )
-    return {name: KINDS[name].policy(dtypes.get(name)) for name in variant.weight_components}
+    return {name: KINDS[name].policy(dtypes.get(name)) for name in components}
 
 
 def _model_record(

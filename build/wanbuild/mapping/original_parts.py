@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from wanbuild.mapping.original import Templates, diffusers_names, fused_names, listed
-from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.errors import SourceError
 
 _RESIDUAL: Mapping[str, str] = MappingProxyType(
@@ -222,6 +222,7 @@ NAMES: Mapping[str, tuple[Names, Fused]] = MappingProxyType(
     {
         **dict.fromkeys(TRANSFORMERS, (diffusers_names, fused_names)),
         "vae": (vae_names, _none_fused),
+        TINY_VAE: (lambda keys, where: {key: key for key in keys}, _none_fused),
         "text_encoder": (text_encoder_names, _none_fused),
         "image_encoder": (image_encoder_names, image_encoder_fused),
     }

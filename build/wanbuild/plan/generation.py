@@ -22,7 +22,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
-from wanrun.artifact.manifest import TRANSFORMERS, Manifest
+from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
 from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
 from wanrun.artifact.slots import LORA, slots_bytes, slots_of
@@ -201,6 +201,8 @@ class Generation:
         if call.component == "vae":
             columns = self.builder.latent_shape[2]
             return Share(products=-(-columns // count) / columns, weights=used, whole_weights=whole)
+        if call.component == TINY_VAE:  # every device decodes it all
+            return Share(weights=used, whole_weights=whole)
         if ROLES[call.role].when == "expert":
             # It uses a small part of the transformer, and every device computes it.
             return Share(1 / sizes.get("tensor", 1))
@@ -216,7 +218,8 @@ class Generation:
 
     def time(self, call: Runs, sizes: Sizes) -> Time:
         """Returns the time of one call of a program on a mesh."""
-        precision = self.options.vae_precision if call.component == "vae" else "highest"
+        decodes = call.component in ("vae", TINY_VAE)
+        precision = self.options.vae_precision if decodes else "highest"
         return predicted(self.work[call.name], self.chip, self.share(call, sizes), precision)
 
     def start_seconds(self, sizes: Sizes, names: tuple[str, ...]) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from wanbuild.models.blocks import HIDDEN_BYTES
 from wanbuild.plan.generation import Generation, Runs
 from wanrun import EIGHT_BITS
+from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.roles import ROLES
 from wanrun.machine.memory import DEVICE_MARGIN
@@ -34,6 +35,9 @@ VAE_COPIES = 10
 """Activations at the VAE's largest level that are held at once: the history of each convolution, and what the
 compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to 12."""
 
+
+TINY_COPIES = 2
+"""The same of the tiny decoder's largest level. Of compiled programs (docs/notes/media.md): 1.3 to 1.6."""
 
 CHIP_VALUES = 9
 """Values of the width, in the compute dtype, that a chip holds at once of a pass. Of compiled programs
@@ -146,6 +150,8 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
         return 0.0
     if ROLES[call.role].makes:
         return _step_bytes(generation, sizes)
+    if call.component == TINY_VAE:
+        return _tiny_bytes(generation)
     if call.component == "vae":
         return _vae_bytes(generation, sizes, decoder=ROLES[call.role].when == "video")
     return _gathered_bytes(generation, call.component, sizes)
@@ -181,6 +187,14 @@ def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:
     item = 4 if options.vae_dtype == "float32" else 2
     frames = chunk * generation.manifest.model.vae_temporal
     return VAE_COPIES * frames * pixels * channels * item / num_devices(sizes)
+
+
+def _tiny_bytes(generation: Generation) -> float:
+    config, shape, options = generation.config(TINY_VAE), generation.shape, generation.options
+    pixels = shape.width * shape.height / config.patch_size**2
+    item = 4 if options.vae_dtype == "float32" else 2
+    frames = options.vae_decode_chunk * generation.manifest.model.vae_temporal
+    return TINY_COPIES * frames * pixels * config.widths[-1] * item
 
 
 def _gathered_bytes(generation: Generation, component: str, sizes: Sizes) -> float:

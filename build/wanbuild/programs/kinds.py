@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from wanbuild.components import KINDS
 from wanbuild.models.params import bind
 from wanbuild.models.partition import PARAMETERS
+from wanbuild.models.tiny_vae import TinyVAE
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
 from wanbuild.programs import streaming
@@ -30,7 +31,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.spreading import is_staged, spread
 from wanbuild.programs.steps import encode_image, encode_video, prepare, scan, step
 from wanbuild.programs.streaming import STACKS
-from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.artifact.roles import RoleName
 from wanrun.artifact.staged import spread_name
 
@@ -126,9 +127,40 @@ def decode_video(parts: Parts) -> ProgramSpec:
         frames, last = decoded
         return {"frames": frames[0], "last_frames": last[0]}
 
+    return parts.spec(decode_video, {"vae": parts.weights["vae"], "latents": _one_video(parts)})
+
+
+def decode_tiny(parts: Parts) -> ProgramSpec:
+    """Returns the program that does what ``decode_video`` does by the tiny decoder, on each device of a mesh.
+
+    It takes latents as they are, without mean and deviation. The frames with which a next window may begin
+    are its own.
+    """
+    module: TinyVAE = parts.modules[TINY_VAE]
+    keep = parts.variant.previous_frames
+
+    def decode_tiny(tiny_vae: Any, latents: jax.Array) -> dict[str, Any]:
+        frames = bind(module, tiny_vae).decode(
+            latents[None],
+            parts.options.vae_decode_chunk,
+            dtype=parts.vae_dtype,
+            algorithm=parts.kernels.convolution,
+            finish=lambda frames: jnp.round(frames * 255).astype(jnp.uint8),
+        )[0]
+        if not keep:
+            return {"frames": frames}
+        last = frames[-keep:].astype(jnp.float32) / 127.5 - 1
+        before = ((keep - len(last), 0), (0, 0), (0, 0), (0, 0))
+        return {"frames": frames, "last_frames": jnp.pad(last, before)}
+
+    arguments = {TINY_VAE: parts.weights[TINY_VAE], "latents": _one_video(parts)}
+    return parts.spec(decode_tiny, arguments)
+
+
+def _one_video(parts: Parts) -> jax.ShapeDtypeStruct:
+    """Returns the latents of one video, without those in front of its own."""
     channels, frames, *cells = parts.latents.shape[1:]
-    one = jax.ShapeDtypeStruct((channels, frames - parts.leading, *cells), jnp.float32)
-    return parts.spec(decode_video, {"vae": parts.weights["vae"], "latents": one})
+    return jax.ShapeDtypeStruct((channels, frames - parts.leading, *cells), jnp.float32)
 
 
 def _spread(component: str) -> ProgramKind:
@@ -184,6 +216,7 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     *(kind for stack in STACKS for kind in _streamed_layers(stack)),
     _streamed("leave", "leave", streaming.leave),
     ProgramKind("decode_video", "decode", decode_video),
+    ProgramKind("decode_tiny", "decode_tiny", decode_tiny, lambda parts: TINY_VAE in parts.modules),
     *(_spread(name) for name in KINDS if name != TRANSFORMERS[1]),  # two experts share one
 )
 """All kinds of programs. Programs of one role run in this order; the first step is the full one."""

@@ -23,7 +23,7 @@ from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.variants.table import variant_named
 from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import BITS
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.possible import check_possible
@@ -131,7 +131,7 @@ class Parts:
     ) -> ProgramSpec:
         """Makes a program for this mesh and these kernels; arguments as of ``spec.program``."""
         kernels = self.kernels
-        if "vae" in arguments and kernels.float32_precision != "default":
+        if {"vae", TINY_VAE} & arguments.keys() and kernels.float32_precision != "default":
             kernels = replace(kernels, float32_precision=self.vae_precision)
         return program(function.__name__, function, arguments, donate, self.mesh, kernels)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.layout import BITS, ArrayLayout
-from wanrun.artifact.manifest import EXPERT_OPTIONS, TRANSFORMERS, Manifest
+from wanrun.artifact.manifest import EXPERT_OPTIONS, TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
@@ -117,7 +117,9 @@ class _Wiring:
     def _check_roles(self) -> None:
         """Checks that there is a program for all that the runtime calls."""
         media = roles_when("media")[-1:] if self._task.inputs else ()
-        for role in (*roles_when("prompts", "video"), *media, *self._looped):
+        decoders = roles_when("video")
+        decoders = decoders if TINY_VAE in self._manifest.components else decoders[:1]
+        for role in (*roles_when("prompts"), *decoders, *media, *self._looped):
             found = with_role(self._programs, role)
             stacks = [stack for name in found for stack in self._stacks(self._programs[name])]
             if not found or (ROLES[role].makes and len(found) > 1):

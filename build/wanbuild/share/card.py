@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.targets import Target
 from wanrun.errors import UsageError
 from wanrun.files import open_regular
@@ -26,6 +26,9 @@ SHOWN = (".mp4", ".webp", ".gif")
 
 LICENCES: Mapping[str, str] = {"Wan-AI": "apache-2.0"}
 """The licence of the published models, by their owner on the hub: https://huggingface.co/Wan-AI."""
+
+LICENCE_OF: Mapping[str, str] = {TINY_VAE: "MIT"}
+"""The licence of components that are not the source's: https://github.com/madebyollin/taehv."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ def _source(manifest: Manifest) -> Iterator[str]:
     revision = manifest.source.get("revision")
     source = manifest.source.get("repository") or "a folder without a published name"
     yield f"- weights: {source}" + (f" at `{revision}`" if revision else "")
+    if TINY_VAE in manifest.components:
+        yield f"- tiny decoder, for `--decoder tiny`: TAEHV's, {LICENCE_OF[TINY_VAE]}"
     for lora in manifest.loras:
         yield f"- merged LoRA: {_plain(str(lora))}, sha256 `{_plain(lora.sha256)}`"
     yield f"- content digest: `{manifest.content_digest}`"

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.share.card import licence_of
+from wanbuild.share.card import LICENCE_OF, licence_of
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.named import REQUIREMENTS
@@ -81,7 +81,6 @@ def _part(kind: str, name: str, sha256: str = "", **facts: Any) -> Any:
 
 
 def _model(manifest: Manifest, licence: str | None) -> Any:
-    from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
 
     repository, revision = manifest.source.get("repository"), manifest.source.get("revision")
@@ -100,10 +99,16 @@ def _model(manifest: Manifest, licence: str | None) -> Any:
         "machine-learning-model",
         manifest.model.variant,
         version=manifest.content_digest.removeprefix("sha256:")[:16],
-        licenses=[LicenseFactory().make_from_string(licence)] if licence else [],
+        licenses=_licences(licence),
         external_references=references,
         properties=facts,
     )
+
+
+def _licences(licence: str | None) -> list[Any]:
+    from cyclonedx.contrib.license.factories import LicenseFactory
+
+    return [LicenseFactory().make_from_string(licence)] if licence else []
 
 
 def _weights(manifest: Manifest) -> Iterator[Any]:
@@ -115,7 +120,8 @@ def _weights(manifest: Manifest) -> Iterator[Any]:
             "bytes": component.nbytes,
             "dtypes": ", ".join(dtypes),
         }
-        yield _part("data", f"weights/{name}", weights_digest(component), properties=facts)
+        own = _licences(LICENCE_OF.get(name))
+        yield _part("data", f"weights/{name}", weights_digest(component), licenses=own, properties=facts)
     for file, facts in sorted(manifest.source["files"].items()):
         yield _part("data", f"source/{file}", properties=facts)
 

@@ -22,7 +22,7 @@ from wanbuild.source.configs import FILES, SCHEDULER, beside, given_scheduler, o
 from wanbuild.source.experts import LOW_NOISE, NOISE, check_boundary, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
-from wanbuild.source.parts import OPTIONS
+from wanbuild.source.parts import ADDED, OPTIONS
 from wanbuild.source.safetensors import nothing_there
 from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.variants.table import MODULES, variants_of_pipeline
@@ -278,6 +278,8 @@ def _open_source(
             for name, pair in classes.items()
             if name not in NO_WEIGHTS
         }
+        for name in sorted(files.keys() & ADDED):
+            components[name] = open_part(name, None, files[name], None, stack)
         source = Source(
             path=path,
             layout=True,
@@ -300,7 +302,7 @@ def _open_source(
 
 
 def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], where: str) -> None:
-    """Checks that every file takes the place of a component.
+    """Checks that every file takes the place of a component, or may be added.
 
     Args:
         files: weight files by component.
@@ -310,7 +312,7 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
     Raises:
         UsageError: naming the options of the others.
     """
-    if others := [OPTIONS[name] for name in files if name not in classes]:
+    if others := [OPTIONS[name] for name in files if name not in {*classes, *ADDED}]:
         raise UsageError(
             f"{where} has no such component: {', '.join(others)}",
             expected="one of " + ", ".join(OPTIONS[name] for name in sorted(classes) if name in OPTIONS),

@@ -13,7 +13,7 @@ from wanbuild.source.derived import shown_fields
 from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE
 from wanbuild.source.original_config import OriginalConfig, Shapes, derive_config, is_original
-from wanbuild.source.parts import OPTIONS, TOKENIZER
+from wanbuild.source.parts import ADDED, OPTIONS, TOKENIZER
 from wanbuild.source.safetensors import nothing_there
 from wanbuild.source.scheduler import read_scheduler
 from wanbuild.source.shards import is_checkpoint, weights_at
@@ -25,7 +25,7 @@ SCHEDULER = "scheduler"
 
 FILES: Mapping[str, str] = MappingProxyType(
     {
-        **{name: "config.json" for name in OPTIONS if name != TOKENIZER},
+        **{name: "config.json" for name in OPTIONS if name not in (TOKENIZER, *ADDED)},
         SCHEDULER: "scheduler_config.json",
     }
 )

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from wanbuild.mapping.tiny_vae import BLOCKS, CONV_IN, CONV_OUT, LEVELS, block_name, grow_name
 from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_VAE_2_2, PUBLISHED_VAE_IN_A14B
 from wanbuild.source.original_config import Shapes, derive_config, fields_of_transformer, layers
 from wanbuild.source.parts import OPTIONS
-from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.errors import SourceError
 
 _IMAGE_HEAD = PUBLISHED_IMAGE_ENCODER["hidden_size"] // PUBLISHED_IMAGE_ENCODER["num_attention_heads"]
@@ -32,7 +33,12 @@ _OF_TRANSFORMERS: Mapping[str, str] = MappingProxyType(
 """The class of a transformer by a tensor that only it has, the most special first."""
 
 _OTHERS: Mapping[str, str] = MappingProxyType(
-    {"vae": "AutoencoderKLWan", "text_encoder": "UMT5EncoderModel", "image_encoder": "CLIPVisionModel"}
+    {
+        "vae": "AutoencoderKLWan",
+        TINY_VAE: "TAEHV",
+        "text_encoder": "UMT5EncoderModel",
+        "image_encoder": "CLIPVisionModel",
+    }
 )
 
 
@@ -74,6 +80,8 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
     shown = shown_fields(name, shapes, where)
     if name == "vae":
         return {**(PUBLISHED_VAE_2_2 if "decoder_base_dim" in shown else PUBLISHED_VAE_IN_A14B), **shown}
+    if name == TINY_VAE:
+        return shown
     if name == "text_encoder":
         return {**PUBLISHED_TEXT_ENCODER, "num_decoder_layers": shown["num_layers"], **shown}
     heads, rest = divmod(shown["hidden_size"], _IMAGE_HEAD)
@@ -138,6 +146,22 @@ def _vae(shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def _tiny_vae(shapes: Shapes) -> dict[str, Any]:
+    names = [block_name(level, BLOCKS - 1) for level in range(LEVELS)]
+    widths = [shapes[f"{name}.4.weight"][0] for name in names]
+    stored = [shapes[f"{grow_name(level)}.weight"][0] for level in range(LEVELS)]
+    out, last = shapes[f"{CONV_OUT}.weight"][:2]
+    patch = math.isqrt(out // 3)
+    if out != 3 * patch**2:
+        raise ValueError(f"{out} channels of {CONV_OUT}, which are no patch of pixels")
+    return {
+        "latent_channels": shapes[f"{CONV_IN}.weight"][1],
+        "patch_size": patch,
+        "stored_frames": [rows // width for rows, width in zip(stored, widths, strict=True)],
+        "widths": [*widths, last],
+    }
+
+
 def _text_encoder(shapes: Shapes) -> dict[str, Any]:
     first = "encoder.block.0.layer"
     vocabulary, width = shapes["shared.weight"]
@@ -167,5 +191,5 @@ def _image_encoder(shapes: Shapes) -> dict[str, Any]:
 
 
 _SHOWN: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
-    {"vae": _vae, "text_encoder": _text_encoder, "image_encoder": _image_encoder}
+    {"vae": _vae, TINY_VAE: _tiny_vae, "text_encoder": _text_encoder, "image_encoder": _image_encoder}
 )

@@ -11,6 +11,7 @@ from wanbuild.source.checkpoint import Source
 from wanbuild.source.parts import OPTIONS
 from wanbuild.variants.table import variants_of_pipeline
 from wanbuild.variants.variant import CHANNELS, IMAGE_ENCODER, Variant
+from wanrun.artifact.manifest import TINY_VAE
 from wanrun.errors import SourceError
 
 _CELL = 8
@@ -24,18 +25,35 @@ def variant_of(source: Source) -> Variant:
     """Returns the variant of a source.
 
     Raises:
-        SourceError: naming the differences from the nearest variant, or from several equally near ones.
+        SourceError: naming the differences from the nearest variant, or from several equally near ones; or
+            if a tiny decoder is of other latents.
     """
     rows = variants_of_pipeline(source.pipeline_class, str(source.path))
     found = [(variant, misfits(variant, source)) for variant in rows]
     for variant, problems in found:
         if not problems:
+            _check_tiny(source, variant)
             return variant
     raise SourceError(
         f"{source.path} is of no supported variant: {(said := nearest_misfits(found))}",
         found=given_parts(source, said),
         remedy="use a checkpoint of a supported variant, in the diffusers layout",
     )
+
+
+def _check_tiny(source: Source, variant: Variant) -> None:
+    """Raises SourceError for a tiny decoder of other latents than the VAE's."""
+    if (tiny := source.components.get(TINY_VAE)) is None:
+        return
+    channels = source.component("vae").config.get("z_dim", CHANNELS)
+    pixels = _CELL * tiny.config["patch_size"]
+    if (tiny.config["latent_channels"], pixels) != (channels, variant.vae_spatial):
+        raise SourceError(
+            f"{tiny.weights} decodes other latents than those of {variant.name}",
+            expected=f"{channels} channels for {variant.vae_spatial}x{variant.vae_spatial} pixels",
+            found=f"{tiny.config['latent_channels']} channels for {pixels}x{pixels} pixels",
+            remedy=f"give {'taew2_1' if variant.vae_spatial == _CELL else 'taew2_2'}.safetensors",
+        )
 
 
 def nearest_misfits(found: Sequence[tuple[Variant, Sequence[str]]]) -> str:

@@ -43,6 +43,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "blocks.0.attn1.to_q.weight": ("a transformer in diffusers' naming", "transformer"),
         "decoder.middle.0.residual.0.gamma": ("the VAE of Wan 2.1 or 2.2 in the original naming", "vae"),
         "decoder.mid_block.resnets.0.conv1.weight": ("a VAE in diffusers' naming", "vae"),
+        "decoder.3.conv.0.weight": ("a tiny VAE (TAEHV)", "tiny_vae"),
         "token_embedding.weight": ("the text encoder in the original naming", "text_encoder"),
         "enc.output_norm.weight": ("the text encoder in llama.cpp's naming", "text_encoder"),
         "encoder.block.0.layer.0.SelfAttention.q.weight": (

@@ -33,6 +33,7 @@ _LAST: Mapping[str, Shape] = MappingProxyType(
         r".*/attentions/0/.*/weight": (1, 1),
         r"(.*/conv_shortcut|(post_)?quant_conv)/weight": (1, 1, 1),
         r"face_encoder/conv.*/weight": (3,),
+        r"levels/\d/grow/weight": (1, 1),
     }
 )
 """The last axes in files of parameters that have them flattened or not at all, by path."""

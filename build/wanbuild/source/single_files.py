@@ -20,7 +20,7 @@ from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts
 from wanbuild.source.derived import shown_fields
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import given_parts, misfits, nearest_misfits
-from wanbuild.source.parts import NEEDED, OPTIONS, TOKENIZER
+from wanbuild.source.parts import ADDED, NEEDED, OPTIONS, TOKENIZER
 from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.variants.table import variants
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, Variant
@@ -65,7 +65,7 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
             pipeline_class="",
             boundary_ratio=None,
             expand_timesteps=False,
-            component_names=tuple(sorted({*files, "scheduler", *processors})),
+            component_names=tuple(sorted({*files, "scheduler", *processors} - ADDED)),
             components=MappingProxyType(components),
             scheduler_config=given_scheduler(configs[SCHEDULER]) if SCHEDULER in configs else {},
             tokenizer=open_tokenizer(files[TOKENIZER]),

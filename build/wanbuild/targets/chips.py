@@ -170,7 +170,9 @@ and copies all of them in every step."""
 
 
 _VAE_EFFORT = MappingProxyType(
-    dict.fromkeys(("encode_video", "decode_video"), MappingProxyType({"optimization_level": 19}))
+    dict.fromkeys(
+        ("encode_video", "decode_video", "decode_tiny"), MappingProxyType({"optimization_level": 19})
+    )
 )
 """XLA's level O1 for the VAE. At its own level the compiler makes each convolution, which is a product of
 float32 in six passes, in two forms of megabytes of code, and takes minutes."""

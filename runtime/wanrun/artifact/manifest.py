@@ -7,7 +7,7 @@ the facts that decide results, and is the same for equal sources and options; ``
 
 from __future__ import annotations
 
-__all__ = ["MAX_BYTES", "TRANSFORMERS", "manifest_of", "runs_here", "spelled"]
+__all__ = ["MAX_BYTES", "TINY_VAE", "TRANSFORMERS", "manifest_of", "runs_here", "spelled"]
 
 import json
 import os
@@ -41,6 +41,9 @@ TRANSFORMERS = ("transformer", "transformer_2")
 
 NEEDED = ("text_encoder", TRANSFORMERS[0], "vae")
 """Components that every model has."""
+
+TINY_VAE = "tiny_vae"
+"""The component that is a tiny decoder; an artifact has one if its user has given one."""
 
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 """The options of a model with two experts."""

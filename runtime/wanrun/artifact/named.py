@@ -44,7 +44,7 @@ _AGAIN = "copy the artifact again, or run wanbuild"
 WEIGHTS = Kind(
     "the file of weights",
     "weights",
-    r"(transformer(_2)?|text_encoder|image_encoder|vae)/.+",
+    r"(transformer(_2)?|text_encoder|image_encoder|vae|tiny_vae)/.+",
     remedy="copy the artifact again or rebuild it with wanbuild convert --force",
 )
 TOKENIZER = Kind("the tokenizer", "tokenizer", r"tokenizer\.json", 2**28)

@@ -15,7 +15,7 @@ import msgspec
 
 RoleName = Literal[
     "text", "once", "window", "prepare", "context", "step", "scan", "enter", "keys", "layer", "leave",
-    "decode", "spread",
+    "decode", "decode_tiny", "spread",
 ]  # fmt: skip
 """What the manifest says of a program.
 
@@ -33,12 +33,19 @@ RoleName = Literal[
 | ``layer`` | once per layer and step | ``carry``, ``kv`` | ``carry`` |
 | ``leave`` | at the end of a streamed step | ``carry``, state, a row of the solver's table | state |
 | ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
+| ``decode_tiny`` | instead of ``decode``, where a request asks for it | ``latents`` | ``frames`` |
 | ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
 
 A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
 State is the inputs that a program donates: latents, and whatever else steps pass on. Programs of streamed
 layers take one layer of a stack of the transformer, by the stack's name, or ``outside``, what is in no stack.
 """
+
+DecoderName = Literal["full", "tiny"]
+"""What makes frames of the last latents: the VAE's decoder, or a tiny one beside it."""
+
+DECODERS: Mapping[str, RoleName] = MappingProxyType({"full": "decode", "tiny": "decode_tiny"})
+"""The role of each decoder's programs."""
 
 FormName = Literal["step", "scan", "stream"]
 """A form of the denoising loop."""
@@ -61,6 +68,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         videos: videos per prompt.
         media: whether images or videos are given.
         noise: whether the solver adds noise, which the host draws, after each step.
+        decoder: what makes the frames: one of ``DECODERS``.
     """
 
     form: str
@@ -72,6 +80,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     videos: int
     media: bool
     noise: bool
+    decoder: str = "full"
 
     def made(self, role: RoleName) -> int:
         """Returns the steps of all windows that programs of a role make."""
@@ -183,6 +192,10 @@ def _steps(facts: Facts) -> int:
     return facts.windows * facts.steps
 
 
+def _videos(facts: Facts, decoder: str) -> int:
+    return facts.windows * facts.videos if facts.decoder == decoder else 0
+
+
 def _each(index: int) -> bool:
     return True
 
@@ -289,11 +302,21 @@ _ROWS = (
     Role(
         name="decode",
         when="video",
-        calls=lambda facts: facts.windows * facts.videos,
+        calls=lambda facts: _videos(facts, "full"),
         makes=None,
         body=None,
         passes=False,
         warm=True,
+        proven=_RECORD,
+    ),
+    Role(
+        name="decode_tiny",
+        when="video",
+        calls=lambda facts: _videos(facts, "tiny"),
+        makes=None,
+        body=None,
+        passes=False,
+        warm=False,  # its weights are read where a request asks for them
         proven=_RECORD,
     ),
     Role(
@@ -328,10 +351,15 @@ LOOPS = ("both", *FORMS, "all")
 """What a profile is built with: one form, those of whole steps, or all."""
 
 
-def roles_of(form: str) -> tuple[Role, ...]:
-    """Returns the roles of a generation with this form of the loop, without those that bring weights."""
-    in_forms = {name for one in FORMS.values() for name in one.roles}
-    others = in_forms - set(FORMS[form].roles)
+def roles_of(form: str, decoder: str = "full") -> tuple[Role, ...]:
+    """Returns the roles of a generation with this form of the loop, without those that bring weights.
+
+    Args:
+        form: one of ``FORMS``.
+        decoder: one of ``DECODERS``.
+    """
+    chosen = {name for one in FORMS.values() for name in one.roles} | set(DECODERS.values())
+    others = chosen - {*FORMS[form].roles, DECODERS[decoder]}
     return tuple(role for name, role in ROLES.items() if role.when != "loading" and name not in others)
 
 

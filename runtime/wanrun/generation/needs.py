@@ -11,6 +11,7 @@ from typing import Any
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import ADAPTER, EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import DECODERS
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
 from wanrun.generation.choice import Choice
@@ -30,6 +31,7 @@ def needed(
     profiles: Sequence[Profile] | None = None,
     prompts: Sequence[str] | None = None,
     loras: Collection[str] | None = None,
+    decoders: Collection[str] | None = None,
 ) -> list[Named]:
     """Returns the files that ``load``, and generations after it, read of an artifact.
 
@@ -43,6 +45,7 @@ def needed(
         profiles: the profiles of the generations; None for all that the target has.
         prompts: their prompts, with the negative ones; None for any.
         loras: their LoRAs by name; None for all that one of the profiles has slots for.
+        decoders: what makes their frames, of ``full`` and ``tiny``; None for any.
 
     Raises:
         ArtifactError, UsageError: as ``load``: if nothing fits this machine, or an option is wrong.
@@ -61,6 +64,8 @@ def needed(
     own = choice.artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
     unread = _unread(own, None if selected.built_elsewhere else prompts, policy)
     unread |= _unread_adapters(own, loras)
+    if decoders is not None and not selected.built_elsewhere:  # else all programs are tried
+        unread |= _unread_decoders(own, decoders)
     unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
     kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
     return [*kept, *_spreading(choice.artifact, selected)]
@@ -102,6 +107,17 @@ def _unread_adapters(artifact: Artifact, loras: Collection[str] | None) -> set[t
     slots = any(profile.options.lora_rank for profile in manifest.profiles.values())
     read = (manifest.adapters if loras is None else loras) if slots else ()
     return {(ADAPTER, name) for name in manifest.adapters if name not in read}
+
+
+def _unread_decoders(artifact: Artifact, decoders: Collection[str]) -> set[tuple[Kind, str]]:
+    """Returns the components that only programs of other decoders take."""
+    manifest, others = artifact.manifest, {DECODERS[name] for name in DECODERS.keys() - set(decoders)}
+    taken: dict[bool, set[str]] = {True: set(), False: set()}
+    for one in manifest.program_sets.values():
+        for program in (program for named in one.programs.values() for program in named.values()):
+            if program.role != "spread":
+                taken[program.role in others] |= manifest.components.keys() & set(program.inputs)
+    return {(WEIGHTS, name) for name in taken[True] - taken[False]}
 
 
 def _spreading(artifact: Artifact, selected: SelectedTarget) -> Iterator[Named]:

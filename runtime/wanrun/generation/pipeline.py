@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import DecoderName
 from wanrun.denoising.latents import check_latents, leading_latents
 from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
@@ -31,6 +32,7 @@ from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.elsewhere import no_attribute
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.keywords import Options
+from wanrun.request.options import check_decoder
 from wanrun.request.resolve import request_of, resolve_request
 from wanrun.terminal.status import Status
 from wanrun.text.encoder import Warn, silent
@@ -170,11 +172,15 @@ class Pipeline:
         with self._call(None) as timings, self._text(timings):
             return self._session.text.at_lengths(prompt)
 
-    def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
+    def decode(
+        self, latents: np.ndarray, timings: Timings | None = None, decoder: DecoderName = "full"
+    ) -> np.ndarray:
         """Decodes normalised float32 latents (B, C, T, h, w) to uint8 frames (B, F, H, W, 3), one by one.
 
         The latents may have the frames of reference images in front, as the initial ones of a generation do.
+        A ``tiny`` decoder needs an artifact that has one; else it is a UsageError.
         """
+        check_decoder(self.manifest, decoder)
         latents, leading = array_of(latents), leading_latents(self.manifest, self.profile)
         _, *shape = self.latents_shape
         if list(latents.shape[1:]) == shape:
@@ -182,7 +188,7 @@ class Pipeline:
         shape[1] -= leading
         check_latents(latents, (*latents.shape[:1], *shape), "the latents")
         with self._call(timings) as timings, self._device(timings):
-            return self._session.decode(latents, timings)[0]
+            return self._session.decode(latents, timings, decoder)[0]
 
     def warmup(self, timings: Timings | None = None) -> None:
         """Executes every program of the loaded profile once, and with every expert.
@@ -324,7 +330,11 @@ class Pipeline:
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
-                behind = session.load_behind
+                decoder = generation.options.get("decoder")
+
+                def behind() -> None:
+                    session.load_behind(decoder)
+
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, step, loras=loras)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)

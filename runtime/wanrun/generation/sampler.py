@@ -14,7 +14,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.roles import RoleName
+from wanrun.artifact.roles import DECODERS, RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise
@@ -87,7 +87,7 @@ class Sampler:
             start = latents if latents is not None and not parts else noise(self.latents_shape)
             count = 1 if window is None else window.count
             final = self.denoise(replace(run, window=len(parts), windows=count), start, conditions, noise)
-            frames, made = self.decode(final[:, :, self.leading :], run.timings)
+            frames, made = self.decode(final[:, :, self.leading :], run.timings, options.get("decoder"))
             carried = self._carried(made)
             parts.append(frames[:, overlap if parts else 0 :])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -202,17 +202,22 @@ class Sampler:
         unfinished(self.programs.expect(later))
         run.behind()
 
-    def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Mapping[str, Any]]:
+    def decode(
+        self, latents: np.ndarray, timings: Timings, decoder: str | None = None
+    ) -> tuple[np.ndarray, Mapping[str, Any]]:
         """Decodes latents, one video at a time.
 
         Args:
             latents: normalised, float32 (B, C, T, h, w), without the leading latent frames.
             timings: where the time is recorded.
+            decoder: one of ``DECODERS``; None for the VAE's.
 
         Returns:
             Frames, uint8 (B, F, H, W, 3), and all outputs of the programs for the last video, on the device.
         """
-        programs = [self.programs.bound(name) for name in self.programs.with_role("decode")]
+        programs = [
+            self.programs.bound(name) for name in self.programs.with_role(DECODERS[decoder or "full"])
+        ]
         with timings.phase("decode", f"{len(latents) * self.profile.num_frames} frames"):
             frames, made = [], dict[str, Any]()
             for one in latents:

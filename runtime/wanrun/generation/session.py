@@ -8,7 +8,7 @@ from typing import Any
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.roles import FORMS, ROLES, roles_when
+from wanrun.artifact.roles import DECODERS, FORMS, ROLES
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocity_table
 from wanrun.errors import ArtifactError, UsageError
@@ -153,9 +153,9 @@ class Session(Sampler):
             return []
         return missing
 
-    def load_behind(self) -> None:
-        """Requests the programs and weights for after the last step; raises the error of a failed load."""
-        programs = self.programs.with_role(*roles_when("video"))
+    def load_behind(self, decoder: str | None = None) -> None:
+        """Requests a decoder's program and weights, for after the last step; raises a failed load's error."""
+        programs = self.programs.with_role(DECODERS[decoder or "full"])
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
 

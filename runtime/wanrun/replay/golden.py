@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta
 
 from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.roles import FORMS, FormName
 from wanrun.denoising.steps import boundary_between
@@ -65,6 +66,7 @@ class Golden:
         velocity: evenly spaced values of ``replay.velocity``; none in an older record.
         velocity_tolerance: relative error allowed of them on another kind of machine.
         steps: the video's denoising steps.
+        tiny_samples: evenly spaced values of the frames by the tiny decoder; none without one.
     """
 
     latents_sha256: str
@@ -76,14 +78,13 @@ class Golden:
     velocity: tuple[float, ...] = ()
     velocity_tolerance: float = 0.0
     steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = STEPS
+    tiny_samples: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "prompt": PROMPT,
-            "negative_prompt": NEGATIVE_PROMPT,
-            "seed": SEED,
-            **msgspec.to_builtins(self),
-        }
+        own = msgspec.to_builtins(self)
+        if not self.tiny_samples:
+            del own["tiny_samples"]
+        return {"prompt": PROMPT, "negative_prompt": NEGATIVE_PROMPT, "seed": SEED, **own}
 
 
 def read_golden(artifact: Artifact, profile: str) -> Golden:
@@ -157,8 +158,16 @@ def replayed(
         tuple(float(value) for value in _sampled(moved)),
         VELOCITY_TOLERANCES[dtype],
         generation.options["num_steps"],
+        _tiny_samples(pipeline, result.latents),
     )
     return Replay(golden, form, start, moved)
+
+
+def _tiny_samples(pipeline: Pipeline, latents: np.ndarray) -> tuple[int, ...]:
+    """Returns values of the frames that the tiny decoder makes of a result's latents, if there is one."""
+    if TINY_VAE not in pipeline.manifest.components:
+        return ()
+    return tuple(int(value) for value in _sampled(pipeline.decode(latents, decoder="tiny")))
 
 
 def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int | None = None) -> Generation:
@@ -202,13 +211,23 @@ def compare(expected: Golden, found: Golden, factor: float = 1.0) -> str:
                     found=getattr(found, what),
                     remedy="the artifact does not compute what it did; rebuild it or record again",
                 )
+        _frames_apart(expected.tiny_samples, found.tiny_samples, 0)
         return "digests equal"
     error = _apart("latents", expected.samples, found.samples, factor * expected.tolerance)
     if expected.velocity:
         most = factor * expected.velocity_tolerance
         error = _apart("velocities", expected.velocity, found.velocity, most)
-    frames, sampled = (np.asarray(one.frame_samples, np.float64) for one in (expected, found))
-    most, difference = most_levels(factor * expected.tolerance), levels_apart(frames, sampled)
+    for what in ("frame_samples", "tiny_samples"):
+        most = most_levels(factor * expected.tolerance)
+        _frames_apart(getattr(expected, what), getattr(found, what), most)
+    return f"recorded on another kind of machine, relative difference {error:.1e}"
+
+
+def _frames_apart(expected: Sequence[int], found: Sequence[int], most: float) -> None:
+    """Raises VerificationError if samples of frames differ by more than this many levels."""
+    if not expected and not found:
+        return
+    difference = levels_apart(np.asarray(expected, np.float64), np.asarray(found, np.float64))
     if not difference <= most:
         raise VerificationError(
             "the frames differ from golden/ by more than another kind of machine explains",
@@ -216,7 +235,6 @@ def compare(expected: Golden, found: Golden, factor: float = 1.0) -> str:
             found=f"{difference:.3g}",
             remedy="compare with the reference: wanbuild verify --source",
         )
-    return f"recorded on another kind of machine, relative difference {error:.1e}"
 
 
 def _apart(what: str, expected: Sequence[float], found: Sequence[float], most: float) -> float:

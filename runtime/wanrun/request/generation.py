@@ -168,8 +168,9 @@ class Generation:
             videos=profile.num_videos,
             media=inputs is not None or self.media is not None,
             noise=bool(self.table.noise.any()),
+            decoder=self.options.get("decoder", "full"),
         )
-        roles = roles_of(facts.form)
+        roles = roles_of(facts.form, facts.decoder)
         frames = profile.num_videos * ((inputs and inputs.num_frames) or profile.num_frames)
         flops, most = dict[str, float](), dict[str, int]()
         for name, target in self.manifest.targets.items():

@@ -84,6 +84,7 @@ class Options(TypedDict, total=False):
     lora: Lora | Sequence[Lora] | None
     loras: Lora | Sequence[Lora] | None
     loop: Literal["step", "scan", "stream"] | None
+    decoder: Literal["full", "tiny"] | None
     seed: int | Literal["random"] | None
     base_seed: int | Literal["random"] | None
     noise_seed: int | Literal["random"] | None

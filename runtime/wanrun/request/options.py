@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
+from wanrun.artifact.manifest import EXPERT_OPTIONS, TINY_VAE, Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.roles import FORMS, STEPWISE
+from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.steps import GUIDED, explicit_timesteps, guided_steps
 from wanrun.errors import ArtifactError, UsageError, field, shortened
@@ -133,6 +133,18 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
         )
 
 
+def check_decoder(manifest: Manifest, decoder: str | None) -> None:
+    """Raises UsageError for a decoder that there is not, or that the artifact has not."""
+    name = field("decoder")
+    if decoder not in (None, *DECODERS):
+        raise UsageError(f"{name} cannot be {decoder!r}", expected="one of " + ", ".join(DECODERS))
+    if decoder == "tiny" and TINY_VAE not in manifest.components:
+        raise UsageError(
+            f"{name} tiny needs a tiny decoder, and this artifact has none",
+            remedy="wanbuild convert SOURCE --tiny-vae taew2_1.safetensors, and compile; or leave it out",
+        )
+
+
 def _check_guidance(profile: Profile, scale: float | None) -> None:
     """Raises UsageError for a given scale that needs another profile."""
     name = field("guidance_scale")
@@ -229,6 +241,7 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
     guidance = profile.guidance and scale > 1
     check_effects(manifest, guidance, request)
+    check_decoder(manifest, request.decoder)
     _check_guidance(profile, request.guidance_scale)
     given = {name: getattr(request, name) for name in _own_options(manifest)}
     options: dict[str, Any] = {
@@ -243,6 +256,8 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     if not guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}
+    if options["decoder"] in (None, "full"):  # as of artifacts without another
+        del options["decoder"]
     shares = {name: default if options[name] is None else options[name] for name, default in GUIDED.items()}
     options = {name: value for name, value in options.items() if name not in GUIDED}
     if shares != GUIDED:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
-from wanrun.artifact.roles import FormName
+from wanrun.artifact.roles import DecoderName, FormName
 from wanrun.errors import UsageError
 from wanrun.request.lora import LoraChoice, parse_lora
 from wanrun.request.written import parse_numbers, parse_size, parse_solver
@@ -203,6 +203,19 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "stream": "stream: one call per layer.",
             },
             default="the first of these that is built",
+        ),
+    ] = None
+    decoder: Annotated[
+        DecoderName | None,
+        option(
+            "What makes frames of the last latents: the VAE's decoder, or the artifact's tiny one, which is "
+            "faster and coarser.",
+            page={
+                "": "What makes frames of the last latents.",
+                "full": "full: the VAE's decoder.",
+                "tiny": "tiny: the tiny decoder, faster and coarser.",
+            },
+            default="full",
         ),
     ] = None
     seed: Annotated[

@@ -68,6 +68,8 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     for together, passes in ((False, 42), (True, 30)):
         counted = dict.fromkeys(steps.keys() & calls.keys(), passes)
         assert {role.name: role.cost(facts, together) for role in roles_of(form)} == calls | counted
+    tiny = {role.name: role.calls(replace(facts, decoder="tiny")) for role in roles_of(form, "tiny")}
+    assert tiny == {key.replace("decode", "decode_tiny"): value for key, value in calls.items()}
     of_text = replace(facts, media=False)
     assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0]
 

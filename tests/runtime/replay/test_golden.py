@@ -101,6 +101,17 @@ def test_elsewhere_values_are_compared() -> None:
             compare(HERE, dataclasses.replace(ELSEWHERE, samples=samples))
 
 
+def test_frames_of_a_tiny_decoder_are_compared() -> None:
+    """On the same machine they are equal, elsewhere near; and a record without them has no such decoder."""
+    here, there = (dataclasses.replace(one, tiny_samples=(10, 20)) for one in (HERE, ELSEWHERE))
+    assert compare(here, here) == "digests equal"
+    assert "tiny_samples" in here.as_json() and "tiny_samples" not in HERE.as_json()
+    assert compare(here, dataclasses.replace(there, tiny_samples=(11, 20)))
+    for found in (dataclasses.replace(here, tiny_samples=(11, 20)), HERE, ELSEWHERE):
+        with pytest.raises(VerificationError, match="the frames differ"):
+            compare(here, found)
+
+
 @pytest.mark.parametrize("frames", [(0, 128, 251), (), (0, 128)])
 def test_frames_that_differ(frames: tuple[int, ...]) -> None:
     with pytest.raises(VerificationError, match=r"the frames differ .* at most 1\.03 of 255 levels"):

@@ -64,9 +64,10 @@ def test_defaults() -> None:
 
 
 def test_every_option_of_a_model_is_resolved() -> None:
-    """But those that are the profile's, or the file's; and timesteps only where there are some."""
+    """But those that are the profile's, or the file's; timesteps and another decoder where there are some."""
     everywhere = {row.name for row in rows() if not row.models}
     others = {"profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
+    others |= {"decoder"}
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}
 
 
