@@ -99,6 +99,7 @@ def test_it_is_recorded_and_its_licence_is_told(
             {"channels": 48, "patch": 2},
             "16 channels for",
         ),
+        ("lighttaew2_1.safetensors", {}, "latents with another mean"),
         ("taew2_1.pth", {}, "a pickled checkpoint"),
     ],
 )

@@ -36,8 +36,9 @@ VAE_COPIES = 10
 compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to 12."""
 
 
-TINY_COPIES = 2
-"""The same of the tiny decoder's largest level. Of compiled programs (docs/notes/media.md): 1.3 to 1.6."""
+TINY_COPIES = 3
+"""The same of the tiny decoder's largest level. Of one compiled for a CPU: 2.4 to 2.6."""
+
 
 CHIP_VALUES = 9
 """Values of the width, in the compute dtype, that a chip holds at once of a pass. Of compiled programs

@@ -45,6 +45,11 @@ def _check_tiny(source: Source, variant: Variant) -> None:
     """Raises SourceError for a tiny decoder of other latents than the VAE's."""
     if (tiny := source.components.get(TINY_VAE)) is None:
         return
+    if tiny.weights.name.lower().startswith("lighttae"):  # nothing in it says so
+        raise SourceError(
+            f"{tiny.weights} decodes latents with another mean and deviation than the transformer makes",
+            remedy="give taew2_1.safetensors, of madebyollin/taehv",
+        )
     channels = source.component("vae").config.get("z_dim", CHANNELS)
     pixels = _CELL * tiny.config["patch_size"]
     if (tiny.config["latent_channels"], pixels) != (channels, variant.vae_spatial):

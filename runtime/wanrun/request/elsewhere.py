@@ -93,6 +93,10 @@ _REMEDIES = by_name(
             "enable_vae_slicing enable_vae_tiling tile_size vae_slicing vae_tiling vae_use_slicing "
             "vae_use_tiling"
         ),
+        Remedy(
+            f"pass {field('decoder')} tiny, where wanbuild convert --tiny-vae has added a tiny decoder",
+            _MODEL,
+        ): "tae tae_path taehv tiny_vae tiny_vae_path use_lightvae use_tae use_taehv use_tiny_vae vae_tiny",
         Remedy("a mesh belongs to a program: wanbuild compile --mesh, see docs/meshes.md", _SERVER): (
             "cfg_parallel cfg_parallel_size dit_fsdp enable_cfg_parallel gpus n_gpus num_gpus ring_degree "
             "ring_size sp sp_degree sp_size t5_fsdp tensor_parallel_size tp tp_size ulysses_degree "
