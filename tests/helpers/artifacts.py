@@ -127,9 +127,7 @@ def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None)
         compiling.compile_artifact(request, print)
 
 
-def build_on_mesh(
-    store: str, checkpoint: str, folder: str, mesh: str, rank: int = 0, quantise: str | None = None
-) -> None:
+def build_on_mesh(store: str, checkpoint: str, folder: str, mesh: str) -> None:
     """Builds an artifact for a mesh, in a process that has as many devices: see ``helpers.devices``.
 
     Args:
@@ -137,21 +135,11 @@ def build_on_mesh(
         checkpoint: the checkpoint.
         folder: the artifact.
         mesh: as ``--mesh`` takes it.
-        rank: of the slots.
-        quantise: as ``--quantise`` takes it.
     """
     from helpers.compiled_once import compiled_once
 
     with compiled_once(Path(store)):
-        build_artifact(
-            Path(checkpoint),
-            Path(folder),
-            num_frames=5,
-            mesh=mesh,
-            loop="step",
-            rank=rank,
-            quantise=quantise,
-        )
+        build_artifact(Path(checkpoint), Path(folder), num_frames=5, mesh=mesh, loop="step")
 
 
 def _base(factory: pytest.TempPathFactory) -> Path:
