@@ -42,7 +42,7 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
     {"seed": 4},
     {"negative_prompt": "blurry"},
 )
-FEW: tuple[Mapping[str, Any], ...] = ({}, {"num_steps": 7}, {"solver": "lcm"}, {"seed": 4})
+FEW: tuple[Mapping[str, Any], ...] = ({}, {"num_steps": 7, "solver": "lcm", "seed": 4})
 """For models whose programs take these values as all others do."""
 
 ALL_ROWS: Mapping[str, Any] = {"num_steps": 100}

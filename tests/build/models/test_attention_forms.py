@@ -76,7 +76,7 @@ def test_flash(case: str, dtype: str) -> None:
     found = FLASH(scaled, k, v, mask)  # one shard of a mesh may have one head
     assert (found.shape, found.dtype) == (q.shape, q.dtype)
     assert difference(found, expected) < FLASH_TOLERANCES[dtype]
-    if case in ("blocks and a rest", "padding that is not known while tracing"):
+    if dtype == "bfloat16" or case == "padding that is not known while tracing":
         out, sums = FLASH.partial(scaled, k, v, mask)
         assert out.dtype == sums.dtype == jnp.float32
         assert difference(out, expected) < FLASH_TOLERANCES[dtype]

@@ -18,8 +18,8 @@ from wanrun.generation.streamed import StreamedStep
 from wanrun.replay.samples import sample_media
 from wanrun.request.profiles import has_guidance
 
-VARIANTS = ("wan2.2-vace", "wan2.2-animate", "wan2.2-i2v")
-"""Control blocks and two experts; face adapters and no guidance; a condition and two experts."""
+VARIANTS = ("wan2.2-vace", "wan2.2-animate")
+"""Control blocks and two experts; a condition, face adapters and no guidance."""
 
 
 def streams(artifact: Path, memory: Literal["auto", "stream"] = "stream") -> wanrun.Pipeline:
