@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from wanrun.claims import NAMES, REPORT, TIMINGS
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.prompts_file import SEEDS, Seeds
 from wanrun.request.request import PROMPTS
 from wanrun.rows import option
 
@@ -43,6 +44,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             section=PROMPTS,
         ),
     ] = None
+    seeds: Annotated[Seeds | None, SEEDS] = None
     latents: Annotated[
         Path | None, option("Initial noise, float32 .npy (B, C, T, h, w).", section=RESULTS)
     ] = None

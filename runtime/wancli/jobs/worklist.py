@@ -10,7 +10,7 @@ import itertools
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE
 from wanrun.media.video_paths import video_paths
 from wanrun.request.generation import influences_of
-from wanrun.request.prompts_file import Entry, Line, read_entries
-from wanrun.request.reading import is_drawn, read_request
+from wanrun.request.prompts_file import Entry, Line, numbered, read_entries, read_line
+from wanrun.request.reading import is_drawn
 from wanrun.terminal.lines import print_error
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Worklist:
         finished: those whose outputs all exist.
         failures: the errors of the other lines of the prompts file, by their number, in order.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
-        many: whether the prompts come from a file.
+        many: whether the prompts come from a file, or there are several seeds.
         media: reads the media of the jobs.
         store: the object store of the videos; None where they stay in their folders.
     """
@@ -121,7 +121,8 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
         raise UsageError(
             "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
         )
-    return read_request([("prompt", run.prompt or ""), *given.items()], Line)
+    seeds = [] if run.seeds is None else [("seeds", run.seeds)]
+    return read_line([("prompt", run.prompt or ""), *seeds, *given.items()])
 
 
 def make_worklist(
@@ -145,7 +146,8 @@ def make_worklist(
         opened()  # what is no artifact is told before a missing prompt
     shared = _read(run, given)  # before the artifact is looked at
     artifact = opened()
-    entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
+    bad, many = dict[int, WanError](), run.prompts is not None or run.seeds is not None
+    entries = [replace(one, total=len(Entry(shared).each)) for one in numbered(Entry(shared).each)]
     if run.prompts is not None:
         entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
         own = _share(run, [*(entry.index for entry in entries), *unread])

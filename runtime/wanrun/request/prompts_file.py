@@ -8,28 +8,43 @@ to a line that does not give them.
 
 from __future__ import annotations
 
-__all__ = ["Entry", "Line", "key_of", "read_entries"]
+__all__ = ["SEEDS", "Entry", "Line", "Seeds", "key_of", "numbered", "read_entries", "read_line"]
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
+
+from msgspec import Meta, structs
 
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.request.media import media_files
 from wanrun.request.reading import is_drawn, read_request
-from wanrun.request.request import RANDOM, Request
+from wanrun.request.request import PROMPTS, RANDOM, Request, Seed
 from wanrun.request.rows import aliases, rows
+from wanrun.request.written import parse_whole_numbers
 from wanrun.rows import option
 
 _MAX_BYTES = 64 << 20  # a larger file is not a prompts file
 
 
+Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=10_000)]
+
+SEEDS = option(
+    "Seeds instead of --seed: each makes a video of its own.",
+    value="N,N,...",
+    section=PROMPTS,
+    parse=parse_whole_numbers,
+)
+"""The texts about several seeds, which the command has too."""
+
+
 class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt of a run: a request, and the name of its video; None for that of --output."""
 
+    seeds: Annotated[Seeds | None, SEEDS] = None
     output: Annotated[
         str | None,
         option(
@@ -46,8 +61,8 @@ class Entry:
 
     Attributes:
         where: file and line, for messages; empty for a prompt of the command line.
-        index: the number of the prompt in the file, from 1. Unusable lines count too, so a corrected line
-            does not rename the outputs of the others.
+        index: the number of the prompt in the file, from 1; a prompt with several seeds has as many numbers.
+            Unusable lines count too, so a corrected line does not rename the outputs of the others.
         total: the number of prompts in the file.
     """
 
@@ -56,6 +71,17 @@ class Entry:
     index: int = 1
     total: int = 1
     drawn: bool = False
+
+    @property
+    def each(self) -> list[Entry]:
+        """It, or with several seeds an entry for each of them."""
+        if self.line.seeds is None:
+            return [self]
+        place = f"{self.where}, " if self.where else ""
+        return [
+            replace(self, line=structs.replace(self.line, seed=seed, seeds=None), where=f"{place}seed {seed}")
+            for seed in self.line.seeds
+        ]
 
     @property
     def media_files(self) -> Iterator[tuple[str, Path]]:
@@ -88,18 +114,40 @@ def read_entries(
     if not filled:
         raise UsageError(f"the prompts file {name} has no prompt", remedy="write one prompt a line")
     as_json = path.suffix.lower() == ".jsonl" or filled[0][1].startswith(b"{")
-    entries, failures = [], {}
-    for index, (number, text) in enumerate(filled, 1):
+    entries, failures, index = list[Entry](), dict[int, UsageError](), 1
+    for number, text in filled:
         where = f"{name}:{number}"
         try:
             own = list(_decode_json(text)) if as_json else [("prompt", _decode(text))]
-            if random_seed and "seed" not in {aliases(Line).get(name, name) for name, _ in own}:
+            given = {aliases(Line).get(name, name) for name, _ in own}
+            if random_seed and not given & {"seed", "seeds"}:
                 own.append(("seed", RANDOM))
             drawn = any(aliases(Line).get(name, name) == "seed" and is_drawn(value) for name, value in own)
-            entries.append(Entry(read_request(own, Line, shared), where, index, len(filled), drawn))
+            line = read_line(own, structs.replace(shared, seeds=None) if "seed" in given else shared)
+            entries += numbered(Entry(line, where, drawn=drawn).each, index)
+            index = entries[-1].index + 1
         except UsageError as error:
             failures[index] = error.located(where)
-    return entries, failures
+            index += 1
+    return [replace(entry, total=index - 1) for entry in entries], failures
+
+
+def read_line(given: Sequence[tuple[str, Any]], shared: Line | None = None) -> Line:
+    """Reads the values of a prompt, by their names; other arguments and errors as of ``read_request``.
+
+    Raises:
+        UsageError: for a seed beside seeds, too.
+    """
+    names = {aliases(Line).get(name, name) for name, _ in given}
+    if {"seed", "seeds"} <= names:
+        what = f"{field('seed')} and {field('seeds')} exclude each other"
+        raise UsageError(what, remedy=f"give all of them as {field('seeds')}")
+    return read_request(given, Line, shared)
+
+
+def numbered(entries: Sequence[Entry], first: int = 1) -> list[Entry]:
+    """Returns entries with numbers from the first one on."""
+    return [replace(entry, index=index) for index, entry in enumerate(entries, first)]
 
 
 def _read(path: Path) -> tuple[str, bytes]:

@@ -7,7 +7,7 @@ row here, and the line that uses it.
 
 from __future__ import annotations
 
-__all__ = ["PROMPTS", "RANDOM", "Request"]
+__all__ = ["PROMPTS", "RANDOM", "Request", "Seed"]
 
 from typing import Annotated
 

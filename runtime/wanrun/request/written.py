@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["parse_numbers", "parse_size", "parse_solver"]
+__all__ = ["parse_numbers", "parse_size", "parse_solver", "parse_whole_numbers"]
 
 import re
 from collections.abc import Mapping
@@ -30,6 +30,16 @@ def parse_numbers(text: str) -> list[float]:
     except ValueError:
         raise UsageError(
             "not a list of numbers", expected="numbers with commas between them", found=shortened(text)
+        ) from None
+
+
+def parse_whole_numbers(text: str) -> list[int]:
+    """Parses whole numbers separated by commas. Raises UsageError if one of them is none."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            "not a list of whole numbers", expected="such as 1,2,3", found=shortened(text)
         ) from None
 
 

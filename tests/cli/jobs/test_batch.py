@@ -101,6 +101,16 @@ def test_what_concerns_all_lines_ends_the_run(
     assert (tmp_path / "o-1.npy").exists()
 
 
+def test_several_seeds_of_a_prompt(
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = worklist_of(prompt="a fox", seeds=(4, 2), output=tmp_path / "o-{seed}.npy")
+    batch, _, _ = ran(work, pipeline, capsys)
+    assert [options["seed"] for options in pipeline.generations] == [4, 2]
+    assert (tmp_path / "o-4.npy").exists() and (tmp_path / "o-2.npy").exists()
+    assert list(batch.outcomes) == [1, 2]
+
+
 def test_a_prompt_of_the_command_line_that_fails_ends_the_run(
     worklist_of: WorklistOf, pipeline: Fake
 ) -> None:

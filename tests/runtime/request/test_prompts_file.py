@@ -30,10 +30,15 @@ OPTIONS: dict[str, Any] = {
 SHARED = Line(prompt="", **OPTIONS)
 
 
-def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Entry], dict[int, str]]:
-    """The entries of a file, and what is wrong with the other lines, with the file's name cut off."""
+def write(folder: Path, content: bytes | str, name: str = "p.txt") -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Entry], dict[int, str]]:
+    """The entries of a file, and what is wrong with the other lines, with the file's name cut off."""
+    path = write(folder, content, name)
     requests, failures = read_entries(path, SHARED)
     messages = {index: error.spelled(key_of) for index, error in failures.items()}
     return requests, {index: message.removeprefix(f"{path}:") for index, message in messages.items()}
@@ -95,6 +100,25 @@ def test_json_lines(tmp_path: Path) -> None:
         numbers = [getattr(full.line, name) for name in names]
         assert all(type(number) is float for number in numbers)
         assert bare == Entry(Line(prompt="", **OPTIONS), f"{where}:3", 2, 2)
+
+
+def test_several_seeds_are_several_entries(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "a", "seeds": [4, 2]}',
+        '{"prompt": "b"}',
+        '{"prompt": "c", "seed": 1, "seeds": [2]}',
+    ]
+    entries, failures = read(tmp_path, "\n".join(lines), "p.jsonl")
+    assert [(one.index, one.total, one.line.prompt, one.line.seed) for one in entries] == [
+        (1, 4, "a", 4),
+        (2, 4, "a", 2),
+        (3, 4, "b", 3),
+    ]
+    assert len({one.where for one in entries}) == 3
+    assert list(failures) == [4]
+    shared = Line(prompt="", seeds=(7, 8))
+    entries, _ = read_entries(write(tmp_path, '{"prompt": "a"}\n{"prompt": "b", "seed": 1}'), shared)
+    assert [one.line.seed for one in entries] == [7, 8, 1]
 
 
 def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
