@@ -30,6 +30,9 @@ from wanrun.errors import SourceError
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 """The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
 
+_OF_LENGTH = bytes(4)
+"""The bytes after the first four of a safetensors file, whose header has less than four gigabytes."""
+
 LAYOUT = "give the checkpoint's folder or its hub id, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 _PART = (
     "give it with the other parts: wanbuild convert --artifact DIR {option} {path} {others}, or with a "
@@ -72,7 +75,8 @@ def no_checkpoint(path: Path) -> SourceError:
     start = first_bytes(path)
     if start.startswith(GGUF) or path.suffix.lower() == ".gguf":
         return _of_gguf(path)
-    if start.startswith((ZIP, PICKLE)) or path.suffix in PICKLED_SUFFIXES:
+    is_pickle = start.startswith(PICKLE) and start[4:] != _OF_LENGTH
+    if is_pickle or start.startswith(ZIP) or path.suffix in PICKLED_SUFFIXES:
         return pickled(path)
     if path.suffix != ".safetensors":
         return SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder or its hub id")

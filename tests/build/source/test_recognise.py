@@ -86,6 +86,7 @@ def test_quantized_weights(tmp_path: Path) -> None:
         ("wan.ckpt", b"x", "is a pickled checkpoint, which is never loaded"),
         ("wan.json", b"{}", "is not a folder"),
         ("wan.safetensors", b"abc", "is cut off"),
+        ("wan.safetensors", b"\x80\x00\x00\x00\x00\x00\x00\x00{", "is cut off"),  # begins as a pickle does
     ],
 )
 def test_other_files(name: str, content: bytes, said: str, tmp_path: Path) -> None:
