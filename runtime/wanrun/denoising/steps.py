@@ -167,8 +167,29 @@ def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | N
     table, parts = schedule(options, manifest)
     if steps == 1 or len(parts) == 2:
         return float(own)
-    middle = steps // 2
-    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model.num_train_timesteps
+    return _between(table, steps // 2, manifest)
+
+
+def boundary_after(high: int, options: Mapping[str, Any], manifest: Manifest) -> float:
+    """Returns the boundary that gives the high-noise expert so many steps, and the other one the rest.
+
+    Args:
+        high: from 1 to one less than all steps.
+        options: as of ``schedule``.
+    """
+    return _between(schedule(options, manifest)[0], high, manifest)
+
+
+def split_at(boundary: float, options: Mapping[str, Any], manifest: Manifest) -> int:
+    """Returns how many steps the high-noise expert has with this boundary; options as of ``schedule``."""
+    _, ranges = schedule({**options, "boundary": boundary}, manifest)
+    high, *_ = TRANSFORMERS
+    return sum(part.last - part.first for part in ranges if part.transformer == high)
+
+
+def _between(table: SolverTable, index: int, manifest: Manifest) -> float:
+    """Returns the share of the training timesteps in the middle between a step and the one before it."""
+    return float(table.timesteps[index - 1 : index + 1].mean()) / manifest.model.num_train_timesteps
 
 
 OnState = Callable[[int, int, State], None]

@@ -130,6 +130,9 @@ _REMEDIES = by_name(
         Remedy(f"pass {field('guidance_scale')}, and {field('guidance_scale_2')} for the low-noise expert"): (
             "guidance_scale_high guidance_scale_low"
         ),
+        Remedy(f"pass {field('steps_high')} and {field('steps_low')}, the steps of each expert"): (
+            "boundary_step_index end_at_step start_at_step"
+        ),
         Remedy(f"pass {field('guidance_scale')} 1"): "no_cfg no_guidance",
         Remedy(f"pass {field('timesteps')}: a sigma of 0.5 is the timestep 500"): "sigmas",
         Remedy(f"Wan has one kind of guidance: {field('guidance_scale')}"): "true_cfg_scale",

@@ -71,6 +71,10 @@ class Options(TypedDict, total=False):
     guidance_end: float | None
     boundary: float | None
     boundary_ratio: float | None
+    steps_high: int | None
+    high_noise_steps: int | None
+    steps_low: int | None
+    low_noise_steps: int | None
     flow_shift: float | None
     sample_shift: float | None
     shift: float | None

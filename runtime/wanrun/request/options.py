@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from wanrun.artifact.manifest import EXPERT_OPTIONS, TINY_VAE, Manifest
+from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
-from wanrun.denoising.steps import GUIDED, explicit_timesteps, guided_steps
+from wanrun.denoising.steps import GUIDED, boundary_after, explicit_timesteps, guided_steps, split_at
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
-from wanrun.request.request import Request
+from wanrun.request.request import TWO_EXPERTS, Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
 
@@ -30,6 +30,9 @@ profile's shape, and the file's fps."""
 
 MAX_SCHEDULE_BYTES = 2**20
 """The largest file of a schedule."""
+
+SPLIT = ("steps_high", "steps_low")
+"""The options by which a request says the steps of each expert."""
 
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
@@ -102,6 +105,46 @@ def _schedule_of(name: str, manifest: Manifest) -> Schedule:
         raise UsageError(f"the schedule {shortened(name)} cannot be read", found=error) from None
 
 
+def with_split_steps(request: Request) -> Request:
+    """Returns a request with the number of steps that its experts' steps make.
+
+    Raises:
+        UsageError: for the steps of one expert alone, or another number of steps.
+    """
+    given = {field(name): getattr(request, name) for name in SPLIT}
+    if all(one is None for one in given.values()):
+        return request
+    if None in given.values():
+        (lacking,) = (name for name, one in given.items() if one is None)
+        raise UsageError(
+            f"{' and '.join(given)} belong together", found=f"no {lacking}", remedy=f"pass {lacking} too"
+        )
+    total = sum(given.values())
+    if request.num_steps not in (None, total):
+        raise UsageError(
+            f"{field('num_steps')} contradicts {' and '.join(given)}",
+            expected=f"{total}, their sum",
+            found=request.num_steps,
+            remedy=f"leave {field('num_steps')} out",
+        )
+    return structs.replace(request, num_steps=total)
+
+
+def _boundary(options: Mapping[str, Any], given: float | None, manifest: Manifest) -> float:
+    """Returns the boundary that gives the experts their steps; UsageError if the given one does not."""
+    high, names = options["steps_high"], " and ".join(map(field, SPLIT))
+    if given is None:
+        return boundary_after(high, options, manifest)
+    if (found := split_at(given, options, manifest)) != high:
+        raise UsageError(
+            f"{field('boundary')} contradicts {names}",
+            expected=f"{high} steps at or above it",
+            found=f"{found} at or above {given:g}",
+            remedy=f"leave {field('boundary')} out",
+        )
+    return given
+
+
 def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
     """Refuses options that would have no effect; ``guidance_scale_2`` does not decide whether guidance is on.
 
@@ -111,7 +154,7 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
     """
     for row in _absent(manifest):
         if getattr(request, row.name) is not None:
-            expert = row.name in EXPERT_OPTIONS
+            expert = row.models == TWO_EXPERTS
             why = "this model has one transformer" if expert else f"this is no {row.models} model"
             models = f"models with {row.models}" if expert else f"{row.models} models"
             raise UsageError(
@@ -172,7 +215,8 @@ def _check_guided_steps(options: Mapping[str, Any]) -> None:
 
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
-    here = _NOT_RECORDED | manifest.model.default_options().keys()
+    options = manifest.model.default_options().keys()
+    here = _NOT_RECORDED | options | (set(SPLIT) if "boundary" in options else set())
     return tuple(row for row in rows() if row.models and row.name not in here)
 
 
@@ -253,6 +297,10 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
+    if options.get("steps_high") is None:
+        options = {name: value for name, value in options.items() if name not in SPLIT}
+    else:
+        options["boundary"] = _boundary(options, request.boundary, manifest)
     if not guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}

@@ -31,6 +31,9 @@ PROMPTS = "Prompts"
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
 
+TWO_EXPERTS = "two experts"
+"""The models that have the options of a high-noise and a low-noise expert."""
+
 Text = Annotated[str, Meta(max_length=100_000)]
 """Of which the model reads 512 tokens; splitting five million characters into tokens takes gigabytes."""
 Steps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
@@ -126,7 +129,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Strength of guidance of the low-noise expert, if --guidance-scale is above 1.",
             default="the given --guidance-scale, else the artifact's",
-            models="two experts",
+            models=TWO_EXPERTS,
         ),
     ] = None
     guidance_start: Annotated[
@@ -144,9 +147,21 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Share of the training timesteps below which the low-noise expert runs.",
             default=ARTIFACT,
-            models="two experts",
+            models=TWO_EXPERTS,
             also="boundary_ratio",
         ),
+    ] = None
+    steps_high: Annotated[
+        Steps | None,
+        option(
+            "Steps of the high-noise expert, with --steps-low: the two say --steps and --boundary.",
+            models=TWO_EXPERTS,
+            also="high_noise_steps",
+        ),
+    ] = None
+    steps_low: Annotated[
+        Steps | None,
+        option("Steps of the low-noise expert.", models=TWO_EXPERTS, also="low_noise_steps"),
     ] = None
     flow_shift: Annotated[
         Positive | None, option("Shift of the sigmas.", default=ARTIFACT, also="sample_shift shift")

@@ -26,7 +26,7 @@ from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
-from wanrun.request.options import check_effects, resolve_options, scheduled
+from wanrun.request.options import check_effects, resolve_options, scheduled, with_split_steps
 from wanrun.request.profiles import choose_profile, has_guidance
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
@@ -110,6 +110,7 @@ def resolve_request(
             missing, not taken, or given in two ways, and LoRAs that there are not or do not fit.
     """
     check_seed(request.seed)
+    request = with_split_steps(request)
     chosen = Chosen(request.lora, artifact)
     manifest = chosen.with_defaults(request)
     request, fitted = scheduled(request, manifest)

@@ -255,9 +255,32 @@ def test_a_request_that_cannot_be_made(toy_artifact: Path, tmp_path: Path) -> No
         ({"image": b"a"}, "image has the wrong type; expected the path of a file"),
         ({"media": 5}, "media has the wrong type"),
         ({"boundary": 0.5}, "boundary has no effect"),
+        ({"steps_high": 1, "steps_low": 1}, "steps_high has no effect: this model has one transformer"),
         ({"num_steps": 0}, "num_steps is out of range"),
     ):
         with pytest.raises(WanError, match=line):
             resolve(toy_artifact, "a fox", **options)
     with pytest.raises(ArtifactError):
         resolve(tmp_path, "a fox")
+
+
+def test_the_steps_of_each_expert_are_a_spelling_of_the_boundary(artifact: Path) -> None:
+    """Metadata has both; the boundary alone gives the same ranges again, and so do all of them together."""
+    make_two_experts(artifact)
+    for solver, high, low in (("unipc", 1, 1), ("euler", 2, 2), ("lcm", 1, 7), ("dpm++", 7, 1)):
+        split = {"steps_high": high, "steps_low": low}
+        found = resolve(artifact, "a", solver=solver, **split)
+        assert [part.last - part.first for part in found.ranges] == [high, low]
+        steps = {"num_steps": high + low, "boundary": found.options["boundary"], "solver": solver}
+        assert found.options.items() >= {**split, **steps}.items()
+        again = resolve(artifact, "a", **steps)
+        assert again.ranges == found.ranges and "steps_high" not in again.options
+        assert resolve(artifact, "a", **split, **steps).options == found.options
+    for options, line in (
+        ({"steps_low": 2}, "steps_high and steps_low belong together"),
+        ({**split, "num_steps": 9}, "num_steps contradicts steps_high and steps_low; expected 8"),
+        ({**split, "boundary": 1.0}, "boundary contradicts steps_high and steps_low; expected 7 .* found 0"),
+        ({**split, "timesteps": [900, 500]}, "num_steps and timesteps contradict"),
+    ):
+        with pytest.raises(UsageError, match=line):
+            resolve(artifact, "a", **options)
