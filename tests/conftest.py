@@ -157,7 +157,9 @@ def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.
     """The same of two experts, and the profile 96x64x9-b1-nocfg."""
 
     def build(folder: Path) -> None:
-        build_artifact(two_experts_checkpoint, folder, guidance=(True, False), shipping=True)
+        build_artifact(
+            two_experts_checkpoint, folder, guidance=(True, False), shipping=True, guiders=["cfg-zero"]
+        )
 
     return shared(tmp_path_factory, "two-artifact", build)
 

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, structs
+from msgspec.structs import force_setattr
 
 import wanrun
 from wanbuild.published.samplings import SAMPLINGS
 from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
+from wanrun.artifact.guiders import BUILT
 from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
@@ -239,8 +241,18 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
             commands=_PLANNED,
         ),
     ] = 0
+    guiders: Annotated[
+        Sequence[str],
+        option(
+            "Guidance that a run may choose beside cfg, for one more input of a step; repeatable.",
+            choices=BUILT,
+            default="none",
+            flag="--guider",
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
+        force_setattr(self, "guiders", tuple(name for name in BUILT if name in self.guiders))
         if self.loop not in LOOPS:
             raise UsageError(f"{field('loop')} cannot be built", expected=" or ".join(LOOPS), found=self.loop)
         if not 1 <= self.max_steps <= MAX_STEPS:

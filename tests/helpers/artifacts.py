@@ -62,6 +62,7 @@ def build_artifact(
     rank: int = 0,
     quantise: str | None = None,
     files: Mapping[str, Path] = MappingProxyType({}),
+    guiders: Sequence[str] = (),
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -79,6 +80,7 @@ def build_artifact(
         rank: of the slots.
         quantise: as ``--quantise`` takes it.
         files: weight files by component, as of ``ConvertRequest``.
+        guiders: those beside ``cfg``.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -97,7 +99,7 @@ def build_artifact(
             [num_frames],
             guided,
             num_references=count,
-            options=BuildOptions(dtype="float32", loop=form, lora_rank=rank),
+            options=BuildOptions(dtype="float32", loop=form, lora_rank=rank, guiders=guiders),
             mesh=parse_mesh(mesh),
         )
         if shipping is True:

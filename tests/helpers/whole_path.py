@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,43 @@ def guided_between(pipe: Any, start: float, end: float) -> Iterator[None]:
 
     with patch.object(type(pipe), "do_classifier_free_guidance", property(enabled)):
         yield
+
+
+@contextmanager
+def combined_by_zero_star(pipe: Any, zero_steps: int, options: Mapping[str, Any]) -> Iterator[None]:
+    """Lets diffusers' CFG-Zero* guider say the velocity of each step of UniPC, of its own passes."""
+    from diffusers import UniPCMultistepScheduler
+    from diffusers.guiders import ClassifierFreeZeroStarGuidance
+
+    outputs: list[tuple[float, Any]] = []
+    hooks = [
+        model.register_forward_hook(
+            lambda *call, scale=options[name]: outputs.append((scale, call[2][0].float()))
+        )
+        for model, name in (
+            (pipe.transformer, "guidance_scale"),
+            (pipe.transformer_2, "guidance_scale_2"),
+        )
+    ]
+    step = UniPCMultistepScheduler.step
+
+    def guided(scheduler: Any, output: Any, timestep: Any, *rest: Any, **more: Any) -> Any:
+        timesteps = scheduler.timesteps.tolist()
+        passes = [each for _, each in outputs]
+        guider = ClassifierFreeZeroStarGuidance(outputs[0][0], zero_steps, enabled=True)
+        guider.set_state(timesteps.index(float(timestep)), len(timesteps), timestep)
+        outputs.clear()
+        if len(passes) == 1:
+            assert guider._step >= zero_steps
+            return step(scheduler, output, timestep, *rest, **more)
+        return step(scheduler, guider.forward(*passes).pred, timestep, *rest, **more)
+
+    try:
+        with patch.object(UniPCMultistepScheduler, "step", guided):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)
@@ -168,7 +205,13 @@ class WholePath:
         own = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
         options = {"guidance_scale": self._scale, **case.options}
         shares = [options.pop(name, default) for name, default in GUIDED.items()]
-        with guided_between(self.reference.pipe, *shares):
+        guider, zero_steps = options.pop("guider", None), options.pop("zero_steps", 1)
+        guided = (
+            nullcontext()
+            if guider is None
+            else combined_by_zero_star(self.reference.pipe, zero_steps, options)
+        )
+        with guided, guided_between(self.reference.pipe, *shares):
             return generate(
                 self.reference,
                 media=Media(**given, **own) if given else None,

@@ -35,12 +35,18 @@ TWO_EXPERTS: Mapping[str, Case] = {
         seed=10,
         options={"guidance_scale": 4, "guidance_scale_2": 2.5, "guidance_start": 0.2, "guidance_end": 0.8},
     ),
+    "cfg-zero": Case(
+        6,
+        seed=11,
+        options={"guidance_scale": 4, "guidance_scale_2": 2.5, "guider": "cfg-zero", "guidance_end": 0.9},
+    ),
     "low-noise alone": Case(3, seed=4, options={"guidance_scale": 4, "guidance_scale_2": 2, "boundary": 1}),
     "high-noise alone": Case(3, seed=5, options={"guidance_scale": 4, "guidance_scale_2": 2, "boundary": 0}),
 }
 CALLS: Mapping[str, tuple[int, int]] = {
     "crossed": (4, 6),
     "guidance in some steps": (3, 6),
+    "cfg-zero": (4, 7),
     "low-noise alone": (0, 6),
     "high-noise alone": (6, 0),
     "no guidance": (2, 3),

@@ -46,6 +46,7 @@ class Denoiser:
         frame_mask: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
         lora: Any = None,
+        guidance_projection: jax.Array | None = None,
     ) -> dict[str, Any]:
         """Computes one step.
 
@@ -65,6 +66,7 @@ class Denoiser:
                 held frame's latents as ``first_frame`` (C, 1, h, w).
             conditioning_scale: float32 (control blocks,), for a model with control blocks.
             lora: the slots' arrays, for a transformer that has slots.
+            guidance_projection: float32 scalar, see ``guided``; None for programs without.
 
         Returns:
             The next latents and history, in the dtype of the latents.
@@ -74,7 +76,7 @@ class Denoiser:
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
         predict = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
-        return updated(guided(predict, guidance_scale), latents, history, coefficients)
+        return updated(guided(predict, guidance_scale, guidance_projection), latents, history, coefficients)
 
     def loop(
         self,
@@ -85,6 +87,7 @@ class Denoiser:
         first: jax.Array,
         last: jax.Array,
         guidance_scales: jax.Array | None = None,
+        guidance_projections: jax.Array | None = None,
         **constant: Any,
     ) -> dict[str, Any]:
         """Computes the steps [first, last) of a table; arguments and result as for ``step``.
@@ -97,6 +100,7 @@ class Denoiser:
             first: int32 scalar.
             last: int32 scalar, at most N.
             guidance_scales: float32 (N,); None for no guidance.
+            guidance_projections: float32 (N,); None for programs without.
             constant: the other arguments of ``step``, the same in every step.
         """
 
@@ -107,7 +111,10 @@ class Denoiser:
                 coefficients=coefficients[index],
                 timestep=timesteps[index],
                 guidance_scale=None if guidance_scales is None else guidance_scales[index],
+                guidance_projection=None if projections is None else projections[index],
             )
+
+        projections = guidance_projections
 
         start: dict[str, Any] = {"latents": latents, "history": dict(history)}
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
@@ -123,7 +130,11 @@ def passes(guidance_scale: jax.Array | None) -> jax.Array | int:
     return 1 if guidance_scale is None else jnp.where(guidance_scale == 1, 1, 2)
 
 
-def guided(predict: Callable[[jax.Array | int | None], jax.Array], scale: jax.Array | None) -> jax.Array:
+def guided(
+    predict: Callable[[jax.Array | int | None], jax.Array],
+    scale: jax.Array | None,
+    projection: jax.Array | None = None,
+) -> jax.Array:
     """Returns a step's velocity: unconditional + scale x (conditional - unconditional).
 
     It is a loop of one turn or two: at a scale of 1, only the conditional pass is made. Where halves of a
@@ -133,22 +144,32 @@ def guided(predict: Callable[[jax.Array | int | None], jax.Array], scale: jax.Ar
         predict: returns the velocity of a prompt's number, float32 (B, C, T, h, w); of None, those of the
             doubled batch.
         scale: float32 scalar; None for no guidance.
+        projection: float32 scalar; where it is not 0, each video's unconditional velocity is replaced by the
+            conditional one's projection on it (CFG-Zero*, arXiv 2503.18886); None for never.
     """
     if scale is None:
         return predict(None)
     if at_once(scale):
         conditional, unconditional = jnp.split(predict(None), 2)
-        return _combined(conditional, unconditional, scale)
+        return _combined(conditional, unconditional, scale, projection)
 
     def one(prompt: jax.Array, velocity: jax.Array) -> jax.Array:
         found = predict(prompt)
-        return jnp.where(prompt == 0, found, _combined(velocity, found, scale))
+        return jnp.where(prompt == 0, found, _combined(velocity, found, scale, projection))
 
     shape = jax.eval_shape(predict, 0).shape
     return jax.lax.fori_loop(0, passes(scale), one, jnp.zeros(shape, jnp.float32))
 
 
-def _combined(conditional: jax.Array, unconditional: jax.Array, scale: jax.Array) -> jax.Array:
+def _combined(
+    conditional: jax.Array, unconditional: jax.Array, scale: jax.Array, projection: jax.Array | None
+) -> jax.Array:
+    if projection is not None:
+        axes = tuple(range(1, conditional.ndim))
+        product, square = (
+            jnp.sum(one * unconditional, axes, keepdims=True) for one in (conditional, unconditional)
+        )
+        unconditional = jnp.where(projection == 0, 1, product / (square + 1e-8)) * unconditional
     both = unconditional + scale * (conditional - unconditional)
     return jnp.where(scale == 1, conditional, both)
 

@@ -18,6 +18,7 @@ from wanbuild.models.transformer import WanTransformer
 from wanbuild.programs.denoiser import Denoiser
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
+from wanrun.artifact.guiders import inputs_of
 from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.denoising.steps import TABLES
 from wanrun.errors import UsageError
@@ -138,7 +139,9 @@ def row_of(parts: Parts) -> dict[str, Any]:
     """Returns the abstract arguments that are a step's own."""
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     row = {"coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32), "timestep": scalar}
-    return {**row, "guidance_scale": scalar} if parts.shape.guidance else row
+    if not parts.shape.guidance:
+        return row
+    return {**row, "guidance_scale": scalar, **dict.fromkeys(inputs_of(parts.options.guiders), scalar)}
 
 
 def _rows_of(parts: Parts, form: str) -> dict[str, Any]:

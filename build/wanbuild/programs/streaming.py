@@ -190,6 +190,7 @@ def leave(parts: Parts) -> ProgramSpec:
         history: Any,
         coefficients: jax.Array,
         guidance_scale: jax.Array | None = None,
+        guidance_projection: jax.Array | None = None,
         lora: Any = None,
     ) -> dict[str, Any]:
         model = bind(module, with_slots(outside, lora), module.stacks)
@@ -198,14 +199,13 @@ def leave(parts: Parts) -> ProgramSpec:
             own = jax.tree.map(lambda x: at(x, 0 if prompt is None else prompt)[0], carry)
             return model.end(own, embedding, parts.latent_shape)  # type: ignore[no-any-return]
 
-        return updated(guided(predict, guidance_scale), latents, history, coefficients)
+        return updated(guided(predict, guidance_scale, guidance_projection), latents, history, coefficients)
 
     arguments = {
         **_outside(parts),
         "carry": begun["carry"],
         "embedding": begun["embedding"],
         **state,
-        "coefficients": row_of(parts)["coefficients"],
-        **_scale_of(parts),
+        **{name: one for name, one in row_of(parts).items() if name != "timestep"},
     }
     return parts.spec(stream_leave, arguments, donate=tuple(state))

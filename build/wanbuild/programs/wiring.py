@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.layout import BITS, ArrayLayout
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
@@ -242,7 +243,8 @@ class _Wiring:
     def _calls(self, form: Form) -> dict[str, Any]:
         """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""
         row: dict[str, tuple[int, ...]] = {"coefficients": (len(COLUMNS),), "timestep": ()}
-        row |= {"guidance_scale": ()} if self._profile.guidance else {}
+        if self._profile.guidance:
+            row |= dict.fromkeys(("guidance_scale", *inputs_of(self._options.guiders)), ())
         if form.looped:
             most = self._options.max_steps
             tables = {TABLES[name]: aval_text("float32", most, *sizes) for name, sizes in row.items()}

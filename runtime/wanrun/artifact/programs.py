@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import force_setattr
 
+from wanrun.artifact.guiders import GuiderName
 from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
 from wanrun.artifact.roles import ROLES, FormName, RoleName, forms_of
@@ -121,6 +122,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         vae_weights_dtype: storage dtype of the VAE.
         image_weights_dtype: storage dtype of the image encoder; None for a model without one.
         lora_rank: rank of the slots beside the transformer's weights; 0 for none, a manifest leaves 0 out.
+        guiders: those beside ``cfg`` that steps can use; a manifest leaves an empty list out.
     """
 
     dtype: Dtype
@@ -136,6 +138,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     image_weights_dtype: Dtype | None = None
     vae_precision: Precision = "highest"
     lora_rank: NotNegative = 0
+    guiders: tuple[GuiderName, ...] = ()
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -186,6 +189,7 @@ class Profile(Record, frozen=True):
         options += " --guidance" if self.guidance else " --no-guidance"
         options += f" --num-videos {self.num_videos}" if self.num_videos > 1 else ""
         options += f" --lora-rank {self.options.lora_rank}" if self.options.lora_rank else ""
+        options += "".join(f" --guider {name}" for name in self.options.guiders)
         return options + (f" --reference-images {self.num_references}" if self.num_references else "")
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 __all__ = ["GUIDED", "TABLES", "ExpertRange"]
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.guiders import GUIDERS, inputs_of
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
@@ -27,7 +28,12 @@ GUIDED: Mapping[str, float] = MappingProxyType({"guidance_start": 0.0, "guidance
 """The options of the steps that have guidance, with what they are where none is given."""
 
 TABLES: Mapping[str, str] = MappingProxyType(
-    {"coefficients": "coefficients", "timestep": "timesteps", "guidance_scale": "guidance_scales"}
+    {
+        "coefficients": "coefficients",
+        "timestep": "timesteps",
+        "guidance_scale": "guidance_scales",
+        "guidance_projection": "guidance_projections",
+    }
 )
 """What is a step's own, as the program of a step takes it, and its table in that of several steps."""
 
@@ -41,17 +47,21 @@ class ExpertRange:
         first: number of its first step.
         last: one past the last one.
         guidance_scales: of each of them; 1: the step makes one pass, without the negative prompt.
+        guider: combines the two passes of the others.
     """
 
     transformer: str
     first: int
     last: int
     guidance_scales: tuple[float, ...]
+    guider: str = "cfg"
 
     @classmethod
-    def alike(cls, transformer: str, first: int, last: int, guidance_scale: float) -> ExpertRange:
+    def alike(
+        cls, transformer: str, first: int, last: int, guidance_scale: float, guider: str = "cfg"
+    ) -> ExpertRange:
         """Returns steps that all have one scale."""
-        return cls(transformer, first, last, (guidance_scale,) * (last - first))
+        return cls(transformer, first, last, (guidance_scale,) * (last - first), guider)
 
     @property
     def guided(self) -> int:
@@ -76,14 +86,16 @@ def expert_ranges(
         table: the solver's table, with decreasing timesteps.
         names: the transformers, the high-noise one first.
         options: ``guidance_scale``; with two transformers also ``guidance_scale_2``, of the low-noise expert,
-            and ``boundary``; ``GUIDED``, where not all steps have guidance.
+            and ``boundary``; ``GUIDED``, where not all steps have guidance; ``guider`` and ``zero_steps``,
+            where it is another than ``cfg``.
     """
     total = len(table.timesteps)
-    guided = range(*guided_steps(options, total))
+    start, end = guided_steps(options, total)
+    guided = range(max(start, options.get("zero_steps", 0)), end)
 
     def part(name: str, first: int, last: int, scale: str) -> ExpertRange:
         scales = tuple(options[scale] if index in guided else 1.0 for index in range(first, last))
-        return ExpertRange(name, first, last, scales)
+        return ExpertRange(name, first, last, scales, options.get("guider", "cfg"))
 
     if len(names) == 1:
         return (part(names[0], 0, total, "guidance_scale"),)
@@ -121,7 +133,16 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
     fitted = None if (given := options.get("coefficients")) is None else tuple(map(tuple, given))
     table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted)
+    if zero_steps := options.get("zero_steps", 0):
+        table = _without_velocity(table, zero_steps)
     return table, expert_ranges(table, transformers(manifest), options, num_train_timesteps)
+
+
+def _without_velocity(table: SolverTable, steps: int) -> SolverTable:
+    """Returns a table whose first steps take the velocity for 0: their prediction is the latents."""
+    coefficients = table.coefficients.copy()
+    coefficients[:steps, COLUMNS.index("sigma")] = 0
+    return replace(table, coefficients=coefficients)
 
 
 def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[float] | None:
@@ -263,28 +284,33 @@ class Call:
     noise: float | None = None
 
 
-def step_calls(table: SolverTable, steps: ExpertRange, guidance: bool) -> Iterator[Call]:
+def step_calls(
+    table: SolverTable, steps: ExpertRange, guidance: bool, guiders: tuple[str, ...] = ()
+) -> Iterator[Call]:
     """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
     Args:
         table: timesteps and coefficients.
         steps: the range of steps.
         guidance: whether the program takes scales.
+        guiders: those that it was built for.
     """
-    rows = _rows(table, steps, guidance)
+    rows = _rows(table, steps, guidance, guiders)
     for index in range(steps.first, steps.last):
         arguments = {name: column[index] for name, column in rows.items()}
         yield Call(arguments, index, index + 1, _noise_after(table, index))
 
 
-def scan_calls(table: SolverTable, steps: ExpertRange, max_steps: int, guidance: bool) -> Iterator[Call]:
+def scan_calls(
+    table: SolverTable, steps: ExpertRange, max_steps: int, guidance: bool, guiders: tuple[str, ...] = ()
+) -> Iterator[Call]:
     """Yields one call for all steps, or one per step of a solver that adds noise after each.
 
     Args:
-        table, steps, guidance: as of ``step_calls``.
+        table, steps, guidance, guiders: as of ``step_calls``.
         max_steps: rows in the program's tables.
     """
-    columns = _rows(table, steps, guidance)
+    columns = _rows(table, steps, guidance, guiders)
     rows = {TABLES[name]: _padded(column, max_steps) for name, column in columns.items()}
     length = 1 if table.noise.any() else steps.last - steps.first
     for first in range(steps.first, steps.last, length):
@@ -293,14 +319,20 @@ def scan_calls(table: SolverTable, steps: ExpertRange, max_steps: int, guidance:
         yield Call(arguments, first, last, _noise_after(table, last - 1))
 
 
-def _rows(table: SolverTable, steps: ExpertRange, guidance: bool) -> dict[str, np.ndarray]:
+def _rows(
+    table: SolverTable, steps: ExpertRange, guidance: bool, guiders: tuple[str, ...]
+) -> dict[str, np.ndarray]:
     """Returns what each step has of its own, with a row for each; scales of other experts are not read."""
     rows = {"coefficients": table.coefficients, "timestep": table.timesteps}
     if not guidance:
         return rows
     scales = np.ones(len(table.timesteps), np.float32)
     scales[steps.first : steps.last] = steps.guidance_scales
-    return {**rows, "guidance_scale": scales}
+    chosen = {
+        name: np.full(len(scales), name == GUIDERS[steps.guider].input, np.float32)
+        for name in inputs_of(guiders)
+    }
+    return {**rows, "guidance_scale": scales, **chosen}
 
 
 def _noise_after(table: SolverTable, index: int) -> float | None:

@@ -171,10 +171,11 @@ class Sampler:
                 (name,) = self.programs.with_role(role)
                 makers[role] = self.programs.of_expert(name, steps.transformer, run.loras)
         constant = {} if run.form.streams else constant
+        options, guidance = self.profile.options, self.profile.guidance
         if run.form.looped:
-            calls = scan_calls(run.table, steps, self.profile.options.max_steps, self.profile.guidance)
+            calls = scan_calls(run.table, steps, options.max_steps, guidance, options.guiders)
         else:
-            calls = step_calls(run.table, steps, self.profile.guidance)
+            calls = step_calls(run.table, steps, guidance, options.guiders)
         if run.form.looped or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)

@@ -44,6 +44,7 @@ class _Range(Struct, frozen=True):
     first: int
     last: int
     guidance_scales: tuple[float, ...]
+    guider: str = "cfg"
 
 
 class _File(Struct, frozen=True):

@@ -69,6 +69,8 @@ class Options(TypedDict, total=False):
     guidance_scale_2: float | None
     guidance_start: float | None
     guidance_end: float | None
+    guider: Literal["cfg", "cfg-zero"] | None
+    zero_steps: int | None
     boundary: float | None
     boundary_ratio: float | None
     steps_high: int | None

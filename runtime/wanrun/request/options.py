@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from wanrun.artifact.guiders import BUILT, GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
@@ -33,6 +34,8 @@ MAX_SCHEDULE_BYTES = 2**20
 
 SPLIT = ("steps_high", "steps_low")
 """The options by which a request says the steps of each expert."""
+
+_GUIDERS = ("guider", "zero_steps")
 
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
@@ -83,8 +86,8 @@ def _misfits(chosen: Schedule, request: Request, manifest: Manifest) -> Iterator
                 yield f"it was made without {field(option)}"
             else:
                 yield f"it was made for {field(option)} {made_for:g}, not {given:g}"
-    for option, all_steps in GUIDED.items():
-        if getattr(request, option) not in (None, all_steps):
+    for option, default in {**GUIDED, "guider": "cfg"}.items():
+        if getattr(request, option) not in (None, default):
             yield f"it was made without {field(option)}"
 
 
@@ -200,6 +203,41 @@ def _check_guidance(profile: Profile, scale: float | None) -> None:
         )
 
 
+def _guided_by(options: Mapping[str, Any], profile: Profile, guidance: bool) -> dict[str, Any]:
+    """Returns the guider and its steps without velocity, if it is another than the default one."""
+    name, zero_steps = options["guider"], options["zero_steps"]
+    guider = GUIDERS[name or next(iter(GUIDERS))]
+    if guider.input is None and zero_steps is not None:
+        raise UsageError(
+            f"{field('zero_steps')} has no effect with {field('guider')} {guider.name}",
+            remedy=f"leave it out, or pass {field('guider')} {BUILT[0]}",
+        )
+    if guider.input is None:
+        return {}
+    if not guidance:
+        raise UsageError(
+            f"{field('guider')} {guider.name} has no effect: guidance is off",
+            expected=f"{field('guidance_scale')} above 1 and a profile with guidance",
+            remedy=f"raise {field('guidance_scale')}, or leave {field('guider')} out",
+        )
+    if guider.name not in profile.options.guiders:
+        built = structs.replace(profile.options, guiders=(*profile.options.guiders, guider.name))
+        more = structs.replace(profile, options=built)
+        raise ArtifactError(
+            f"profile {profile.name} is not built for {field('guider')} {guider.name}",
+            remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
+        )
+    zero_steps = guider.zero_steps if zero_steps is None else zero_steps
+    if zero_steps >= options["num_steps"] and zero_steps:
+        raise UsageError(
+            f"{field('zero_steps')} leaves no step with a velocity",
+            expected=f"less than {options['num_steps']}",
+            found=zero_steps,
+            remedy="give a smaller number",
+        )
+    return {"guider": guider.name, "zero_steps": zero_steps}
+
+
 def _check_guided_steps(options: Mapping[str, Any]) -> None:
     """Raises UsageError if no step has guidance between the shares that are given."""
     first, last = guided_steps(options, options["num_steps"])
@@ -297,6 +335,8 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
+    guided_by = _guided_by(options, profile, guidance)
+    options = {name: value for name, value in options.items() if name not in _GUIDERS} | guided_by
     if options.get("steps_high") is None:
         options = {name: value for name, value in options.items() if name not in SPLIT}
     else:

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from wanrun.artifact.guiders import GuiderName
 from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.artifact.roles import DecoderName, FormName
@@ -37,6 +38,7 @@ TWO_EXPERTS = "two experts"
 Text = Annotated[str, Meta(max_length=100_000)]
 """Of which the model reads 512 tokens; splitting five million characters into tokens takes gigabytes."""
 Steps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
+FewSteps = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 Seed = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 """The bound above does not fit msgspec's: ``wanrun.denoising.noise`` checks it."""
 Scale = Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
@@ -141,6 +143,18 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     guidance_end: Annotated[
         Share | None, option("Share of the steps after which none has guidance.", default="1")
+    ] = None
+    guider: Annotated[
+        GuiderName | None,
+        option(
+            "How a step's passes are combined; cfg-zero (CFG-Zero*) needs a profile built with --guider.",
+            page="How a step's passes are combined, of those that the model is built for.",
+            default="cfg",
+        ),
+    ] = None
+    zero_steps: Annotated[
+        FewSteps | None,
+        option("First steps without velocity, of --guider cfg-zero.", default="1"),
     ] = None
     boundary: Annotated[
         Share | None,

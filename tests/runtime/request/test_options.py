@@ -68,6 +68,7 @@ def test_every_option_of_a_model_is_resolved() -> None:
     everywhere = {row.name for row in rows() if not row.models}
     others = {"profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
     others |= {"decoder"}
+    others |= {"guider", "zero_steps"}  # where it is another guider than cfg
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}
 
 
