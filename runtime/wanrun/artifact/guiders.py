@@ -5,6 +5,8 @@ A program has the input that a guider needs if it was built for it; all programs
 
 from __future__ import annotations
 
+__all__ = ["BUILT", "inputs_of"]
+
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
