@@ -222,6 +222,13 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
     ] = "float32"
     vae_decode_chunk: Annotated[Count, option("Latent frames decoded at a time.", commands=_PLANNED)] = 1
     vae_encode_chunk: Annotated[Count, option("Latent frames encoded at a time.", commands=_PLANNED)] = 1
+    vae_tile: Annotated[
+        NotNegative,
+        option(
+            "Side in pixels of the tiles that the VAE works in, blended as diffusers does; 0 for none.",
+            commands=_PLANNED,
+        ),
+    ] = 0
     loop: Annotated[
         str,
         option(
@@ -259,7 +266,12 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{field('max_steps')} is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
             )
-        for name, least in {"vae_decode_chunk": 1, "vae_encode_chunk": 1, "lora_rank": 0}.items():
+        for name, least in {
+            "vae_decode_chunk": 1,
+            "vae_encode_chunk": 1,
+            "vae_tile": 0,
+            "lora_rank": 0,
+        }.items():
             if not least <= (found := getattr(self, name)) <= MAX_SIZE:
                 raise UsageError(
                     f"{field(name)} is out of range", expected=f"{least} to {MAX_SIZE}", found=found

@@ -236,6 +236,7 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
         "scheduler_dtype": "bfloat16",
         "vae_decode_chunk": 2,
         "vae_encode_chunk": 3,
+        "vae_tile": 64,
         "loop": "scan",
         "max_steps": 7,
         "lora_rank": 32,

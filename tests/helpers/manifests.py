@@ -206,7 +206,14 @@ def without_profiles(manifest: Manifest) -> Manifest:
 def full_manifest() -> Manifest:
     """A manifest of one artifact that there is not, in which no field of any record is empty or None."""
     profile = Profile(
-        96, 64, 9, 1, True, 0, built_with(image_weights_dtype="bfloat16", lora_rank=32), num_references=2
+        96,
+        64,
+        9,
+        1,
+        True,
+        0,
+        built_with(image_weights_dtype="bfloat16", lora_rank=32, vae_tile=256),
+        num_references=2,
     )
     program = plain_program(
         file="programs/p",

@@ -16,6 +16,7 @@ convolution.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, cast
@@ -28,6 +29,8 @@ from jax import lax
 from wanbuild.models.columns import Columns
 from wanbuild.models.convolution import Algorithm
 from wanbuild.models.layers import Linear
+from wanbuild.models.pieces import by_pieces
+from wanbuild.models.tiles import Tile, Tiles
 from wanbuild.models.vae_blocks import (
     CausalConv3d,
     ChannelNorm,
@@ -134,6 +137,7 @@ class WanVAE(nnx.Module):
         alike: bool = False,
         finish: Callable[[jax.Array], jax.Array] | None = None,
         keep_last: int = 0,
+        tile: int = 0,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Decodes latents to a video.
 
@@ -147,6 +151,7 @@ class WanVAE(nnx.Module):
                 frame by frame. Converting to uint8 here avoids holding a whole video in float32.
             keep_last: the number of last frames to return unfinished too; only these are kept in float32 from
                 piece to piece.
+            tile: pixels of the side of tiles, a multiple of ``TILE_UNIT`` s; 0 for none. Not on a mesh.
 
         Returns:
             (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish converts it; with keep_last also
@@ -157,10 +162,7 @@ class WanVAE(nnx.Module):
             z, real = x
             caches, last = state or (None, None)
             stream = Stream(caches, algorithm, columns, padded)
-            y = self.decoder(self.post_quant_conv(z), stream)
-            if self.patch_size is not None:
-                y = unpatchify(y, self.patch_size)
-            y = jnp.clip(y.astype(jnp.float32), -1.0, 1.0)
+            y = self._pixels(self.decoder(self.post_quant_conv(z), stream))
             if keep_last:
                 last = jnp.zeros_like(y, shape=(len(y), keep_last, *y.shape[2:])) if last is None else last
                 y = stream.real(y)
@@ -175,13 +177,48 @@ class WanVAE(nnx.Module):
             # Zero for frames that only fill a piece: they are not part of the video.
             real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
             rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
-            video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames, alike)
+            video, (_, last) = by_pieces(piece, (latents, real), chunk, rest_frames, alike)
             return (video, last) if keep_last else video
 
+        height, width = latents.shape[-2:]
+        if (tiles := Tiles.of(height, width, tile // self.spatial)) is not None:
+            run = functools.partial(self._decode_tile, chunk=chunk, algorithm=algorithm, alike=alike)
+            moved = jnp.moveaxis(latents, 1, -1).astype(dtype)
+            made = tiles.joined(lambda tile: run(moved, tile), lambda y: self._kept(y, finish, keep_last))
+            return made if keep_last else made[0]  # type: ignore[no-any-return]
         columns = Columns.of(latents.shape[-1])
         if columns is None:
             return decode(latents)  # type: ignore[no-any-return]
         return columns.run(decode, latents, self.spatial)  # type: ignore[no-any-return]
+
+    def _pixels(self, y: jax.Array) -> jax.Array:
+        """Returns the decoder's result as pixels, float32 in [-1, 1]."""
+        y = y if self.patch_size is None else unpatchify(y, self.patch_size)
+        return jnp.clip(y.astype(jnp.float32), -1.0, 1.0)
+
+    def _kept(
+        self, y: jax.Array, finish: Callable[[jax.Array], jax.Array] | None, keep_last: int
+    ) -> tuple[jax.Array, ...]:
+        """Returns the finished frames of the decoder's result, and the last ones unfinished."""
+        y = self._pixels(y)
+        video = finish(y) if finish else y
+        if not keep_last:
+            return (video,)
+        y = jnp.pad(y, ((0, 0), (max(0, keep_last - y.shape[1]), 0), *((0, 0),) * 3))
+        return video, y[:, -keep_last:]
+
+    def _decode_tile(
+        self, latents: jax.Array, tile: Tile, chunk: int, algorithm: Algorithm, alike: bool
+    ) -> jax.Array:
+        """Returns the decoder's result for a tile of latents (B, t, h, w, z), float32."""
+
+        def piece(z: jax.Array, caches: Any, padded: jax.Array | None = None) -> tuple[jax.Array, Any]:
+            stream = Stream(caches, algorithm, None, padded, tile)
+            y = self.decoder(self.post_quant_conv(z), stream)
+            return y.astype(jnp.float32), tuple(stream.caches)
+
+        rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
+        return by_pieces(piece, tile.take(latents), chunk, rest_frames, alike)[0]
 
     def encode(
         self,
@@ -193,6 +230,7 @@ class WanVAE(nnx.Module):
         alike: bool = False,
         start: Callable[[Any], jax.Array] | None = None,
         only_first: jax.Array | None = None,
+        tile: int = 0,
     ) -> tuple[jax.Array, jax.Array]:
         """Encodes a video to the moments of its latents, not normalised.
 
@@ -207,6 +245,8 @@ class WanVAE(nnx.Module):
                 must work frame by frame. The last piece may be filled with frames of zeros.
             only_first: bool scalar; if true, only the first frame is encoded and the rest of the result is
                 meaningless, so images and videos share one program.
+            tile: the side of tiles; 0 for none. Not on a mesh. It counts what the encoder is given: pixels,
+                or patches of them, as diffusers does.
 
         Returns:
             mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / s, W / s)
@@ -221,144 +261,27 @@ class WanVAE(nnx.Module):
                 f"a video to encode has 4n+1 frames and multiples of {self.spatial} pixels, not {(T, H, W)}"
             )
 
-        def piece(x: Any, caches: Any, padded: jax.Array | None = None) -> tuple[jax.Array, Any]:
-            stream = Stream(caches, algorithm, columns, padded)
+        def piece(
+            x: Any, caches: Any, padded: jax.Array | None = None, part: Tile | None = None
+        ) -> tuple[jax.Array, Any]:
+            stream = Stream(caches, algorithm, columns, padded, part)
             x = start(x) if start else x
+            x = x if part is None else part.take(x)
             x = (x if columns is None else columns.take(x)).astype(dtype)
             y = self.encoder(x if self.patch_size is None else patchify(x, self.patch_size), stream)
             return self.quant_conv(y, jnp.float32), tuple(stream.caches)
 
         rest = (T - 1) // FRAMES_PER_LATENT
 
-        def encode(video: Any) -> jax.Array:
-            return _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, alike, only_first)[0]
+        def encode(video: Any, part: Tile | None = None) -> jax.Array:
+            run = piece if part is None else functools.partial(piece, part=part)
+            return by_pieces(run, video, chunk * FRAMES_PER_LATENT, rest, alike, only_first)[0]
 
         columns = Columns.of(W // self.spatial)
-        moments = encode(video) if columns is None else columns.run(encode, video, 1)
+        side = tile * (self.patch_size or 1) // self.spatial
+        if (tiles := Tiles.of(H // self.spatial, W // self.spatial, side)) is not None:
+            moments = tiles.joined(lambda part: encode(video, part))
+        else:
+            moments = encode(video) if columns is None else columns.run(encode, video, 1)
         mean, logvar = jnp.split(jnp.moveaxis(moments, -1, 1), 2, axis=1)
         return mean, jnp.clip(logvar, -30.0, 20.0)
-
-
-def _by_pieces(
-    piece: Callable[..., tuple[jax.Array, Any]],
-    x: Any,
-    size: int,
-    rest_out: int,
-    alike: bool,
-    only_first: jax.Array | None = None,
-) -> tuple[jax.Array, Any]:
-    """Runs the first frame, then the rest in equal pieces, and joins the results along time.
-
-    Args:
-        piece: maps a piece (B, n, ...), the state (None before the first frame) and, with ``alike``, whether
-            it is the first one, to its result and state.
-        x: a pytree of arrays (B, 1 + T, ...).
-        size: most frames per piece (a multiple of four for video frames).
-        rest_out: output frames of the T frames after the first.
-        alike: whether the first frame is the end of a piece of the same length.
-        only_first: bool scalar; if true, the rest is not run and its result is zeros.
-
-    Returns:
-        The result, and the state after the last piece.
-
-    Raises:
-        ValueError: if size is less than one.
-    """
-    if size < 1:
-        raise ValueError(f"a piece of {size} frames")
-    T = jax.tree.leaves(x)[0].shape[1] - 1
-    if T == 0:
-        return piece(x, None)
-    # As many pieces as the size requires, but of equal length: 20 frames by 16 are two pieces of 10.
-    unit = max(1, T // rest_out)
-    count = -(-T // size)
-    size = -(-T // (count * unit)) * unit
-    run = _run_alike if alike else _run_apart
-    return run(piece, x, count, size, rest_out, only_first)
-
-
-def _cut(leaf: jax.Array, count: int, size: int, before: int = 0) -> jax.Array:
-    """Returns pieces (count, B, size, ...) of (B, T, ...), with ``before`` frames of zeros in front."""
-    after = count * size - leaf.shape[1] - before
-    leaf = jnp.pad(leaf, ((0, 0), (before, after), *((0, 0),) * (leaf.ndim - 2)))
-    return jnp.moveaxis(leaf.reshape(len(leaf), count, size, *leaf.shape[2:]), 1, 0)
-
-
-def _run_apart(
-    piece: Callable[..., tuple[jax.Array, Any]],
-    x: Any,
-    count: int,
-    size: int,
-    rest_out: int,
-    only_first: jax.Array | None,
-) -> tuple[jax.Array, Any]:
-    """Runs the first frame as one piece, and the rest as ``count`` pieces of ``size``; see ``_by_pieces``."""
-    y, state = piece(jax.tree.map(lambda leaf: leaf[:, :1], x), None)
-    rest = jax.tree.map(lambda leaf: leaf[:, 1:], x)
-
-    def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
-        y, state = piece(x, state)
-        return state, y
-
-    if count == 1 and only_first is None:
-        outputs, state = piece(rest, state)
-        return jnp.concatenate([y, outputs], 1), state
-    pieces = jax.tree.map(lambda leaf: _cut(leaf, count, size), rest)
-    steps = None if only_first is None else jnp.where(only_first, 0, count)
-    state, outputs = _scan(step, state, pieces, steps)
-    return jnp.concatenate([y, outputs[:, :rest_out]], 1), state
-
-
-def _run_alike(
-    piece: Callable[..., tuple[jax.Array, Any]],
-    x: Any,
-    count: int,
-    size: int,
-    rest_out: int,
-    only_first: jax.Array | None,
-) -> tuple[jax.Array, Any]:
-    """Runs all in pieces of ``size``, of which the first ends with the first frame; see ``_by_pieces``."""
-    pieces = jax.tree.map(lambda leaf: _cut(leaf, count + 1, size, size - 1), x)
-    first = jax.tree.map(lambda leaf: leaf[0], pieces)
-    made = jax.eval_shape(lambda x: piece(x, None, jnp.bool_(True))[1], first)
-    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), made)
-
-    def step(state: Any, x: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        y, state = piece(x[0], state, x[1])
-        return state, y
-
-    steps = None if only_first is None else jnp.where(only_first, 1, count + 1)
-    state, outputs = _scan(step, state, (pieces, jnp.arange(count + 1) == 0), steps)
-    before = outputs.shape[1] // (count + 1) - 1
-    return outputs[:, before : before + 1 + rest_out], state
-
-
-def _scan(
-    step: Callable[[Any, Any], tuple[Any, jax.Array]], state: Any, pieces: Any, steps: jax.Array | None
-) -> tuple[Any, jax.Array]:
-    """Runs ``lax.scan`` over the pieces, or the first ``steps`` of them; joins the results along time."""
-    if steps is None:
-        state, outputs = lax.scan(step, state, pieces)
-    else:
-        # A branch around the scan would make XLA copy the large state.
-        state, outputs = _scan_some(step, state, pieces, steps)
-    outputs = jnp.moveaxis(outputs, 0, 1)
-    return state, outputs.reshape(len(outputs), -1, *outputs.shape[3:])
-
-
-def _scan_some(
-    step: Callable[[Any, Any], tuple[Any, jax.Array]], state: Any, pieces: Any, steps: jax.Array
-) -> tuple[Any, jax.Array]:
-    """Runs ``lax.scan`` over the first ``steps`` pieces; the results of the others are zeros."""
-
-    def at(index: jax.Array | int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[index], pieces)
-
-    def body(index: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        state, outputs = carry
-        state, y = step(state, at(index))
-        return state, lax.dynamic_update_index_in_dim(outputs, y, index, 0)
-
-    count = len(jax.tree.leaves(pieces)[0])
-    y = jax.eval_shape(step, state, at(0))[1]
-    return lax.fori_loop(0, steps, body, (state, jnp.zeros((count, *y.shape), y.dtype)))  # type: ignore[no-any-return]

@@ -24,6 +24,7 @@ from wanbuild.models import convolution
 from wanbuild.models.columns import Columns
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param
+from wanbuild.models.tiles import Tile
 
 _SCORE_BYTES = 64 << 20
 """Limit on attention scores held at once: 720p has 14 400 tokens per frame, 0.8 GB of scores."""
@@ -40,6 +41,7 @@ class Stream:
         columns: this device's columns of the video; None if one device has them all.
         padded: bool scalar, true in a first piece that ends with the first frame and has the length of all
             others: the frames before it are no part of the video. None if the first piece is one frame.
+        tile: the part of the video that it is of; None for all of it.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Stream:
         algorithm: convolution.Algorithm,
         columns: Columns | None = None,
         padded: jax.Array | None = None,
+        tile: Tile | None = None,
     ) -> None:
         self.first = caches is None and padded is None
-        self.algorithm, self.columns, self.padded = algorithm, columns, padded
+        self.algorithm, self.columns, self.padded, self.tile = algorithm, columns, padded, tile
         self.caches: list[jax.Array] = []
         self._previous = iter(caches or ())
 
@@ -98,7 +101,7 @@ class Stream:
         weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
         def apply(x: jax.Array, state: Any, caches: Any) -> tuple[jax.Array, Any]:
-            stream = Stream(caches, self.algorithm, self.columns, self.padded)
+            stream = Stream(caches, self.algorithm, self.columns, self.padded, self.tile)
             y = nnx.merge(graph, state)(x, stream)
             return y, tuple(stream.caches)
 
@@ -132,7 +135,8 @@ class Stream:
         return rest if self.padded is None else jnp.where(self.padded, first, rest)
 
     def beside(self, x: jax.Array, before: int = 1, after: int = 1) -> jax.Array:
-        """Returns x with columns of the neighbours, if devices share the columns."""
+        """Returns x with zeros outside of the video, and columns of neighbours if devices share them."""
+        x = x if self.tile is None else self.tile.masked(x)
         return x if self.columns is None else self.columns.beside(x, before, after)
 
     def own(self, y: jax.Array, others: int = 1) -> jax.Array:
@@ -253,7 +257,9 @@ class AttentionBlock(nnx.Module):
             y = self._to_all(qkv, stream.columns)
         else:
             frames = qkv.reshape(B * T, H * W, 3 * C)
-            y = lax.map(lambda frame: _attend(*jnp.split(frame, 3, axis=-1)), frames)
+            inside = None if stream.tile is None else stream.tile.inside(H, W)
+            mask = None if inside is None else inside.reshape(-1)
+            y = lax.map(lambda frame: _attend(*jnp.split(frame, 3, axis=-1), mask=mask), frames)
         return x + self.proj(y.reshape(x.shape))
 
     def _to_all(self, qkv: jax.Array, columns: Columns) -> jax.Array:

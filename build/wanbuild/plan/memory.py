@@ -14,6 +14,7 @@ from typing import Any
 
 from wanbuild.models.blocks import HIDDEN_BYTES
 from wanbuild.plan.generation import Generation, Runs
+from wanbuild.programs.shape import Shape
 from wanrun import EIGHT_BITS
 from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.mesh import Sizes, num_devices
@@ -183,11 +184,24 @@ def _scales_rows(generation: Generation) -> bool:
 def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:
     config, shape, options = generation.config("vae"), generation.shape, generation.options
     chunk = options.vae_decode_chunk if decoder else options.vae_encode_chunk
-    pixels = shape.width * shape.height / (config.patch_size or 1) ** 2
+    patch, tile = config.patch_size or 1, options.vae_tile if num_devices(sizes) == 1 else 0
+    pixels, joined = shape.width * shape.height / patch**2, 0
+    # diffusers' tiles of an encoder with patches are of patches.
+    side = tile // patch if decoder else tile
+    if tile and max(shape.width, shape.height) > side * patch:
+        pixels = min(pixels, side**2)
+        joined = _joined_bytes(shape, tile) if decoder else 0
     channels = config.decoder_dim if decoder else config.base_dim
     item = 4 if options.vae_dtype == "float32" else 2
     frames = chunk * generation.manifest.model.vae_temporal
-    return VAE_COPIES * frames * pixels * channels * item / num_devices(sizes)
+    return VAE_COPIES * frames * pixels * channels * item / num_devices(sizes) + joined
+
+
+def _joined_bytes(shape: Shape, tile: int) -> int:
+    """Returns the bytes of decoded tiles: of two in float32, of the row above's ends, and of whole parts."""
+    step = tile * 3 // 4
+    width, height = (-(-side // step) * step for side in (shape.width, shape.height))
+    return 3 * shape.num_frames * (4 * (2 * tile**2 + width * (tile - step)) + width * height)
 
 
 def _tiny_bytes(generation: Generation) -> float:

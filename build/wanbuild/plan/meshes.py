@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
+from wanbuild.models.tiles import TILE
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, Need, estimated, need
 from wanbuild.plan.prediction import transfer_seconds
@@ -116,6 +117,14 @@ def _more_devices(generation: Generation, count: int) -> Iterator[str]:
             mesh = f" --mesh {mesh_text(found.sizes)}" if found.sizes else ""
             yield f"--target {chip.name}-{devices}{mesh}"
             return
+
+
+def in_tiles(generation: Generation, count: int) -> Generation | None:
+    """Returns a generation whose VAE works in tiles, if it is for one device and fits only so."""
+    if count > 1 or generation.options.vae_tile:
+        return None
+    tiled = dataclasses.replace(generation, options=structs.replace(generation.options, vae_tile=TILE))
+    return tiled if _fitting(tiled, count) is not None else None
 
 
 def _smaller(generation: Generation, count: int, sizes: Sequence[tuple[int, int]]) -> Iterator[str]:

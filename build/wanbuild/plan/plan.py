@@ -12,7 +12,7 @@ from msgspec import structs
 
 from wanbuild.options import BuildOptions, PlanRequest
 from wanbuild.plan.generation import Generation
-from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal
+from wanbuild.plan.meshes import Candidate, candidate, candidates, in_tiles, refusal
 from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shape import Shape
@@ -99,6 +99,8 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
     if mesh:
         check_mesh(mesh, generation.step.config, generation.shape, devices)
     found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
+    if not found[0].need.fits and (tiled := in_tiles(generation, devices)) is not None:
+        generation, found = tiled, candidates(tiled, devices)
     if not (found[0].need.fits or request.all_meshes):
         raise refusal(generation, devices, found[0], subject.sizes)
     others = candidates(generation, devices) if request.all_meshes else ()
@@ -132,9 +134,13 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
     except UsageError as refused:
         remedy = refused.remedy
     else:
-        if plan.chosen.need.held != "stream":
+        tile = plan.generation.options.vae_tile
+        tiles = [] if tile == profile.options.vae_tile else [f"--vae-tile {tile}, whose decoder takes less"]
+        streams = plan.chosen.need.held == "stream"
+        ways = [*tiles, *(["--loop stream, whose layers pass through the device"] if streams else [])]
+        if not ways:
             return error
-        remedy = "what fits: --loop stream, whose layers pass through the device"
+        remedy = f"what fits: {', and '.join(ways)}"
     return UsageError(error.what, expected=error.expected, found=error.found, remedy=remedy)
 
 

@@ -32,7 +32,7 @@ def table(plan: Plan) -> list[str]:
     if chosen.need.fits:
         lines += [_columns(_HEADER), *(_row(plan, call) for call in generation.calls), ""]
     totals = {
-        "memory": _memory(chosen),
+        "memory": _memory(plan),
         "video": _video(plan),
         "start": _start(plan),
         "download": f"{gigabytes(weights_bytes(plan))} of weights",
@@ -85,11 +85,12 @@ def _meshes(others: Sequence[Candidate]) -> Iterator[str]:
         yield f"{text}{gigabytes(one.need.total):>10}  {held}"
 
 
-def _memory(chosen: Candidate) -> str:
-    need = chosen.need
+def _memory(plan: Plan) -> str:
+    need, tile = plan.chosen.need, plan.generation.options.vae_tile
+    tiles = f"; --vae-tile {tile}" if tile else ""
     return (
         f"{gigabytes(need.total)} of {gigabytes(need.limit)} that may be used on a device: "
-        f"weights {gigabytes(need.weights)}, beside them {gigabytes(need.working)}; {HELD[need.held]}"
+        f"weights {gigabytes(need.weights)}, beside them {gigabytes(need.working)}; {HELD[need.held]}{tiles}"
     )
 
 
@@ -140,6 +141,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "model": plan.subject.name,
         "variant": generation.manifest.model.variant,
         "shape": shape,
+        **({"vae_tile": tile} if (tile := generation.options.vae_tile) else {}),
         "steps": generation.steps,
         "chip": generation.chip.name,
         "devices": plan.devices,

@@ -121,6 +121,7 @@ def decode_video(parts: Parts) -> ProgramSpec:
             alike=parts.kernels.pieces_alike,
             finish=to_uint8,
             keep_last=keep,
+            tile=parts.options.vae_tile,
         )
         if not keep:
             return {"frames": decoded[0]}

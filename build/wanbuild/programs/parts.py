@@ -16,6 +16,7 @@ from wanbuild.components import kind_of
 from wanbuild.models.low_rank import abstract_slots, declare_slots
 from wanbuild.models.params import abstract_params, parameter_axes
 from wanbuild.models.partition import ROTARY
+from wanbuild.models.tiles import TILE_UNIT
 from wanbuild.options import BuildOptions
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_blocks, check_mesh, weights_placed
@@ -166,6 +167,17 @@ class Parts:
             self.configs["transformer"].grid(self.latent_shape)
         except ValueError as error:
             raise UsageError(f"{shape.width}x{shape.height} cannot be built: {error}") from None
+        self._check_tile()
+
+    def _check_tile(self) -> None:
+        """Raises UsageError for tiles that no cells of latents make, or that devices would share."""
+        tile, unit = self.options.vae_tile, TILE_UNIT * self.model.vae_spatial
+        if tile % unit:
+            raise UsageError(
+                f"{field('vae_tile')} cannot be built", expected=f"a multiple of {unit}", found=tile
+            )
+        if tile and self.mesh is not None:
+            raise UsageError("--vae-tile is for one device", remedy="leave it out: a mesh shares the columns")
 
     @property
     def leading(self) -> int:

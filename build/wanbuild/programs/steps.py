@@ -52,6 +52,7 @@ def encode_video(parts: Parts) -> ProgramSpec:
         dtype=parts.vae_dtype,
         algorithm=parts.kernels.convolution,
         alike=parts.kernels.pieces_alike,
+        tile=parts.options.vae_tile,
     )
 
     def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:

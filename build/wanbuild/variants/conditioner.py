@@ -50,6 +50,7 @@ class Conditioner(ABC):
         dtype: compute dtype of the VAE.
         algorithm: the form of the VAE's convolutions.
         alike: whether all pieces of a video are alike, the first frame too.
+        tile: the side of the VAE's tiles; 0 for none.
     """
 
     module: WanVAE
@@ -63,6 +64,7 @@ class Conditioner(ABC):
     dtype: Any = jnp.float32
     algorithm: Algorithm = "direct"
     alike: bool = False
+    tile: int = 0
 
     def __call__(self, weights: Any, **media: jax.Array) -> dict[str, Any]:
         """Runs the program.
@@ -132,6 +134,7 @@ class Conditioner(ABC):
                 alike=self.alike,
                 start=lambda piece: lax.switch(number, sources, piece),
                 only_first=only_first,
+                tile=self.tile,
             )
             # The reference multiplies by a rounded 1/std.
             return (mode[0] - mean) * (1.0 / std)

@@ -196,7 +196,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns all records; of fields that came later, those that are not empty."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         for profile in content["profiles"].values():
-            for name in ("lora_rank", "guiders"):
+            for name in ("lora_rank", "guiders", "vae_tile"):
                 if not profile["options"][name]:
                     del profile["options"][name]
         return {name: content[name] for name in content if content[name] or name not in _LATER}

@@ -115,6 +115,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         scheduler_dtype: dtype of latents and solver history between steps.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
+        vae_tile: side in pixels of the tiles that the VAE works in; 0 for none, a manifest leaves 0 out.
         loop: forms of the denoising loop: ``step``, ``scan``, ``both`` of these, ``stream``, or ``all``.
         max_steps: the most steps of the scan form.
         weights_dtype: storage dtype of the transformer.
@@ -139,6 +140,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     vae_precision: Precision = "highest"
     lora_rank: NotNegative = 0
     guiders: tuple[GuiderName, ...] = ()
+    vae_tile: NotNegative = 0
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -190,6 +192,7 @@ class Profile(Record, frozen=True):
         options += f" --num-videos {self.num_videos}" if self.num_videos > 1 else ""
         options += f" --lora-rank {self.options.lora_rank}" if self.options.lora_rank else ""
         options += "".join(f" --guider {name}" for name in self.options.guiders)
+        options += f" --vae-tile {self.options.vae_tile}" if self.options.vae_tile else ""
         return options + (f" --reference-images {self.num_references}" if self.num_references else "")
 
 

@@ -56,6 +56,8 @@ def test_what_fits_instead(tmp_path: Path) -> None:
     assert "denoise_step does not fit the memory of target rtx4090; expected at most 25.77 GB" in str(error)
     assert "found 60.00 GB, 34.23 GB too much; what fits: --loop stream, whose layers pass" in str(error)
     error = fitting_instead(tmp_path, too_large("rtx4080", Shape(1280, 720, 81, 1, True), tmp_path))
+    assert all(option in str(error) for option in ("--vae-tile 256", "--loop stream"))
+    error = fitting_instead(tmp_path, too_large("rtx4080", Shape(1280, 720, 161, 1, True), tmp_path))
     assert "found 60.00 GB, 42.82 GB too much; what fits: --target rtx4080-" in str(error)
 
 

@@ -168,7 +168,7 @@ def test_samples_of_few_frames(frames: int) -> None:
 
 @pytest.mark.parametrize(
     ("option", "least"),
-    [("vae_decode_chunk", 1), ("vae_encode_chunk", 1), ("max_steps", 1), ("lora_rank", 0)],
+    [("vae_decode_chunk", 1), ("vae_encode_chunk", 1), ("vae_tile", 0), ("max_steps", 1), ("lora_rank", 0)],
 )
 def test_options_that_are_out_of_range(option: str, least: int) -> None:
     with pytest.raises(UsageError) as raised:
