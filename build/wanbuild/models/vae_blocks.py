@@ -259,7 +259,8 @@ class AttentionBlock(nnx.Module):
             frames = qkv.reshape(B * T, H * W, 3 * C)
             inside = None if stream.tile is None else stream.tile.inside(H, W)
             mask = None if inside is None else inside.reshape(-1)
-            y = lax.map(lambda frame: _attend(*jnp.split(frame, 3, axis=-1), mask=mask), frames)
+            attend = functools.partial(_attend, mask=mask)
+            y = lax.map(lambda frame: attend(*jnp.split(frame, 3, axis=-1)), frames)
         return x + self.proj(y.reshape(x.shape))
 
     def _to_all(self, qkv: jax.Array, columns: Columns) -> jax.Array:
