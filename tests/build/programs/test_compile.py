@@ -19,6 +19,7 @@ from wanbuild.check import verify
 from wanbuild.check.findings import Findings
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.export import export_program
@@ -152,6 +153,20 @@ def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | No
     with pytest.raises(UsageError, match=message):
         compile_artifact(request, print)
     assert not (tmp_path / "artifact" / "programs").exists()
+
+
+def test_tiles_change_no_program_s_inputs_and_outputs() -> None:
+    """Of a window's last frames too; a side that quarters of cells do not make is refused."""
+    manifest = published_manifest(published_names()["wan2.2-animate-14b"])
+    shape, kernels = Shape(96, 64, 5, 1, guidance=True), resolve_target("cpu").kernels
+    for name in ("encode_video", "decode_video"):
+        whole, tiled = (
+            ProgramBuilder(manifest, shape, BuildOptions(vae_tile=side), kernels).named(name)
+            for side in (0, 32)
+        )
+        assert (tiled.arguments, tiled.outputs) == (whole.arguments, whole.outputs)
+    with pytest.raises(UsageError, match="vae_tile cannot be built; expected a multiple of 32; found 48"):
+        ProgramBuilder(manifest, shape, BuildOptions(vae_tile=48), kernels)
 
 
 @pytest.mark.parametrize("frames", [1, 5])
