@@ -165,7 +165,7 @@ def test_tiles_change_no_program_s_inputs_and_outputs() -> None:
             for side in (0, 32)
         )
         assert (tiled.arguments, tiled.outputs) == (whole.arguments, whole.outputs)
-    with pytest.raises(UsageError, match="vae_tile cannot be built; expected a multiple of 32; found 48"):
+    with pytest.raises(UsageError, match="vae_tile"):
         ProgramBuilder(manifest, shape, BuildOptions(vae_tile=48), kernels)
 
 
