@@ -123,11 +123,20 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     help="Instead build every profile that the artifact has once more, with its options and with this JAX, "
     "for each of its targets that this machine can build.",
 )
+@click.option(
+    "--like",
+    metavar="PROFILE",
+    help="Take the options that are not given from a profile that is built, and the mesh from its target.",
+)
 @DEBUG
-def compile_command(artifact: Path, again: bool, **options: Any) -> None:
+def compile_command(artifact: Path, again: bool, like: str | None, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs."""
     from wanbuild.options import CompileRequest
 
+    if like is not None:
+        from wanbuild.programs.again import like_profile
+
+        options = like_profile(artifact, like, given(options))
     request = record_of(CompileRequest, {"artifact": artifact, **given(options)})
     if again:
         _compile_again(artifact, request.proxies)

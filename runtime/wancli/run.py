@@ -24,6 +24,7 @@ from wancli.command import (
 from wancli.jobs.run import RunOptions
 from wancli.options import click_option
 from wanrun import __version__
+from wanrun.artifact.overlay import overlaid
 from wanrun.errors import UsageError
 from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
@@ -101,7 +102,15 @@ def wanrun(
 
     wanrun serve ARTIFACT... answers over HTTP, and has a page (wanrun serve --help).
     """
-    opened = functools.cache(functools.partial(wanhub.open_artifact, artifact, print_error))
+    signed = public_key is not None
+    if signed and options.get("build"):
+        raise UsageError("--build makes what is not signed", remedy="leave it or --require-signature out")
+
+    @functools.cache
+    def opened() -> Artifact:
+        found = wanhub.open_artifact(artifact, print_error)
+        return found if signed or check_only else overlaid(found)
+
     if public_key is not None:
         wanhub.check_signed(opened(), public_key)
         options["verify"] = "sha256"  # also of what is read now
@@ -139,7 +148,8 @@ def _print_list(artifact: Artifact) -> None:
     print_result(f"{manifest.model.variant}  {manifest.content_digest}")
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         targets = [name for name, target in manifest.targets.items() if profile.name in target.executables]
-        print_result(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}")
+        here = ", built here" if artifact.built_here(profile.name) else ""
+        print_result(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}{here}")
     for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         print_result(f"schedule {name}  {schedule.describe()}")
     for name, adapter in manifest.adapters.items():

@@ -87,7 +87,7 @@ def fetch(
         return
     from wanhub.copy import Copy
 
-    copy, files = Copy(artifact, report), list(names)
+    copy, files = Copy(artifact, report), [one for one in names if artifact.has(one)]
     if not (missing := copy.missing(files)):
         return
     came, total = list[int](), sum(one.nbytes or 0 for one in missing)  # of some it is not known

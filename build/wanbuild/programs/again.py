@@ -6,17 +6,23 @@ in another form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from msgspec import structs
+
+from wanbuild.options import BuildOptions
 from wanbuild.programs.compile import built_for, write_built
 from wanbuild.programs.export import used_sets
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.staging import changing
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
+from wanrun import open_artifact
 from wanrun.artifact.manifest import Manifest, runs_here
 from wanrun.artifact.mesh import Sizes
+from wanrun.artifact.select import named_profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches
@@ -77,3 +83,23 @@ def _like_here(folder: Path, name: str, target: Target, mesh: Sizes) -> TargetSp
     if differs:
         raise UsageError("this machine is of another kind", found="; ".join(map(str, differs)))
     return spec
+
+
+def like_profile(folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a build: those that are given, and the others of a profile that is built.
+
+    The mesh is that of a target that is named as it is recorded.
+
+    Raises:
+        ArtifactError: if there is no artifact, or no such profile.
+    """
+    artifact = open_artifact(folder)
+    manifest = artifact.manifest
+    found = {**structs.asdict(BuildOptions.of(named_profile(artifact, name).options)), **given}
+    recorded = [manifest.targets[one] for one in given.get("targets", ()) if one in manifest.targets]
+    for target in recorded:
+        mesh = manifest.program_sets[target.program_set].mesh
+        if mesh:
+            plain = [one.removesuffix(name_suffix(mesh)) for one in given["targets"]]
+            found |= {"mesh": mesh, "targets": plain}
+    return found

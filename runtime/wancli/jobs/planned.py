@@ -21,6 +21,7 @@ from wanrun.errors import UsageError
 from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
+from wanrun.request.generation import Generation
 from wanrun.request.prompts_file import Entry
 from wanrun.request.resolve import resolve_request
 
@@ -100,7 +101,7 @@ class Planner:
             ArtifactError: for a profile or a form of the loop that is not built.
         """
         entry = self._with_its_seed(entry)
-        generation = resolve_request(entry.line, self.artifact, loop=self.run.loading.form)
+        generation = self.resolved(entry)
         if self.noise is not None:
             check_latents(self.noise, latents_shape(self.artifact.manifest, generation.profile))
         path = self.path(entry, "output")
@@ -117,6 +118,10 @@ class Planner:
         if latents is not None:
             outputs += (Output(latents, kind=LATENTS),)
         return Planned(entry, Job(f"{entry.index}/{entry.total}", generation, outputs), videos)
+
+    def resolved(self, entry: Entry) -> Generation:
+        """Returns the generation of a prompt; reads no media. Raises as ``resolve_request``."""
+        return resolve_request(entry.line, self.artifact, loop=self.run.loading.form)
 
     def _with_its_seed(self, entry: Entry) -> Entry:
         """Returns a line whose seed was drawn with that of its first video, if that was made before."""
@@ -144,7 +149,8 @@ class Planner:
             there = self.many and all(output.path.exists() for output in job.outputs)
             there = not overwrite and (there or self.store is not None)
         inputs = self.media.facts(job.generation, digests=there)
-        metadata = job.generation.metadata(inputs, self.influences)
+        here = self.artifact.built_here(job.generation.profile.name)
+        metadata = job.generation.metadata(inputs, {**self.influences, **here})
         with usable_names():
             # A single prompt's videos are not there, but perhaps their sidecars.
             missing = range(len(videos)) if overwrite else missing_videos(videos, metadata, self.store)

@@ -23,10 +23,12 @@ from wancli.jobs.outputs import check_encoder, check_folder
 from wancli.jobs.planned import Planned, Planner
 from wancli.jobs.run import RunOptions
 from wanrun import Artifact, Timings, open_regular
+from wanrun.artifact.select import UnbuiltError
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE
 from wanrun.media.video_paths import video_paths
+from wanrun.request.building import built
 from wanrun.request.generation import influences_of
 from wanrun.request.prompts_file import Entry, Line, numbered, read_entries, read_line
 from wanrun.request.reading import is_drawn
@@ -111,6 +113,19 @@ def _each(
     return jobs
 
 
+def _built(planner: Planner, entries: Sequence[Entry], timings: Timings) -> Artifact:
+    """Returns the artifact with every profile that prompts ask for, and that it lacks."""
+    for entry in entries:
+        try:
+            planner.resolved(entry)
+        except UnbuiltError as error:
+            target = planner.run.loading.target
+            planner = replace(planner, artifact=built(planner.artifact, error, target, timings, print_error))
+        except (UsageError, ArtifactError):
+            continue  # reported in the prompt's turn
+    return planner.artifact
+
+
 def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
     """Returns the command line's request; without a prompt if the prompts are in a file."""
     if run.prompt is not None and run.prompts is not None:
@@ -168,11 +183,13 @@ def make_worklist(
     with contextlib.nullcontext() if store is None else store.naming(bad):
         if many:
             _check_names(planner, entries)
+        if run.loading.build:
+            planner = replace(planner, artifact=_built(planner, entries, timings))
         jobs = _each([(entry, partial(planner.planned, entry)) for entry in entries], bad, timings)
         check_encoder(video for job in jobs for video in job.videos)
         jobs = _each([(job.entry, partial(planner.compared, job)) for job in jobs], bad, timings)
     return Worklist(
-        artifact,
+        planner.artifact,
         [job for job in jobs if not job.finished],
         [job for job in jobs if job.finished],
         dict(sorted(bad.items())),

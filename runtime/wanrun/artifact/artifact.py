@@ -34,6 +34,23 @@ from wanrun.machine.environment import usable_cores
 
 
 @dataclass(frozen=True)
+class Built:
+    """Profiles of an artifact that were built on this machine, beside it.
+
+    Attributes:
+        folder: where their files are.
+        own: the manifest of the artifact without them.
+        profiles: their names.
+        files: name and sha256 of the files that are there, and not in the artifact.
+    """
+
+    folder: Path
+    own: Manifest
+    profiles: frozenset[str]
+    files: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Artifact:
     """An artifact.
 
@@ -42,12 +59,14 @@ class Artifact:
         folder: where its files are.
         origin: the address that they come from; empty for those that were made or copied here.
         beside: further adapters by name, whose files are elsewhere.
+        built: the profiles of the manifest that were built here; None if there are none.
     """
 
     manifest: Manifest
     folder: Path
     origin: str = ""
     beside: Mapping[str, PlacedAdapter] = field(default_factory=dict)
+    built: Built | None = None
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -56,6 +75,15 @@ class Artifact:
     def influences(self) -> dict[str, str]:
         """What the metadata of a video says of where the artifact comes from; nothing of one from here."""
         return {"artifact": self.origin} if self.origin else {}
+
+    @property
+    def alone(self) -> Artifact:
+        """The artifact without the profiles that were built here."""
+        return self if self.built is None else replace(self, manifest=self.built.own, built=None)
+
+    def built_here(self, profile: str) -> dict[str, str]:
+        """What the metadata of a video says of a profile that was built on this machine; else nothing."""
+        return {"profile_built": "here"} if self.built is not None and profile in self.built.profiles else {}
 
     @property
     def adapters(self) -> dict[str, PlacedAdapter]:
@@ -77,7 +105,7 @@ class Artifact:
         for name, target in self.manifest.targets.items():
             entries = (each for of_profile in target.executables.values() for each in of_profile.values())
             yield from dict.fromkeys(named_executable(name, target, entry) for entry in entries)
-            yield _listed(REQUIREMENTS, target.requirements, name)
+            yield named_requirements(name, target)
         yield from (_listed(EMBEDDING, record, key) for key, record in self.manifest.embeddings.items())
         yield from (_listed(GOLDEN, record, name) for name, record in self.manifest.golden.items())
         for name, adapter in self.manifest.adapters.items():
@@ -139,7 +167,11 @@ class Artifact:
 
     def path(self, named: Named) -> Path:
         """Returns where a file is."""
-        return self.folder / named.name
+        return (self.folder if self.has(named) or self.built is None else self.built.folder) / named.name
+
+    def has(self, named: Named) -> bool:
+        """Whether a file is the artifact's own, and not one of those that were built here."""
+        return self.built is None or (named.name, named.sha256) not in self.built.files
 
     def program(self, program: Program) -> bytes:
         """Returns a serialized program. Raises ArtifactError if it is missing or another one."""
@@ -231,3 +263,8 @@ def _listed(kind: Kind, record: ListedFile | Program, of: str = "") -> Named:
 def named_executable(of: str, target: Target, entry: Executable) -> Named:
     """Returns the file of an executable of a target, whose name is ``of``."""
     return Named(EXECUTABLE, f"{target.folder}/{entry.file}", of, entry.sha256, entry.nbytes)
+
+
+def named_requirements(of: str, target: Target) -> Named:
+    """Returns the file of the package versions of a target, whose name is ``of``."""
+    return _listed(REQUIREMENTS, target.requirements, of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["compared_targets", "select_target"]
+__all__ = ["UnbuiltError", "compared_targets", "named_profile", "select_target"]
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.artifact import Artifact, named_requirements
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.model import Model
 from wanrun.artifact.possible import check_possible
@@ -20,6 +20,18 @@ from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, UsageError, artifact_mismatch, shortened
 from wanrun.machine.cpu import cpu_level_rank
 from wanrun.machine.environment import built_elsewhere, host_mismatches
+
+
+class UnbuiltError(ArtifactError):
+    """A profile that is possible, and not built (exit 3).
+
+    Attributes:
+        lacking: the profile that was asked for, with the build options of the nearest.
+        nearest: the built profile that is most alike.
+    """
+
+    lacking: Profile
+    nearest: Profile
 
 
 def select_profile(
@@ -35,7 +47,8 @@ def select_profile(
     The size is (width, height) in pixels.
 
     Raises:
-        ArtifactError: listing the built profiles, if none fits.
+        UnbuiltError: listing the built profiles, if none fits.
+        ArtifactError: if none is built.
         UsageError: for a size or a number of frames that cannot be built.
     """
     built = _built(artifact)
@@ -60,11 +73,13 @@ def select_profile(
     shape = {**nearest.shape, **asked}
     width, height = shape.pop("size")
     lacking = msgspec.structs.replace(nearest, width=width, height=height, **shape)
-    raise ArtifactError(
+    error = UnbuiltError(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
         remedy=f"choose one of these, or add one with wanbuild compile {_options(lacking, artifact)}",
     )
+    error.lacking, error.nearest = lacking, nearest
+    raise error
 
 
 def _options(profile: Profile, artifact: Artifact, target: str = "") -> str:
@@ -193,9 +208,12 @@ def compared_targets(artifact: Artifact, profile: Profile) -> Iterator[SelectedT
     manifest = artifact.manifest
     for key, target in sorted(manifest.targets.items()):
         if manifest.programs(target, profile):
-            programs, requirements = manifest.program_sets[target.program_set], target.requirements.file
+            programs, requirements = (
+                manifest.program_sets[target.program_set],
+                named_requirements(key, target),
+            )
             devices = num_devices(programs.mesh)
-            differs = host_mismatches(target.environment, artifact.folder / requirements, devices)
+            differs = host_mismatches(target.environment, artifact.path(requirements), devices)
             yield SelectedTarget(key, target, tuple(differs), programs.mesh, programs.kernels.w8a8)
 
 

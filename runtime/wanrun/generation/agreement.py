@@ -46,6 +46,7 @@ def together(
         return policy
     for name, expected, first in (
         ("allow_compile", "a target that fits every host", "run wanbuild compile, and "),
+        ("build", "a profile that every host has", "run wanbuild compile, and "),
         ("text_encoder_device", "the same embeddings in all of them, and their CPUs may differ", ""),
     ):
         if getattr(policy, name):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from msgspec import structs
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.select import SelectedTarget
+from wanrun.artifact.overlay import overlaid
+from wanrun.artifact.select import SelectedTarget, UnbuiltError
 from wanrun.errors import ArtifactError
 from wanrun.generation.agreement import together
 from wanrun.generation.choice import Choice, Tell
@@ -25,6 +26,7 @@ from wanrun.opened.cancel import CancelToken
 from wanrun.opened.device import open_device
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, check_objects, policy_of, texts_of
+from wanrun.request.building import built
 from wanrun.request.profiles import choose_profile
 from wanrun.terminal.status import Status, shown
 from wanrun.text.beside import opened_beside
@@ -123,15 +125,27 @@ def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeli
     given = structs.replace(given, prompts=prompts, later=texts_of(given.later, "later"))
     shows = shown(given.progress)
     with timings.phase("manifest"):
-        opened = artifact_of(artifact)
+        opened = overlaid(artifact_of(artifact))
     with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():
-        choice = Choice(opened, policy)
+        choice = _built(Choice(opened, policy), timings, given.report)
         weights, texts = on_device(choice, given, timings, undo)
         pipeline = Pipeline(weights, texts, choice.profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs, given.cancel)
         undo.pop_all()
     return pipeline
+
+
+def _built(choice: Choice, timings: Timings, report: Tell) -> Choice:
+    """Returns a choice whose profile is built, now if the options of loading say so."""
+    if choice.policy.build:
+        try:
+            _ = choice.profile
+        except UnbuiltError as error:
+            return replace(
+                choice, artifact=built(choice.artifact, error, choice.policy.target, timings, report)
+            )
+    return choice
 
 
 def on_device(

@@ -339,6 +339,7 @@ class Pipeline:
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)
         influences = self.artifact.influences | influences_of(latents)
+        influences |= self.artifact.built_here(generation.profile.name)
         facts, count = (
             generation.metadata(inputs, influences),
             leading_latents(self.manifest, generation.profile),

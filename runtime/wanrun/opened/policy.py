@@ -55,6 +55,13 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     allow_compile: Annotated[
         bool, option("Compile programs without a fitting executable, into the user's cache.", section=LOADING)
     ] = False
+    build: Annotated[
+        bool,
+        option(
+            "Build a shape that is lacking, as the nearest one is, with wanbuild and into the user's cache.",
+            section=LOADING,
+        ),
+    ] = False
     verify: Annotated[
         Literal["fast", "sha256"], option("Checksums of the weights to check while reading.", section=LOADING)
     ] = "fast"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["influences_of"]
+__all__ = ["Generation", "influences_of"]
 
 import math
 from collections.abc import Mapping, Sequence

@@ -21,6 +21,7 @@ from wanrun.units import in_bytes, in_minutes
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
+        "build": "building {}",
         "check": "checking prompts",
         "compile": "compiling {}",
         "convert": "converting",

@@ -140,7 +140,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             name: SimpleNamespace(
                 program_set=name,
                 environment={"named": name, "platform": "cpu"},
-                requirements=SimpleNamespace(file=f"requirements-{name}.txt"),
+                requirements=SimpleNamespace(file=f"requirements-{name}.txt", sha256=""),
                 executables={PROFILE.name: {}},
                 programs=True,
             )

@@ -1,0 +1,173 @@
+"""Builds a profile that an artifact lacks: with ``wanbuild``, in a child process, into the user's cache."""
+
+from __future__ import annotations
+
+__all__ = ["built"]
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import MANIFEST
+from wanrun.artifact.named import EXECUTABLE, PROGRAM
+from wanrun.artifact.overlay import merged_of, overlaid, overlay_of
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import UnbuiltError, select_target
+from wanrun.errors import ArtifactError, UsageError, field
+from wanrun.machine.environment import built_elsewhere
+from wanrun.temporary import remove_tree, temporary_path
+from wanrun.timing.timings import Timings
+from wanrun.undo import begun
+
+MAX_BYTES = 8 * 2**30
+"""Of all profiles that are kept; those of the artifacts that were used longest ago go first."""
+
+
+def built(
+    artifact: Artifact,
+    error: UnbuiltError,
+    target: str | None,
+    timings: Timings,
+    report: Callable[[str], None],
+) -> Artifact:
+    """Builds the profile that an error says is lacking; another process that builds it is waited for.
+
+    Args:
+        artifact: the artifact, in which nothing is written.
+        error: says what is lacking, and the profile whose options it gets.
+        target: the target that was asked for; None for the one that fits this machine.
+        timings: where the seconds are recorded.
+        report: gets the lines of the build.
+
+    Returns:
+        The artifact with the profile.
+
+    Raises:
+        UsageError: without ``wanbuild``, if the cache cannot be written, or naming what the build says.
+    """
+    name, folder = error.lacking.name, overlay_of(artifact.manifest)
+    if importlib.util.find_spec("wanbuild") is None:
+        raise UsageError(
+            f"{field('build')} needs wanbuild, which is not installed",
+            remedy="pip install '.[build]' in the checkout",
+        ) from error
+    own = artifact.alone
+    with timings.phase("build", name), _held(folder):
+        found = overlaid(own)
+        if name not in found.manifest.profiles:  # else another process has built it meanwhile
+            _make_room(folder)
+            place = _prepared(found, error.nearest, target)
+            _run_child([*_command(folder, error), "--target", place], name, report)
+            found = overlaid(own)
+    if name not in found.manifest.profiles:
+        raise ArtifactError(
+            f"profile {name} was built in {folder}, and cannot be read", remedy="run it again"
+        )
+    return found
+
+
+def _command(folder: Path, error: UnbuiltError) -> list[str]:
+    """Returns the command of the child, without its target."""
+    asked = error.lacking
+    shape = ["--size", f"{asked.width}x{asked.height}", "--frames", str(asked.num_frames)]
+    shape += ["--guidance" if asked.guidance else "--no-guidance", "--num-videos", str(asked.num_videos)]
+    shape += ["--reference-images", str(asked.num_references), "--like", error.nearest.name, "--no-proxies"]
+    return [sys.executable, "-m", "wanbuild", "compile", str(folder), *shape]
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, which one process has at a time; it ends with the process."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"built profiles cannot be kept in {folder.parent}",
+            found=error.strerror,
+            remedy="set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _prepared(artifact: Artifact, nearest: Profile, target: str | None) -> str:
+    """Writes the folder to build in, with the nearest profile; returns the name of the target."""
+    own, folder = artifact.alone, overlay_of(artifact.manifest)
+    try:
+        selected = select_target(artifact, nearest, target)
+        place = "local" if built_elsewhere(selected.target.environment) else selected.name
+    except ArtifactError:
+        if target not in (None, "local"):
+            raise
+        place = "local"
+    base = own.only(profiles={nearest.name}, targets={place} & own.manifest.targets.keys())
+    profiles = {nearest.name: nearest}
+    manifest = base.manifest.changed(profiles=profiles, golden={}, embeddings={}, adapters={}, schedules={})
+    if artifact.built is not None:
+        manifest = merged_of(manifest, open_artifact(folder).manifest).changed()
+    for one in replace(base, manifest=manifest).named():
+        there = folder / one.name
+        if one.kind in (PROGRAM, EXECUTABLE) and own.has(one) and own.path(one).is_file():
+            _copied(own.path(one), there)
+    folder.mkdir(exist_ok=True)
+    manifest.write(folder)
+    return place
+
+
+def _copied(file: Path, there: Path) -> None:
+    """Copies a file unless that was done before. A second name of it would not do: it could be written to."""
+    there.parent.mkdir(parents=True, exist_ok=True)
+    if not there.exists():
+        with temporary_path(there) as new:
+            shutil.copyfile(file, new)
+            new.replace(there)
+
+
+def _make_room(folder: Path) -> None:
+    """Removes folders of ``MAX_BYTES`` together, the one that was changed longest ago first."""
+    times = {one.parent: one.stat().st_mtime for one in folder.parent.glob(f"*/{MANIFEST}")}
+    sizes = {one: sum(file.lstat().st_size for file in one.rglob("*")) for one in times}
+    for one in sorted(times, key=lambda one: times[one]):
+        if sum(sizes.values()) <= MAX_BYTES:
+            break
+        remove_tree(one)
+        del sizes[one]
+
+
+def _stopped(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def _run_child(command: list[str], name: str, report: Callable[[str], None]) -> None:
+    """Runs a build, and passes its lines on; it ends with this process. Raises UsageError if it fails."""
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    last = ""
+    with begun(start, _stopped) as child:
+        for line in child.stdout or ():
+            last = line.strip() or last
+            if not last.startswith("error:"):
+                report(last)
+        if child.wait():
+            found = last.removeprefix("error:").strip()
+            raise UsageError(
+                f"profile {name} cannot be built here", found=found, remedy=shlex.join(command[1:])
+            )
