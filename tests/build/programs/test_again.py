@@ -19,12 +19,13 @@ from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs import again
-from wanbuild.programs.again import compile_again
+from wanbuild.programs.again import compile_again, like_profile
 from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.targets.target import resolve_target
 from wancli.console import run
 from wancli.run import wanrun
+from wanrun import open_artifact
 from wanrun.artifact import formats
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.formats import FORMAT_VERSION, Older
@@ -244,3 +245,9 @@ def test_an_artifact_without_targets(artifact_copy: Path) -> None:
     without_profiles(read_manifest(artifact_copy)).write(artifact_copy)
     with pytest.raises(ArtifactError, match="can be built here; found no targets; run wanbuild compile"):
         compile_again(artifact_copy, print)
+
+
+def test_a_profile_s_options_are_taken_where_none_is_given(toy_artifact: Path) -> None:
+    (name,) = open_artifact(toy_artifact).manifest.profiles
+    found = like_profile(toy_artifact, name, {"targets": ("cpu",), "loop": "step"})
+    assert (found["dtype"], found["loop"], found["targets"]) == ("float32", "step", ("cpu",))
