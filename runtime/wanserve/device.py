@@ -18,8 +18,10 @@ from wanserve.messages import (
     Broken,
     Cancel,
     ChangedError,
+    Look,
     Make,
     OutOfMemoryError,
+    Preview,
     Ready,
     code_of,
     line,
@@ -168,6 +170,8 @@ class Device:
                 case Event():
                     self._told = True
                     self._queue.take(message)
+                case Preview():
+                    self._queue.show(message)
                 case Outcome():
                     await self._ended(message)
         return None
@@ -232,7 +236,7 @@ class Device:
             if video.unwanted:  # since before the worker knew the video
                 cancel()
             with self._stored():  # while the worker begins: no video is lost if that is not stored
-                await self._queue.begin(video, cancel)
+                await self._queue.begin(video, cancel, partial(writer.write, line(Look(video.id))))
             await writer.drain()
             await self._free.wait()
 

@@ -33,6 +33,10 @@ class Listener:
     _lost: bool = False
     _moved: tuple[str, Any] | None = None
 
+    def hears(self, owner: str, id: str) -> bool:
+        """Whether a video of an owner is among those that are listened to."""
+        return self.owner in (None, owner) and self.id in (None, id)
+
     def put(self, name: str, data: Any) -> None:
         """Adds an event; one too many ends the listening, since a change would be missing."""
         if self._lost:
@@ -75,6 +79,10 @@ class Hub:
         """Whether anybody listens."""
         return bool(self._listeners)
 
+    def hears(self, owner: str, id: str) -> bool:
+        """Whether anybody listens to a video."""
+        return any(listener.hears(owner, id) for listener in self._listeners)
+
     def listen(self, owner: str | None, id: str | None = None) -> Listener:
         """Adds a listener, which ``leave`` takes away."""
         listener = Listener(owner, id)
@@ -105,7 +113,7 @@ class Hub:
     def publish(self, owner: str, id: str, name: str, data: Any) -> None:
         """Tells all who listen to a video."""
         for listener in self._listeners:
-            if listener.owner in (None, owner) and listener.id in (None, id):
+            if listener.hears(owner, id):
                 listener.put(name, data)
 
     def moved(self, line: Callable[[str | None], Any], one: Callable[[str], Any]) -> None:

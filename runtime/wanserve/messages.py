@@ -56,6 +56,26 @@ class Cancel(Struct, tag=True):
     id: str
 
 
+class Look(Struct, tag=True):
+    """To a worker: somebody looks at this job, so a preview of it is wanted."""
+
+    id: str
+
+
+class Preview(Struct, tag=True):
+    """Of a worker: a preview of the job that it has.
+
+    Attributes:
+        id: the job.
+        step: denoising steps that were done.
+        image: a WebP with a small picture of each latent frame.
+    """
+
+    id: str
+    step: int
+    image: bytes
+
+
 class Ready(Struct, tag=True):
     """Of a worker: a first step could run. It is sent once the first model is loaded, and after each load.
 
@@ -73,8 +93,8 @@ class Broken(Struct, tag=True):
     exit_code: int
 
 
-ToWorker = Begin | Make | Cancel
-OfWorker = Ready | Broken | Event | Outcome
+ToWorker = Begin | Make | Cancel | Look
+OfWorker = Ready | Broken | Event | Preview | Outcome
 """An event is of the job that the worker has; after its outcome the device is free."""
 
 

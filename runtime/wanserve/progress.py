@@ -11,6 +11,7 @@ from wanserve.video import Video
 
 QUEUED = "queued"
 CANCELLING = "cancelling"
+STEPS = "steps"
 
 
 @dataclass
@@ -26,6 +27,8 @@ class VideoProgress:
         percent: of the time that it takes; it never falls.
         remaining: seconds until its end; None if nothing was measured yet.
         cancel: tells the worker to end it.
+        look: tells the worker that a preview is wanted.
+        preview: the newest preview, a WebP, and the steps that were done then; None before the first.
         removed: whether it is forgotten once it ends.
     """
 
@@ -37,6 +40,8 @@ class VideoProgress:
     percent: int = 0
     remaining: float | None = None
     cancel: Callable[[], None] = lambda: None
+    look: Callable[[], None] = lambda: None
+    preview: tuple[int, bytes] | None = None
     removed: bool = False
     _phase_began: float = field(default_factory=time.monotonic)
     _steps_began: float | None = None
@@ -45,7 +50,7 @@ class VideoProgress:
         """Records what the worker does."""
         if event.phase != self.phase:
             self._phase_began = time.monotonic()
-            if event.phase == "steps" and self._steps_began is None:
+            if event.phase == STEPS and self._steps_began is None:
                 self._steps_began = self._phase_began
         if event.step != self.step:
             self._phase_began = time.monotonic()
@@ -59,5 +64,5 @@ class VideoProgress:
         now, began = time.monotonic(), self._steps_began
         step = None
         if began is not None and self.step:
-            step = (self._phase_began - began) / self.step if self.phase == "steps" else None
+            step = (self._phase_began - began) / self.step if self.phase == STEPS else None
         return {"phase": now - self._phase_began, "step": step or None}

@@ -52,7 +52,8 @@ POLL_MS: Final = (100, 10_000)
 """The shortest and the longest pause that a client is told between two looks at a job."""
 
 OTHER_BYTES: Final = "application/octet-stream"
-PICTURES: Final[Mapping[str, str]] = {"thumbnail": "image/webp", "last_frame": "image/png"}
+WEBP: Final = "image/webp"
+PICTURES: Final[Mapping[str, str]] = {"thumbnail": WEBP, "last_frame": "image/png"}
 """The media types of a video's pictures."""
 
 CREATE: Final = Content(schema_of("CreateVideo"), (JSON, *FORM_TYPES))
@@ -60,6 +61,7 @@ CHANGE: Final = Content(schema_of("ChangeVideo"), (JSON, *FORM_TYPES))
 VIDEO: Final = Content(schema_of("Video"))
 VIDEO_FILE: Final = Content(BINARY, tuple(FORMATS.values()))
 RESULT_FILE: Final = Content(BINARY, tuple(dict.fromkeys([*FORMATS.values(), *PICTURES.values()])))
+PREVIEW_FILE: Final = Content(BINARY, (WEBP,))
 MEDIA_FILE: Final = Content(BINARY, (*IMAGE_TYPES.values(), OTHER_BYTES))
 EVENTS: Final = Content(TEXT, ("text/event-stream",))
 _ID: Final[Mapping[str, Any]] = {"anyOf": [TEXT, {"type": "null"}]}
@@ -284,12 +286,23 @@ class Routes:
         kind = PICTURES.get(variant, FORMATS[video.format])
         return self._file(self._folders.result(video, index, variant), kind, CACHED)
 
+    @route("GET", "/v1/videos/{id}/preview", answer=PREVIEW_FILE)
+    async def preview(self, request: Request) -> Response:
+        """Answers the newest preview of a video that is made.
+
+        It is a WebP that shows a small picture of each latent frame. The video's `preview` is its step.
+        Previews are made while somebody listens to the events of the video or asks for this, one in two
+        seconds or fewer.
+        """
+        step, image = self._queue.preview(self._video(request))
+        return Response(image, headers={"cache-control": "no-store", "x-step": str(step)}, media_type=WEBP)
+
     @route("GET", "/v1/videos/{id}/events", answer=EVENTS)
     async def events(self, request: Request) -> Response:
         """Sends server-sent events until the job ends.
 
-        They are `queued`, `loading`, `media`, `text`, `steps` (each step), `decode`, `encode`, and the
-        state at the end.
+        They are `queued`, `loading`, `media`, `text`, `steps` (each step, and each preview), `decode`,
+        `encode`, and the state at the end.
         """
         video = self._video(request)
         return _stream(

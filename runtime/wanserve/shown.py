@@ -35,6 +35,7 @@ class ShownVideo(Struct, frozen=True, kw_only=True):
     progress: Annotated[int, Meta(ge=0, le=100, description="Percent of the time that it takes.")]
     step: int | None
     steps: int
+    preview: Annotated[int | None, Meta(description="The step of its newest preview, while it is made.")]
     remaining_seconds: Annotated[float | None, Meta(description="From the times of earlier videos.")]
     created_at: int
     started_at: int | None
@@ -82,6 +83,7 @@ def shown(video: Video, progress: VideoProgress | None, expires: float | None = 
         progress=far.percent,
         step=far.step if video.status == "in_progress" else None,
         steps=far.steps or shape["num_steps"],
+        preview=None if far.preview is None else far.preview[0],
         remaining_seconds=None if far.remaining is None else round(far.remaining, 2),
         created_at=int(video.created),
         started_at=_whole(video.started),

@@ -25,6 +25,7 @@ from wanserve.messages import (
     Cancel,
     ChangedError,
     InternalError,
+    Look,
     Make,
     OfWorker,
     OutOfMemoryError,
@@ -33,6 +34,7 @@ from wanserve.messages import (
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
+from wanserve.previews import Previews
 
 if TYPE_CHECKING:
     from wanrun import Pipeline
@@ -55,15 +57,21 @@ class Worker:
     def __init__(self, send: Callable[[OfWorker], None], pipelines: Pipelines) -> None:
         self._send, self._pipelines = send, pipelines
         self._tokens: dict[str, wanrun.CancelToken] = {}
+        self._previews: dict[str, Previews] = {}
         self.jobs: queue.SimpleQueue[Make] = queue.SimpleQueue()
 
-    def take(self, message: Make | Cancel) -> None:
-        """Queues a job, or cancels one; from any thread."""
+    def take(self, message: Make | Cancel | Look) -> None:
+        """Queues a job, cancels one, or has a preview made of one; from any thread."""
+        if isinstance(message, Look):
+            if (previews := self._previews.get(message.id)) is not None:
+                previews.look()
+            return
         if isinstance(message, Cancel):
             if (token := self._tokens.get(message.id)) is not None:
                 token.cancel()
             return
         self._tokens[message.job.id] = wanrun.CancelToken()
+        self._previews[message.job.id] = Previews(message.job.id, self._send)
         self.jobs.put(message)
 
     def run(self, message: Make) -> bool:
@@ -77,6 +85,7 @@ class Worker:
         if error is not None:
             outcome = progress.outcome(told(error))
         self._tokens.pop(message.job.id, None)
+        self._previews.pop(message.job.id, None)
         self._send(outcome)
         return not isinstance(outcome.error, OutOfMemoryError)
 
@@ -89,7 +98,8 @@ class Worker:
         finally:  # others may have been released for it
             self._send(Ready(self._pipelines.loaded))
         job = message.job.unpack(pipeline.manifest)
-        return wanrun.run_job(pipeline, job, progress, cancel=token, overwrite=True)
+        look = self._previews[message.job.id].step
+        return wanrun.run_job(pipeline, job, progress, cancel=token, overwrite=True, look=look)
 
     def serve(self) -> int:
         """Runs all jobs that come; returns the exit code once it cannot go on."""

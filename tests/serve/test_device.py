@@ -22,7 +22,17 @@ from wanserve import store as stored
 from wanserve.device import BrokenError, Device
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.messages import Broken, Cancel, ChangedError, Make, OutOfMemoryError, Ready, line, to_worker
+from wanserve.messages import (
+    Broken,
+    Cancel,
+    ChangedError,
+    Make,
+    OutOfMemoryError,
+    Preview,
+    Ready,
+    line,
+    to_worker,
+)
 from wanserve.metrics import Metrics
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
@@ -469,6 +479,32 @@ def test_a_long_line_is_told_at_once(queue: Callable[..., House]) -> None:
         moved = await alone.next(2)
         assert moved is not None and moved[1].position == 3
         assert await everybody.next(0.01) is None
+
+    run(test())
+
+
+def test_a_preview_is_asked_for_by_those_who_listen(queue: Callable[[], House]) -> None:
+    async def test() -> None:
+        house, looks = queue(), list[str]()
+        await house.ask()
+        waits = await house.ask()
+        one = await house.queue.next()
+        await house.queue.begin(one, lambda: None, lambda: looks.append(one.id))
+        house.queue.take(Event(one.id, "steps", 1, 9))
+        house.queue.hub.listen("somebody else")
+        house.queue.take(Event(one.id, "steps", 2, 9))
+        assert not looks
+        with pytest.raises(RefusedError, match="no preview yet"):
+            house.queue.preview(one)
+        listener = house.queue.hub.listen(one.owner)
+        house.queue.take(Event(one.id, "steps", 3, 9))
+        house.queue.show(Preview(one.id, 3, b"a picture"))
+        assert house.queue.preview(one) == (3, b"a picture") and looks == [one.id] * 3
+        heard = [await listener.next(0.05) for _ in range(2)]
+        assert [event[1].preview for event in heard if event] == [None, 3]
+        house.queue.show(Preview("another", 3, b""))
+        with pytest.raises(RefusedError, match="the video is queued"):
+            house.queue.preview(waits)
 
     run(test())
 

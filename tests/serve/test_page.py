@@ -24,7 +24,7 @@ from helpers.damage import linked
 from helpers.manifests import plain_adapter
 from serve_client import Server, served
 from wanrun.artifact.adapter import SamplingDefaults
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.manifest import Recorded, read_manifest
 
 SHOTS = os.environ.get("WAN_PAGE_SHOTS")
 LONG = "5000"
@@ -48,6 +48,16 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+def with_a_map(artifact: Path, folder: Path) -> Path:
+    """The artifact with a map from latents to colours."""
+    folder = linked(artifact, folder / "toy")
+    manifest = read_manifest(folder)
+    colours = tuple((10.0, float(row), -10.0) for row in range(manifest.model.latent_channels + 1))
+    record = Recorded(file="golden/a.json", sha256="0" * 64, preview=colours)
+    manifest.changed(golden=dict.fromkeys(manifest.profiles, record)).write(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def page_server(
     toy_artifact: Path,
@@ -55,7 +65,7 @@ def page_server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
     """A server of a model of text and of one that takes a first image."""
-    text = os.environ.get("WAN_PAGE_ARTIFACT", toy_artifact)
+    text = os.environ.get("WAN_PAGE_ARTIFACT") or with_a_map(toy_artifact, tmp_path_factory.mktemp("map"))
     _, image = media_toy("wan2.1-i2v")
     with served(tmp_path_factory.mktemp("page"), f"text={text}", f"image={image}") as server:
         yield server
@@ -144,6 +154,8 @@ def test_the_queue(page: Page) -> None:
         expect(row(page, name)).to_be_visible()
     running = row(page, "apple")
     expect(running.locator(".job-state")).to_have_text(re.compile(r"Step \d+ of 5000"), timeout=20_000)
+    expect(running.get_by_alt_text("Preview: the apple of them")).to_be_visible()
+    assert running.locator("img").evaluate("image => image.naturalWidth") > 0
     expect(row(page, "pear").locator(".job-state")).to_have_text("First in line")
     row(page, "plum").locator("[data-action=up]").focus()
     page.keyboard.press("Enter")

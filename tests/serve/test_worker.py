@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import wanrun
 from helpers.manifests import plain_manifest, with_model
@@ -22,14 +25,17 @@ from wanserve.messages import (
     Cancel,
     ChangedError,
     InternalError,
+    Look,
     OfWorker,
     OutOfMemoryError,
+    Preview,
     code_of,
     line,
     of_worker,
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
+from wanserve.previews import Previews
 from wanserve.worker import Worker, told
 
 FULL = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
@@ -41,6 +47,9 @@ class Device:
     def __init__(self, memory: int) -> None:
         self.free, self.closed, self.loads = memory, list[str](), list[str]()
         self.happens: Callable[[], object] = lambda: None
+        self.preview: Callable[[], np.ndarray] = lambda: (
+            np.array([0, 255], np.uint8).repeat(48).reshape(2, 4, 4, 3)
+        )
 
     def load(self, artifact: wanrun.Artifact, **keywords: Any) -> Any:
         name = artifact.folder.name
@@ -62,7 +71,7 @@ class Device:
         with timings.phase("denoise"):
             for step in range(1, 4):
                 self.happens()
-                on_step(step, 3)
+                on_step(step, 3, SimpleNamespace(preview=self.preview))
                 cancel.check()
             timings.steps("step", 3, 0.3)
         with timings.phase("decode"):
@@ -146,8 +155,46 @@ def test_a_job_is_told_step_by_step(device: Device, tmp_path: Path) -> None:
         "video.last.png",
     }
     assert all(of_worker(line(one)[:-1]) == one for one in said)
-    for message in (Cancel("1"), make("1", "a", tmp_path)):
+    for message in (Cancel("1"), Look("1"), make("1", "a", tmp_path)):
         assert to_worker(line(message)) == message
+
+
+def test_previews_are_made_while_somebody_looks(device: Device, tmp_path: Path) -> None:
+    """Not before, one in a while, and none of an artifact without a map; a video does not fail for it."""
+    said = list[OfWorker]()
+    worker = Worker(said.append, pipelines(device, tmp_path))
+    worker.take(Look("another"))
+    for id, looks_at in (("1", "1"), ("2", "another")):
+        worker.take(make(id, "a", tmp_path))
+        device.happens = partial(worker.take, Look(looks_at))
+        worker.run(worker.jobs.get())
+    (preview,) = [one for one in said if isinstance(one, Preview)]
+    assert (preview.id, preview.step) == ("1", 1) and of_worker(line(preview)[:-1]) == preview
+    with Image.open(io.BytesIO(preview.image)) as image:
+        assert (image.format, image.size, image.n_frames) == ("WEBP", (4, 4), 2)  # type: ignore[attr-defined]
+    now, shown = [0.0], list[int]()
+    previews = Previews("3", lambda one: shown.append(one.step), lambda: now[0])
+
+    def step(number: int, seconds: float, cost: float) -> None:
+        def frames() -> np.ndarray:
+            now[0] += cost
+            return np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+
+        now[0] += seconds
+        previews.look()
+        previews.step(number, cast(Any, SimpleNamespace(preview=frames)))
+
+    for number, (seconds, cost) in enumerate([(1, 0.001), (1.9, 1), (0.2, 0.1), (11.9, 1), (0.2, 0.1)]):
+        step(number, seconds, cost)
+    assert shown == [0, 2, 4]
+
+    def without() -> np.ndarray:
+        raise UsageError("there is no preview")
+
+    previews = Previews("4", lambda one: shown.append(one.step))
+    previews.look()
+    previews.step(1, cast(Any, SimpleNamespace(preview=without)))
+    assert len(shown) == 3
 
 
 def test_a_job_is_cancelled(device: Device, tmp_path: Path) -> None:

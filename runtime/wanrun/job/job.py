@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wanrun.generation.pipeline import Pipeline
+    from wanrun.generation.step import OnStep, Step
     from wanrun.media.types import Inputs
     from wanrun.opened.cancel import CancelToken
 
@@ -63,6 +64,7 @@ def run_job(
     overwrite: bool = False,
     written: Callable[[Output, Mapping[str, Any]], object] = _no_more,
     passed: Passed = _not_waited_for,
+    look: Callable[[int, Step], object] | None = None,
 ) -> Outcome:
     """Makes the videos of a job, writes its outputs, and returns how it ended.
 
@@ -75,23 +77,18 @@ def run_job(
         overwrite: whether existing videos are replaced.
         written: gets each output once it is written, with the metadata of the videos, before the next one is.
         passed: called once all steps are made: see ``wanrun.job.line``.
+        look: gets the number of steps done and the ``Step``, after the progress has been told of it.
 
     Returns:
         The outcome, which has any WanError. Other errors are raised.
     """
     progress, sizes = Progress(job.id) if progress is None else progress, dict[str, int]()
-
-    def step(done: int, total: int) -> None:
-        progress.step(done, total)
-        if done == total:
-            passed()
-
     try:
         result = pipeline.run(
             job.generation,
             inputs=inputs,
             latents=latents,
-            on_step=step,
+            on_step=_telling(progress, look, passed),
             timings=progress.timings,
             warn=warn,
             cancel=cancel,
@@ -107,3 +104,21 @@ def run_job(
     finally:
         progress.stop()
     return progress.outcome(metadata=plain(metadata), sizes=sizes, warnings=list(result.warnings))
+
+
+def _telling(progress: Progress, look: Callable[[int, Step], object] | None, passed: Passed) -> OnStep:
+    """Returns what a pipeline calls after each step."""
+
+    def told(done: int, total: int) -> None:
+        progress.step(done, total)
+        if done == total:
+            passed()
+
+    if look is None:
+        return told
+
+    def on_step(done: int, total: int, step: Step) -> None:
+        told(done, total)
+        look(done, step)
+
+    return on_step

@@ -77,6 +77,8 @@ export const closeSession = () => ask("/session", { method: "DELETE" });
 export const createVideo = (form, key) =>
   askJson("/v1/videos", { method: "POST", headers: { "Idempotency-Key": key }, body: form });
 
+export const previewPath = (id, step) => `${at(id)}/preview?step=${step}`;
+
 export const contentPath = (id, index = 0, variant = "video") => `${at(id)}/content?index=${index}&variant=${variant}`;
 export const mediaPath = (id, { option, index }) => `${at(id)}/media/${encodeURIComponent(option)}/${index}`;
 

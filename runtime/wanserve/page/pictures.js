@@ -1,8 +1,8 @@
 // Small pictures that stand for a job: its input files, or the outline of its shape.
 
-import { mediaPath } from "./api.js";
+import { mediaPath, previewPath } from "./api.js";
 import { icon, make } from "./dom.js";
-import { aspect } from "./words.js";
+import { aspect, promptWords } from "./words.js";
 
 const MOST = 2;
 
@@ -21,6 +21,16 @@ function picture(video, item) {
   const image = make("img", { class: "picture", src: source, alt: "", loading: "lazy" });
   image.addEventListener("error", () => image.replaceWith(make("span", { class: "picture" }, icon("image"))));
   return image;
+}
+
+/** Shows the newest preview of a job that runs. It stays until the next one has come whole. */
+export function preview(node, video) {
+  const source = previewPath(video.id, video.preview);
+  if (node.dataset.shows === source) return;
+  node.dataset.shows = source;
+  const image = make("img", { class: "picture preview", alt: `Preview: ${promptWords(video, 40)}` });
+  image.addEventListener("load", () => node.dataset.shows.startsWith(previewPath(video.id, "")) && node.replaceChildren(image));
+  image.src = source;
 }
 
 /** The outline of the video that is to be made. */

@@ -1,6 +1,6 @@
 // One row of the queue: a job with its pictures, its state in words, its progress and its buttons.
 
-import { contentMark, mediaPictures } from "./pictures.js";
+import { contentMark, mediaPictures, preview } from "./pictures.js";
 import { icon, make, setText } from "./dom.js";
 import { left, promptWords, shapeWords, state } from "./words.js";
 
@@ -62,6 +62,7 @@ function fillProgress(bar, video, waits) {
 }
 
 function fillPictures(node, video) {
+  if (video.preview !== null) return preview(node, video);
   const signature = JSON.stringify([video.size, video.media]);
   if (node.dataset.shows === signature) return;
   node.dataset.shows = signature;
