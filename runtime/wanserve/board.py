@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from wanrun import Event
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.progress import QUEUED, VideoProgress
-from wanserve.refusal import without_paths
+from wanserve.messages import Preview
+from wanserve.progress import QUEUED, STEPS, VideoProgress
+from wanserve.refusal import RefusedError, without_paths
 from wanserve.settings import Settings
 from wanserve.shown import ShownVideo, shown
 from wanserve.video import Video
@@ -99,6 +101,38 @@ class Board:
             self.hub.publish(video.owner, video.id, "video", *self.shown(video))
         if video.over:
             self.hub.ended(video.id)
+
+    def take(self, running: VideoProgress, event: Event) -> None:
+        """Records and publishes what a worker does; those who listen have a preview made of a step."""
+        running.take(event)
+        self.publish(running.video)
+        if event.phase == STEPS and self.hub.hears(running.video.owner, event.id):
+            running.look()
+
+    def looked_at(self, video: Video, look: Callable[[], None]) -> None:
+        """Keeps what tells the worker of a video that a preview is wanted."""
+        self._running[video.id].look = look
+
+    def show(self, preview: Preview) -> None:
+        """Keeps the newest preview of a video that runs, and tells of it."""
+        if (running := self._running.get(preview.id)) is not None:
+            running.preview = preview.step, preview.image
+            self.publish(running.video)
+
+    def preview(self, video: Video) -> tuple[int, bytes]:
+        """Returns the newest preview of a video that runs and its step, and asks for the next one.
+
+        Raises:
+            RefusedError: if there is none.
+        """
+        if (running := self._running.get(video.id)) is None:
+            what = f"there is no preview: the video is {video.status}"
+            raise RefusedError(what, 409, code=video.status if video.over else "not_ready")
+        running.look()
+        if running.preview is None:
+            what = "there is no preview yet; the first comes with a step, if the artifact has a map"
+            raise RefusedError(what, 404, code="not_ready")
+        return running.preview
 
     def moved(self) -> None:
         """Publishes the places in the queue soon, all in one event."""

@@ -171,7 +171,7 @@ class Device:
                     self._told = True
                     self._queue.take(message)
                 case Preview():
-                    self._queue.show(message)
+                    self._queue.board.show(message)
                 case Outcome():
                     await self._ended(message)
         return None
@@ -235,8 +235,9 @@ class Device:
             cancel = partial(writer.write, line(Cancel(video.id)))
             if video.unwanted:  # since before the worker knew the video
                 cancel()
+            self._queue.board.looked_at(video, partial(writer.write, line(Look(video.id))))
             with self._stored():  # while the worker begins: no video is lost if that is not stored
-                await self._queue.begin(video, cancel, partial(writer.write, line(Look(video.id))))
+                await self._queue.begin(video, cancel)
             await writer.drain()
             await self._free.wait()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -10,7 +11,34 @@ from wanrun.errors import UsageError
 from wanrun.request.lora import LoraChoice, parse_lora
 from wanserve.names import LORA, LORA_PATHS, NO_LORA_PATH, OF_LORA, options_by_name
 from wanserve.refusal import RefusedError
+from wanserve.route import TEXT, Content
 from wanserve.values import decoded, mistyped, number_of
+
+_TEXTS: Final[Mapping[str, Any]] = {"type": "array", "items": TEXT}
+LORAS: Final = Content(
+    {
+        "type": "object",
+        "properties": {
+            "object": {"const": "list"},
+            "data": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "object": {"const": "lora"},
+                        "name": TEXT,
+                        "rank": {"type": "integer"},
+                        "experts": _TEXTS,
+                        "defaults": {"type": "object"},
+                        "sha256": TEXT,
+                        "models": _TEXTS,
+                    },
+                },
+            },
+        },
+    }
+)
+"""The answer of the route that lists LoRAs."""
 
 
 def single_lora(given: dict[str, Any]) -> tuple[list[dict[str, Any]], str] | None:

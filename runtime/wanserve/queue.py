@@ -23,7 +23,7 @@ from wanserve.log import INFO, LOG, WARNING, tell
 from wanserve.messages import code_of
 from wanserve.metrics import Metrics
 from wanserve.process import from_outside
-from wanserve.progress import CANCELLING, STEPS, VideoProgress
+from wanserve.progress import CANCELLING, VideoProgress
 from wanserve.refusal import RefusedError, closing
 from wanserve.resolved import Resolved
 from wanserve.room import Room, frames_bytes
@@ -33,7 +33,6 @@ from wanserve.video import Failure, Video
 
 if TYPE_CHECKING:
     from wanrun import Event, Outcome
-    from wanserve.messages import Preview
 
 ROOM_SECONDS = 2.0
 """After which a video that waits for room on the disk looks again."""
@@ -274,12 +273,9 @@ class Queue:
         """Returns what there is too little of for any video; None for nothing."""
         return self.room.lack_logged()
 
-    async def begin(
-        self, video: Video, cancel: Callable[[], None], look: Callable[[], None] = lambda: None
-    ) -> None:
-        """Stores that a video runs; ``cancel`` tells its worker to end it, ``look`` to make a preview."""
-        running = self._running[video.id]
-        running.cancel, running.look = cancel, look
+    async def begin(self, video: Video, cancel: Callable[[], None]) -> None:
+        """Stores that a video runs; ``cancel`` tells its worker to end it."""
+        self._running[video.id].cancel = cancel
         self.board.publish(video)
         self.board.moved()
         await self._put(video)
@@ -287,33 +283,7 @@ class Queue:
     def take(self, event: Event) -> None:
         """Records and publishes what a worker does for a video."""
         if (running := self._running.get(event.id)) is not None:
-            running.take(event)
-            self.board.publish(running.video)
-            if event.phase == STEPS and self.hub.hears(running.video.owner, event.id):
-                running.look()
-
-    def show(self, preview: Preview) -> None:
-        """Keeps the newest preview of a video that runs, and tells of it."""
-        if (running := self._running.get(preview.id)) is not None:
-            running.preview = preview.step, preview.image
-            self.board.publish(running.video)
-
-    def preview(self, video: Video) -> tuple[int, bytes]:
-        """Returns the newest preview of a video that runs, and asks its worker for the next one.
-
-        Raises:
-            RefusedError: if there is none.
-        """
-        if (running := self._running.get(video.id)) is None:
-            what = f"there is no preview: the video is {video.status}"
-            raise RefusedError(what, 409, code="not_ready" if not video.over else video.status)
-        running.look()
-        if running.preview is None:
-            what = (
-                "there is no preview yet; the first comes with a step, if the artifact has a map of colours"
-            )
-            raise RefusedError(what, 404, code="not_ready")
-        return running.preview
+            self.board.take(running, event)
 
     async def ended(self, outcome: Outcome) -> None:
         """Records how a job ended, whose device is free now."""

@@ -20,6 +20,7 @@ from wanserve.folders import Folders
 from wanserve.forms import FORM_TYPES
 from wanserve.intake import Intake
 from wanserve.keys import Client
+from wanserve.lora_fields import LORAS
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, one_of, whole
 from wanserve.route import (
@@ -74,31 +75,6 @@ VIDEOS: Final = Content(
             "first_id": _ID,
             "last_id": _ID,
             "has_more": {"type": "boolean"},
-        },
-    }
-)
-
-_TEXTS: Final[Mapping[str, Any]] = {"type": "array", "items": TEXT}
-LORAS: Final = Content(
-    {
-        "type": "object",
-        "properties": {
-            "object": {"const": "list"},
-            "data": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "object": {"const": "lora"},
-                        "name": TEXT,
-                        "rank": {"type": "integer"},
-                        "experts": _TEXTS,
-                        "defaults": {"type": "object"},
-                        "sha256": TEXT,
-                        "models": _TEXTS,
-                    },
-                },
-            },
         },
     }
 )
@@ -294,7 +270,7 @@ class Routes:
         Previews are made while somebody listens to the events of the video or asks for this, one in two
         seconds or fewer.
         """
-        step, image = self._queue.preview(self._video(request))
+        step, image = self._queue.board.preview(self._video(request))
         return Response(image, headers={"cache-control": "no-store", "x-step": str(step)}, media_type=WEBP)
 
     @route("GET", "/v1/videos/{id}/events", answer=EVENTS)

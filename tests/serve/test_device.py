@@ -489,22 +489,24 @@ def test_a_preview_is_asked_for_by_those_who_listen(queue: Callable[[], House]) 
         await house.ask()
         waits = await house.ask()
         one = await house.queue.next()
-        await house.queue.begin(one, lambda: None, lambda: looks.append(one.id))
+        house.queue.board.looked_at(one, lambda: looks.append(one.id))
         house.queue.take(Event(one.id, "steps", 1, 9))
         house.queue.hub.listen("somebody else")
         house.queue.take(Event(one.id, "steps", 2, 9))
         assert not looks
-        with pytest.raises(RefusedError, match="no preview yet"):
-            house.queue.preview(one)
+        with pytest.raises(RefusedError) as refused:
+            house.queue.board.preview(one)
+        assert refused.value.status == 404
         listener = house.queue.hub.listen(one.owner)
         house.queue.take(Event(one.id, "steps", 3, 9))
-        house.queue.show(Preview(one.id, 3, b"a picture"))
-        assert house.queue.preview(one) == (3, b"a picture") and looks == [one.id] * 3
+        house.queue.board.show(Preview(one.id, 3, b"a picture"))
+        assert house.queue.board.preview(one) == (3, b"a picture") and looks == [one.id] * 3
         heard = [await listener.next(0.05) for _ in range(2)]
         assert [event[1].preview for event in heard if event] == [None, 3]
-        house.queue.show(Preview("another", 3, b""))
-        with pytest.raises(RefusedError, match="the video is queued"):
-            house.queue.preview(waits)
+        house.queue.board.show(Preview("another", 3, b""))
+        with pytest.raises(RefusedError) as refused:
+            house.queue.board.preview(waits)
+        assert refused.value.status == 409
 
     run(test())
 
