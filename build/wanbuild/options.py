@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, structs
 from msgspec.structs import force_setattr
 
 import wanrun
+from wanbuild.default_options import DEFAULTS
 from wanbuild.published.samplings import SAMPLINGS
 from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
@@ -44,24 +45,6 @@ _PLANNED: Mapping[str, Mapping[str, Any]] = MappingProxyType({"plan": MappingPro
 """``plan`` has the option too, as it is."""
 
 _WEIGHTS = "a .safetensors or .gguf file, or the folder or the index of its shards"
-
-DEFAULTS = (
-    "steps",
-    "guidance_scale",
-    "guidance_scale_2",
-    "boundary",
-    "flow_shift",
-    "solver",
-    "timesteps",
-    "fps",
-)
-"""The options of a generation that a model may have defaults for, by key."""
-
-
-def default_rows() -> dict[str, Row]:
-    """Returns the options that can be defaults, by their keys."""
-    by_key = {row.key: row for row in wanrun.options()}
-    return {key: by_key[key] for key in DEFAULTS}
 
 
 class PlainConvert(Struct, frozen=True, kw_only=True):

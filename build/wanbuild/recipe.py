@@ -15,9 +15,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from wanbuild.default_options import default_rows
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
-from wanbuild.options import default_rows, recipe_rows
+from wanbuild.options import recipe_rows
 from wanbuild.source.configs import parse_configs
 from wanbuild.source.parts import OPTIONS
 from wanrun import __version__

@@ -240,9 +240,15 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
         "loop": "scan",
         "max_steps": 7,
         "lora_rank": 32,
+        "guiders": ("cfg-zero",),
     }
     assert given.keys() == {*BuildOptions.__struct_fields__}
-    options = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags = {"guiders": ("--guider", "cfg-zero")}
+    options = [
+        text
+        for name, value in given.items()
+        for text in flags.get(name, (f"--{name.replace('_', '-')}", str(value)))
+    ]
     arguments = ["compile", "--artifact", str(toy_artifact), *options]
     assert CliRunner().invoke(commands.wanbuild, arguments).exit_code == 0
     assert [request.options for request in compiled] == [BuildOptions(**given)]

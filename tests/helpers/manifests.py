@@ -212,7 +212,7 @@ def full_manifest() -> Manifest:
         1,
         True,
         0,
-        built_with(image_weights_dtype="bfloat16", lora_rank=32, vae_tile=256),
+        built_with(image_weights_dtype="bfloat16", lora_rank=32, vae_tile=256, guiders=("cfg-zero",)),
         num_references=2,
     )
     program = plain_program(

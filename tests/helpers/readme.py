@@ -15,7 +15,8 @@ from typing import NamedTuple
 import click
 
 from wanbuild.cli import wanbuild
-from wanbuild.options import default_rows, recipe_rows
+from wanbuild.default_options import default_rows
+from wanbuild.options import recipe_rows
 from wancli.run import wanrun
 from wanrun.rows import Row
 from wanserve.route import Parameter

@@ -15,8 +15,8 @@ from wanbuild.adapters.request import AdapterRequest
 from wanbuild.adapters.tensors import PlannedTensor, layout_of, planned_tensors
 from wanbuild.conversion.defaults import with_defaults
 from wanbuild.conversion.sampling import sampling_doubts, with_sampling
+from wanbuild.default_options import default_rows
 from wanbuild.lora.merge import LoraRequest, misplaced, open_loras, parse_lora
-from wanbuild.options import default_rows
 from wanbuild.source.safetensors import DTYPES
 from wanbuild.staging import changing, check_free_space
 from wanhub.marker import is_copy

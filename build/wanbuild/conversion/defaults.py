@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from wanbuild.options import default_rows
+from wanbuild.default_options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.options import default_rows
+from wanbuild.default_options import default_rows
 from wanbuild.published.samplings import SAMPLINGS
 from wanrun.errors import UsageError, escaped, shortened
 from wanrun.files import read_bounded

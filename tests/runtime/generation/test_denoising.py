@@ -44,7 +44,7 @@ def denoise(
         num_videos=1,
         num_references=0,
         guidance=False,
-        options=types.SimpleNamespace(max_steps=MAX_STEPS),
+        options=types.SimpleNamespace(max_steps=MAX_STEPS, guiders=()),
     )
     sampler = Sampler(cast(Any, programs), plain_manifest(), profile, cast(Any, None))
     run = Denoising(table, ranges, np.empty(0), loop, Timings(), **options)
