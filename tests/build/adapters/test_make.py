@@ -15,7 +15,7 @@ from helpers.damage import flip, one_error
 from helpers.loras import PUBLISHED, listed_adapter, lora, stored_weights, transformer_shapes, write
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import DEFAULTS, default_rows
+from wanbuild.default_options import DEFAULTS, default_rows
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanhub.marker import MARKER
