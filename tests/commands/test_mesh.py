@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.artifacts import OWN_PROGRAMS, build_artifact, compile_fast, compiled_store
+from helpers.artifacts import OWN_PROGRAMS, compile_fast, compiled_store
 from helpers.compiled_once import compiled_once
 from helpers.devices import on_devices
 from wanbuild.options import BuildOptions, CompileRequest
@@ -67,31 +67,6 @@ def test_the_whole_of_it(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     entry.write_bytes(entry.read_bytes()[:-1] + b"x")
     line = cli.fails(3, *video)
     assert "the executable " in line and "denoise_step" in line and "is damaged" in line
-
-
-def test_slots_of_zeros_change_no_bit(
-    toy_checkpoint: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Beside 8-bit weights that are cut along heads and features, as their slots are."""
-    on_devices(4, with_slots, str(compiled_store(tmp_path_factory)), str(toy_checkpoint), str(tmp_path))
-
-
-def with_slots(store: str, checkpoint: str, folder: str) -> None:
-    """Builds without slots and with them, of one frame, and compares what both make."""
-    from wanrun import load
-
-    made = list[np.ndarray]()
-    for rank in (0, 8):
-        artifact, size = Path(folder) / f"artifact-{rank}", {"num_frames": 1, "loop": "step"}
-        with compiled_once(Path(store)):
-            build_artifact(
-                Path(checkpoint), artifact, mesh="data=2,tensor=2", rank=rank, quantise="int8", **size
-            )
-        with load(artifact, embeddings="none") as pipeline:
-            result = pipeline.generate("a fox", num_steps=2, seed=3)
-            assert pipeline.profile.options.lora_rank == rank and result.timings.cache_misses == 0
-            made.append(result.latents)
-    np.testing.assert_array_equal(*made)
 
 
 def test_the_programs_are_the_same_each_time(mesh_artifact: Path) -> None:
