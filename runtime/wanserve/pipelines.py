@@ -19,6 +19,7 @@ MARGIN: Final = 1.2
 
 _FULL: Final = (
     *("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "annot allocate memory"),
+    "can't start new thread",  # for want of a stack
     "failed to map segment",  # of a shared library that is imported
 )
 

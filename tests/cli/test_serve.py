@@ -220,7 +220,7 @@ def test_a_worker_that_is_killed_each_time(toy_artifact: Path, tmp_path: Path) -
 
 def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[..., Server]) -> None:
     """Two workers make two jobs at once. One that gets no more memory fails its job; the next is made."""
-    server = start(toy_artifact, "--workers", 2)
+    server = start(toy_artifact, "--workers", 2, "--attempts", 1)  # a worker may die before it tells
     server.ready()
     while len(server.workers) < 2 or "ready_workers 2.0" not in server.call("GET", "/metrics").body.decode():
         time.sleep(0.05)
@@ -231,12 +231,10 @@ def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[...,
         server.call("POST", f"/v1/videos/{id}/cancel")
         server.until(id, "cancelled")
     for pid in server.workers:
-        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.prlimit(pid, resource.RLIMIT_AS, (used, used))
+        resource.prlimit(pid, resource.RLIMIT_DATA, (1, 1))  # reserved memory cannot be taken up either
     failed = server.until(ask(server, seed=4), "failed")
     assert failed["error"]["code"] in ("out_of_memory", "worker_died"), failed["error"]
-    server.until(ask(server, seed=4), "completed", "failed")
-    assert server.until(ask(server, seed=4), "completed", "failed")["status"] == "completed"
+    assert "completed" in [server.ended(ask(server, seed=4))["status"] for _ in range(2)]
     assert server.call("GET", "/healthz").status == 200
 
 

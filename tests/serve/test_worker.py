@@ -253,6 +253,7 @@ def test_the_codes_of_the_api(error: Exception, code: str, capsys: pytest.Captur
         (FULL, True),
         (MemoryError(), True),
         (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("can't start new thread"), True),
         (ImportError("libx.so: failed to map segment from shared object"), True),
         (OSError(2, "No such file"), False),
     ],
