@@ -154,11 +154,16 @@ def two_experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of two experts, and the profile 96x64x9-b1-nocfg."""
+    """The same of two experts, which can begin with a video, and the profile 96x64x9-b1-nocfg."""
 
     def build(folder: Path) -> None:
         build_artifact(
-            two_experts_checkpoint, folder, guidance=(True, False), shipping=True, guiders=["cfg-zero"]
+            two_experts_checkpoint,
+            folder,
+            guidance=(True, False),
+            shipping=True,
+            guiders=["cfg-zero"],
+            video_to_video=True,
         )
 
     return shared(tmp_path_factory, "two-artifact", build)

@@ -240,6 +240,9 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
             flag="--guider",
         ),
     ] = ()
+    video_to_video: Annotated[
+        bool, option("Models of video from text: let a run begin with a video.", commands=_PLANNED)
+    ] = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "guiders", tuple(name for name in BUILT if name in self.guiders))

@@ -55,6 +55,7 @@ class Model:
             "segment_overlap": task.windows is not None,
             "fit": task.fits,
             "lora": bool(self.loras),
+            "strength": task.start is not None,
             "decoder": TINY_VAE in self.manifest.components,
         }
         shown |= {name: name in task.inputs for name in files()}
@@ -202,6 +203,7 @@ class Model:
         facts = {
             "Animate": model.task.windows is not None,
             "two experts": "boundary" in model.default_options(),
+            "video to video": model.task.start is not None,
         }
         return [name for name, is_so in facts.items() if is_so]
 

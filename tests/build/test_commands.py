@@ -241,9 +241,10 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
         "max_steps": 7,
         "lora_rank": 32,
         "guiders": ("cfg-zero",),
+        "video_to_video": True,
     }
     assert given.keys() == {*BuildOptions.__struct_fields__}
-    flags = {"guiders": ("--guider", "cfg-zero")}
+    flags = {"guiders": ("--guider", "cfg-zero"), "video_to_video": ("--video-to-video",)}
     options = [
         text
         for name, value in given.items()

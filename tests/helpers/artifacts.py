@@ -39,7 +39,7 @@ Every kind of program, but for face adapters, is in one that is compiled with th
 
 _STREAMED = ("context", "enter", "keys_blocks", "blocks", "keys_vace_blocks", "vace_blocks")
 OWN_PROGRAMS = (
-    *("encode_image", "encode_video", "prepare", "denoise_step", "denoise_loop"),
+    *("encode_image", "encode_video", "encode_start", "prepare", "denoise_step", "denoise_loop"),
     *(f"stream_{name}" for name in (*_STREAMED, "keys_face_adapter", "face_adapter", "leave")),
 )
 """What differs between the variants' toys. The others, of one size, are those of ``toy_artifact``."""
@@ -63,6 +63,7 @@ def build_artifact(
     quantise: str | None = None,
     files: Mapping[str, Path] = MappingProxyType({}),
     guiders: Sequence[str] = (),
+    video_to_video: bool = False,
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -81,6 +82,7 @@ def build_artifact(
         quantise: as ``--quantise`` takes it.
         files: weight files by component, as of ``ConvertRequest``.
         guiders: those beside ``cfg``.
+        video_to_video: whether steps can begin with a video.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -99,7 +101,9 @@ def build_artifact(
             [num_frames],
             guided,
             num_references=count,
-            options=BuildOptions(dtype="float32", loop=form, lora_rank=rank, guiders=guiders),
+            options=BuildOptions(
+                dtype="float32", loop=form, lora_rank=rank, guiders=guiders, video_to_video=video_to_video
+            ),
             mesh=parse_mesh(mesh),
         )
         if shipping is True:

@@ -212,7 +212,13 @@ def full_manifest() -> Manifest:
         1,
         True,
         0,
-        built_with(image_weights_dtype="bfloat16", lora_rank=32, vae_tile=256, guiders=("cfg-zero",)),
+        built_with(
+            image_weights_dtype="bfloat16",
+            lora_rank=32,
+            vae_tile=256,
+            guiders=("cfg-zero",),
+            video_to_video=True,
+        ),
         num_references=2,
     )
     program = plain_program(
@@ -312,6 +318,7 @@ def full_model() -> Model:
         modes=Modes(names=("animate", "replace"), array="mode"),
         windows=Windows(frames_of="video", overlaps=(1, 5), carried={"previous": "last_frames"}),
         held=HeldFrame(condition="condition", latents="held", mask="frame_mask"),
+        start="mask",
     )
     processor = ImageProcessor(
         shortest_edge=32, crop=32, resample=3, rescale_factor=0.5, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)

@@ -130,8 +130,10 @@ def samples(manifest: Manifest, profile: Profile) -> list[Sample]:
     The last sample has all of the media.
     """
     made = []
+    start = manifest.model.task.start
     for name, options in _variant(manifest).usages:
-        media = sample_media(manifest, profile, **options, seed=SEED)
+        given = {**options, "without": (*options.get("without", ()), start)}
+        media = sample_media(manifest, profile, **given, seed=SEED)
         inputs = None if media is None else load_media(manifest, profile, media)
         made.append(Sample(name, media, inputs))
     return made

@@ -103,6 +103,7 @@ class Generation:
             prompts=2 if self.shape.guidance else 1,
             videos=self.shape.num_videos,
             media=True,
+            starts=self.options.video_to_video,
             noise=False,
         )
 

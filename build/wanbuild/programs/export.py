@@ -16,6 +16,7 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.wiring import aval_text
 from wanbuild.targets.target import TargetSpec
+from wanbuild.variants.start import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import PROGRAM
@@ -126,7 +127,13 @@ def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profi
     lost = {profile for _, profile in changed}
     golden = {name: record for name, record in manifest.golden.items() if name not in lost}
     return (
-        artifact.changed(profiles=profiles, program_sets=sets, targets=targets, golden=golden),
+        artifact.changed(
+            **with_start(manifest, any(one.options.video_to_video for one in profiles.values())),
+            profiles=profiles,
+            program_sets=sets,
+            targets=targets,
+            golden=golden,
+        ),
         empty.key,
     )
 

@@ -167,6 +167,12 @@ class Parts:
             self.configs["transformer"].grid(self.latent_shape)
         except ValueError as error:
             raise UsageError(f"{shape.width}x{shape.height} cannot be built: {error}") from None
+        if self.options.video_to_video and not self.variant.from_video:
+            raise UsageError(
+                f"--video-to-video cannot be built for {model.variant}",
+                expected="a model that makes video from text",
+                remedy="leave it out",
+            )
         self._check_tile()
 
     def _check_tile(self) -> None:

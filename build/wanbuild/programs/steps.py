@@ -18,6 +18,8 @@ from wanbuild.models.transformer import WanTransformer
 from wanbuild.programs.denoiser import Denoiser
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.variants.conditioner import Conditioner
+from wanbuild.variants.start import VideoStart
 from wanrun.artifact.guiders import inputs_of
 from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.denoising.steps import TABLES
@@ -40,7 +42,27 @@ def encode_video(parts: Parts) -> ProgramSpec:
     """Returns the program images, videos -> condition of the steps: see ``wanbuild.variants``."""
     kind = parts.variant.conditioner
     assert kind is not None
-    conditioner = kind(
+    conditioner = _of_kind(parts, kind)
+
+    def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:
+        return conditioner(vae, **media)
+
+    return parts.spec(encode_video, {"vae": parts.weights["vae"], **conditioner.arguments()})
+
+
+def encode_start(parts: Parts) -> ProgramSpec:
+    """Returns the program start_video (F, H, W, 3) uint8 -> start (C, T, h, w): see ``VideoStart``."""
+    conditioner = _of_kind(parts, VideoStart)
+
+    def encode_start(vae: Any, **media: jax.Array) -> dict[str, Any]:
+        return dict(conditioner.condition(vae, media))
+
+    return parts.spec(encode_start, {"vae": parts.weights["vae"], **conditioner.arguments()})
+
+
+def _of_kind(parts: Parts, kind: type[Conditioner]) -> Conditioner:
+    """Returns what encodes images and videos of a profile."""
+    return kind(
         module=parts.modules["vae"],
         config=parts.configs["vae"],
         inputs=parts.variant.inputs,
@@ -54,11 +76,6 @@ def encode_video(parts: Parts) -> ProgramSpec:
         alike=parts.kernels.pieces_alike,
         tile=parts.options.vae_tile,
     )
-
-    def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:
-        return conditioner(vae, **media)
-
-    return parts.spec(encode_video, {"vae": parts.weights["vae"], **conditioner.arguments()})
 
 
 def prepare(parts: Parts) -> ProgramSpec:

@@ -117,7 +117,8 @@ class _Wiring:
 
     def _check_roles(self) -> None:
         """Checks that there is a program for all that the runtime calls."""
-        media = roles_when("media")[-1:] if self._task.inputs else ()
+        needed = {"window": bool(self._task.conditions), "start": self._options.video_to_video}
+        media = [role for role, is_so in needed.items() if is_so]
         decoders = roles_when("video")
         decoders = decoders if TINY_VAE in self._manifest.components else decoders[:1]
         for role in (*roles_when("prompts"), *decoders, *media, *self._looped):
@@ -166,6 +167,8 @@ class _Wiring:
             return self._encoding(program)
         if role.when == "video":
             return self._decoding()
+        if role.name == "start":
+            return self._arrays(), {"start": self._one_video()}
         made = self._made(program)
         alike = {key: made[key] for key in {*program.avals["outputs"], *program.donated} if key in made}
         if role.when != "steps":
@@ -235,10 +238,14 @@ class _Wiring:
 
     def _decoding(self) -> tuple[Trees, Trees]:
         """Returns the latents of one video, without those in front of its own, and its frames."""
-        profile, (_, channels, times, *cells) = self._profile, self._latents
-        times -= leading_latents(self._manifest, profile)
+        profile = self._profile
         frames = aval_text("uint8", profile.num_frames, profile.height, profile.width, 3)
-        return {"latents": aval_text("float32", channels, times, *cells)}, {"frames": frames}
+        return {"latents": self._one_video()}, {"frames": frames}
+
+    def _one_video(self) -> str:
+        """Returns the latents of one video, without those in front of its own."""
+        _, channels, times, *cells = self._latents
+        return aval_text("float32", channels, times - leading_latents(self._manifest, self._profile), *cells)
 
     def _calls(self, form: Form) -> dict[str, Any]:
         """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""

@@ -58,6 +58,7 @@ ROWS = (
         inputs=takes(an_image("image", required=False)),
         held=HeldFrame(condition="condition", latents="first_frame", mask="frame_mask"),
         expand_timesteps=True,
+        from_video=True,
         fps=24,
         sizes=((1280, 704), (704, 1280)),
         num_frames=121,

@@ -7,12 +7,19 @@ from types import MappingProxyType
 from wanbuild.variants.variant import TEXT_TO_VIDEO, TWO_EXPERTS, Variant
 
 ROWS = (
-    Variant(name="wan2.1-t2v", task="t2v", pipeline_class="WanPipeline", components=TEXT_TO_VIDEO),
+    Variant(
+        name="wan2.1-t2v",
+        task="t2v",
+        pipeline_class="WanPipeline",
+        components=TEXT_TO_VIDEO,
+        from_video=True,
+    ),
     Variant(
         name="wan2.2-t2v",
         task="t2v",
         pipeline_class="WanPipeline",
         components=TWO_EXPERTS,
+        from_video=True,
         steps=40,
         guidance_scale=4.0,
         options=MappingProxyType({"guidance_scale_2": 3.0}),

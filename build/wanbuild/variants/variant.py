@@ -108,6 +108,7 @@ class Variant:
         held: the first latent frame, if it may be given.
         condition_channels: whether the transformer takes, besides the latents' channels, ``vae_temporal``
             mask channels and as many channels of given latents.
+        from_video: whether its steps may begin with a given video instead of noise alone.
         leading_latents: latent frames in front of the video's own.
         expand_timesteps: whether there is a timestep per token.
         steps: default denoising steps.
@@ -134,6 +135,7 @@ class Variant:
     windows: Windows | None = None
     held: HeldFrame | None = None
     condition_channels: bool = False
+    from_video: bool = False
     leading_latents: int = 0
     expand_timesteps: bool = False
     steps: int = 50

@@ -196,9 +196,11 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns all records; of fields that came later, those that are not empty."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         for profile in content["profiles"].values():
-            for name in ("lora_rank", "guiders", "vae_tile"):
+            for name in ("lora_rank", "guiders", "vae_tile", "video_to_video"):
                 if not profile["options"][name]:
                     del profile["options"][name]
+        if content["model"]["task"]["start"] is None:
+            del content["model"]["task"]["start"]
         return {name: content[name] for name in content if content[name] or name not in _LATER}
 
     def as_json(self) -> dict[str, Any]:

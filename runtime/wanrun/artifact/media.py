@@ -65,8 +65,13 @@ class Media(Struct, frozen=True):
     video: Annotated[
         VideoSource | None,
         option(
-            "Control video, or the video to edit.",
-            models="VACE",
+            "Control video, or the video to edit; of T2V and TI2V the video to begin with, in a profile "
+            "built with --video-to-video.",
+            page={
+                "": "Control video, or the video to edit.",
+                "video to video": "Video to begin with, which is made anew.",
+            },
+            models="VACE, T2V, TI2V",
             value="DIR|FILE",
             also="src_video video_path",
         ),
@@ -139,7 +144,7 @@ class Media(Struct, frozen=True):
             page="How an image or a video of another shape is brought to the size: stretched; cropped around "
             "the middle; or padded with black.",
             default="stretch",
-            models="I2V, FLF2V, TI2V, Animate",
+            models="I2V, FLF2V, TI2V, Animate, T2V with --video",
         ),
     ] = None
 

@@ -124,6 +124,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         image_weights_dtype: storage dtype of the image encoder; None for a model without one.
         lora_rank: rank of the slots beside the transformer's weights; 0 for none, a manifest leaves 0 out.
         guiders: those beside ``cfg`` that steps can use; a manifest leaves an empty list out.
+        video_to_video: whether steps can begin with a video; a manifest leaves false out.
     """
 
     dtype: Dtype
@@ -141,6 +142,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     lora_rank: NotNegative = 0
     guiders: tuple[GuiderName, ...] = ()
     vae_tile: NotNegative = 0
+    video_to_video: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -193,6 +195,7 @@ class Profile(Record, frozen=True):
         options += f" --lora-rank {self.options.lora_rank}" if self.options.lora_rank else ""
         options += "".join(f" --guider {name}" for name in self.options.guiders)
         options += f" --vae-tile {self.options.vae_tile}" if self.options.vae_tile else ""
+        options += " --video-to-video" if self.options.video_to_video else ""
         return options + (f" --reference-images {self.num_references}" if self.num_references else "")
 
 

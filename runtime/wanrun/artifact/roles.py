@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 RoleName = Literal[
-    "text", "once", "window", "prepare", "context", "step", "scan", "enter", "keys", "layer", "leave",
-    "decode", "decode_tiny", "spread",
+    "text", "once", "window", "start", "prepare", "context", "step", "scan", "enter", "keys", "layer",
+    "leave", "decode", "decode_tiny", "spread",
 ]  # fmt: skip
 """What the manifest says of a program.
 
@@ -24,6 +24,7 @@ RoleName = Literal[
 | ``text`` | once per prompt; the shortest one that fits it | ``ids``, ``mask`` | ``embeddings`` |
 | ``once`` | first, once for all windows | prepared images and videos | inputs of later programs |
 | ``window`` | next, once per window | the same, and what the window before has left | the same |
+| ``start`` | next, for a video that the steps begin with | this video | its latents, ``start`` |
 | ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
 | ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
 | ``step`` | once per step | state, a row of the solver's table | state |
@@ -66,7 +67,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         windows: windows that the video is made in.
         prompts: prompts, the negative one too if a step has guidance.
         videos: videos per prompt.
-        media: whether images or videos are given.
+        media: whether images or videos are given that steps take.
+        starts: whether the steps begin with a given video.
         noise: whether the solver adds noise, which the host draws, after each step.
         decoder: what makes the frames: one of ``DECODERS``.
     """
@@ -81,6 +83,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     media: bool
     noise: bool
     decoder: str = "full"
+    starts: bool = False
 
     def made(self, role: RoleName) -> int:
         """Returns the steps of all windows that programs of a role make."""
@@ -227,6 +230,16 @@ _ROWS = (
         name="window",
         when="media",
         calls=lambda facts: facts.windows * _media(facts),
+        makes=None,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_RECORD,
+    ),
+    Role(
+        name="start",
+        when="media",
+        calls=lambda facts: int(facts.starts),
         makes=None,
         body=None,
         passes=False,

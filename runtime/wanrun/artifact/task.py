@@ -118,6 +118,8 @@ class Task(Record, frozen=True, kw_only=True):
         modes: the model's modes; None for a model with a single one.
         windows: the windows of a long video; None if every video has the profile's frames.
         held: the first frame that may be given; None if there is no such frame.
+        start: the video whose latents, with noise, the steps may begin with, instead of noise alone; None if
+            no profile is built for it, and then a manifest leaves it out.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Task(Record, frozen=True, kw_only=True):
     modes: Modes | None = None
     windows: Windows | None = None
     held: HeldFrame | None = None
+    start: MediaOption | None = None
 
     @property
     def fits(self) -> bool:
@@ -150,10 +153,19 @@ class Task(Record, frozen=True, kw_only=True):
         arrays += [] if self.modes is None else [self.modes.array]
         if twice := [array for array, count in Counter(arrays).items() if count > 1]:
             yield f"two inputs are called {twice[0]}"
+        if self.start is not None:
+            begins = self.inputs.get(self.start)
+            if begins is None or begins.kind != "video" or begins.required:
+                yield f"steps cannot begin with {self.start}, which is no optional video"
         if self.windows is not None:
             decides = self.inputs.get(self.windows.frames_of)
             if decides is None or decides.kind != "video" or not decides.required or decides.mode is not None:
                 yield f"the windows need {self.windows.frames_of}, which is not a video required in all modes"
+
+    @property
+    def conditions(self) -> Mapping[MediaOption, Input]:
+        """The inputs that steps take, by option: without the video that they may begin with."""
+        return {name: item for name, item in self.inputs.items() if name != self.start}
 
     @property
     def counted(self) -> tuple[MediaOption, Input] | None:

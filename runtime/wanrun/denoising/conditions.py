@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.denoising.solvers import SolverTable
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -17,11 +19,25 @@ class Conditions:
         prepare: inputs of the programs before an expert's steps, besides the embeddings.
         steps: inputs of every step.
         held: latents (C, 1, h, w) of a first frame that is not denoised; None if all frames are.
+        start: latents (C, T, h, w) of a video that the steps begin with; None for noise alone.
     """
 
     prepare: Mapping[str, Any] = field(default_factory=dict)
     steps: Mapping[str, Any] = field(default_factory=dict)
     held: np.ndarray | None = None
+    start: np.ndarray | None = None
+
+    def first_sample(self, noise: np.ndarray, table: SolverTable) -> np.ndarray:
+        """Returns the sample that the steps begin with, float32: noise, or a video at the first noise level.
+
+        Args:
+            noise: float32 (B, C, T, h, w); only read.
+            table: of the steps.
+        """
+        if self.start is None:
+            return noise * np.float32(table.start)
+        sigma = np.float32(table.sigmas[0])
+        return (1 - sigma) * self.start + sigma * noise
 
     def finish(self, latents: np.ndarray) -> np.ndarray:
         """Returns the final latents (B, C, T, h, w), with the held first frame in its place."""

@@ -25,7 +25,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 
 COLUMNS = ("sigma", "c_x", "c_last", "c_0", "c_1", "c_2", "p_x", "p_0", "p_1")
 """The columns of a coefficient table, named as in the recurrence above."""
@@ -45,6 +45,7 @@ class SolverTable:
         sigmas: (N + 1,) float64, noise levels, each a float32 value; the last is 0.
         noise: (N,) float32, weight of the standard normal noise added to the sample after each step.
         start: weight of the initial noise, the first sample.
+        skipped: how many steps before these are left out: a video begins at the first of ``sigmas``.
     """
 
     name: str
@@ -53,6 +54,7 @@ class SolverTable:
     sigmas: np.ndarray
     noise: np.ndarray
     start: float = 1.0
+    skipped: int = 0
 
 
 def solver_table(
@@ -62,6 +64,7 @@ def solver_table(
     num_train_timesteps: int = 1000,
     timesteps: Sequence[float] | None = None,
     coefficients: Sequence[Sequence[float]] | None = None,
+    strength: float | None = None,
 ) -> SolverTable:
     """Computes a solver's table.
 
@@ -82,9 +85,13 @@ def solver_table(
             lowers a first sigma of 1 by 1e-6, as on its own grid.
         coefficients: (N, 4), beside timesteps: those of x, m0, m1 and m2 of steps fitted to a model,
             instead of the solver's.
+        strength: of a video that the steps begin with, 0 to 1; None for all steps. The last
+            int(N·strength) steps of a class's grid are left, as of diffusers' WanVideoToVideoPipeline; of
+            explicit timesteps those whose sigma is at most that of a grid at this strength. They begin
+            without history.
 
     Raises:
-        UsageError: if a value is out of range, or the grid is too fine for float32.
+        UsageError: if a value is out of range, the grid is too fine for float32, or no step is left.
     """
     if name not in SOLVERS:
         raise UsageError("unknown solver", expected=", ".join(SOLVERS), found=repr(name))
@@ -95,13 +102,46 @@ def solver_table(
         sigmas, given = _own_grid(name, num_steps, flow_shift, num_train_timesteps)
     else:
         sigmas, given = _explicit_grid(timesteps, num_train_timesteps, solver, flow_shift)
+    skipped = 0 if strength is None else _skipped(sigmas, strength, None if timesteps is None else flow_shift)
+    sigmas, given = sigmas[skipped:], given[skipped:]
     # float32 sigmas below 1 leave alpha exact and nonzero. Lambda is infinite at sigma 0 and at sigma 1.
     with np.errstate(divide="ignore"):
-        rows = solver.rows(sigmas) if coefficients is None else fitted_rows(coefficients)
+        rows = solver.rows(sigmas) if coefficients is None else fitted_rows(_begun(coefficients[skipped:]))
     table = np.column_stack([sigmas[:-1], rows]).astype(np.float32)
     noise = sigmas[1:] if solver.adds_noise else np.zeros(len(given))
     start = float(sigmas[0]) if solver.scales_start else 1.0
-    return SolverTable(name, given.astype(np.float32), table, sigmas, noise.astype(np.float32), start)
+    return SolverTable(
+        name, given.astype(np.float32), table, sigmas, noise.astype(np.float32), start, skipped
+    )
+
+
+def _skipped(sigmas: np.ndarray, strength: float, flow_shift: float | None) -> int:
+    """Returns how many of the steps with sigmas (N + 1,) a video leaves out; explicit ones have a shift."""
+    steps, name = len(sigmas) - 1, field("strength")
+    if flow_shift is None:
+        left, least = min(int(steps * strength), steps), f"at least 1 / {steps}"
+    else:
+        _check_shift(flow_shift)
+        level = np.float32(_shift(np.array(strength), flow_shift))
+        left, least = int(np.count_nonzero(sigmas[:-1] <= level)), f"sigmas of at most {level:.4g}"
+    if not left:
+        raise UsageError(
+            f"{name} {strength:g} leaves no step of {steps}",
+            expected=least,
+            found=None if flow_shift is None else f"the last one's is {sigmas[-2]:.4g}",
+            remedy="raise it, or use more steps",
+        )
+    return steps - left
+
+
+def _begun(coefficients: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """Returns (N, 4) without the history that the first two rows lack: the oldest there is stands for it."""
+    rows = [list(row) for row in coefficients]
+    for row in rows[:1]:
+        row[1:] = sum(row[1:]), 0.0, 0.0
+    for row in rows[1:2]:
+        row[2:] = row[2] + row[3], 0.0
+    return rows
 
 
 def _own_grid(

@@ -123,7 +123,8 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
 
     Args:
         options: the steps are the explicit ``timesteps``; if those are absent or None, the solver's own grid
-            for ``num_steps`` and ``flow_shift``. Those of a fitted schedule have ``coefficients``.
+            for ``num_steps`` and ``flow_shift``. Those of a fitted schedule have ``coefficients``. With a
+            ``strength`` the first steps are left out.
 
     Raises:
         UsageError: if the solver has no such table.
@@ -132,9 +133,11 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     solver, steps, shift = options["solver"], options["num_steps"], options["flow_shift"]
     timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
     fitted = None if (given := options.get("coefficients")) is None else tuple(map(tuple, given))
-    table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted)
-    if zero_steps := options.get("zero_steps", 0):
+    strength = options.get("strength")
+    table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted, strength)
+    if zero_steps := max(options.get("zero_steps", 0) - table.skipped, 0):
         table = _without_velocity(table, zero_steps)
+    options = {**options, "zero_steps": zero_steps}
     return table, expert_ranges(table, transformers(manifest), options, num_train_timesteps)
 
 
@@ -171,24 +174,25 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
     return None if timesteps is None else [float(timestep) for timestep in timesteps]
 
 
-def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | None:
+def boundary_between(manifest: Manifest, num_steps: int, **others: Any) -> float | None:
     """Returns a boundary that gives both experts steps in a short run: the model's own, or else the middle.
 
     It is a share of the training timesteps; None with one transformer.
 
     Args:
-        steps: denoising steps on the solver's own grid.
+        num_steps: denoising steps on the solver's own grid.
         others: options by name; solver and shift default to the artifact's.
     """
     if len(transformers(manifest)) == 1:
         return None
     defaults = manifest.model.default_options()
     own = defaults["boundary"]
-    options = {**defaults, "timesteps": None, **others, "num_steps": steps}
+    options = {**defaults, "timesteps": None, **others, "num_steps": num_steps}
     table, parts = schedule(options, manifest)
-    if steps == 1 or len(parts) == 2:
+    left = len(table.timesteps)
+    if left == 1 or len(parts) == 2:
         return float(own)
-    return _between(table, steps // 2, manifest)
+    return _between(table, left // 2, manifest)
 
 
 def boundary_after(high: int, options: Mapping[str, Any], manifest: Manifest) -> float:

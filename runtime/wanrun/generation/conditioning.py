@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,10 +29,12 @@ class Encoded:
     Attributes:
         once: outputs that are the same for all windows.
         window: outputs for the first window only.
+        start: outputs of a video that the steps begin with; none without one.
     """
 
     once: Mapping[str, Any]
     window: Mapping[str, Any]
+    start: Mapping[str, Any] = field(default_factory=dict)
 
 
 LastEncoded = WeakKeyDictionary[Inputs, Mapping[tuple[str, ...], Encoded]]
@@ -62,7 +64,8 @@ class Conditioning:
         self._model, self._task = manifest.model, manifest.model.task
         self._last, self._low_memory = last, low_memory
         self._once, self._window = programs.with_role("once"), programs.with_role("window")
-        self._encoders = (*self._once, *self._window)
+        self._start = programs.with_role("start")
+        self._encoders = (*self._once, *self._window, *self._start)
         self._digests = tuple(programs[name].sha256 for name in self._encoders)
 
     @property
@@ -97,6 +100,9 @@ class Conditioning:
                 if name in self._encoders or key in media:
                     dtype, shape = program.array(key)
                     arrays[key] = np.zeros(shape, dtype)
+        self._run(self._start, arrays)  # of which a warm-up's steps take nothing
+        if not self._window:
+            return self._without()
         once = self._encode_once(arrays)
         return self._conditions(arrays, Encoded(once, self._encode_window(arrays, once, {}, 1)), {})
 
@@ -124,24 +130,36 @@ class Conditioning:
         """
         if inputs is None or not inputs.arrays:
             return self._without()
-        if not self._window:
+        started, conditioned = self._takers(inputs)
+        arrays = self._of_window(inputs, window)
+        first = window is None or not window.start
+        encoded = known = self._last.get(inputs, {}).get(self._digests)
+        if encoded is None or not first:
+            with timings.phase("encode_media"):
+                start = (self._run(started, arrays) if known is None else known.start) if started else {}
+                once, of_window = dict[str, Any](), dict[str, Any]()
+                if conditioned:
+                    once = self._encode_once(arrays) if known is None else dict(known.once)
+                    of_window = self._encode_window(arrays, once, carried or {}, inputs.segment_overlap)
+            encoded = Encoded(once, of_window, start)
+            if first:
+                self._last.clear()
+                self._last[inputs] = {self._digests: encoded}
+        found = self._conditions(arrays, encoded, options or {}) if conditioned else self._without()
+        return replace(found, start=np.asarray(encoded.start["start"])) if started else found
+
+    def _takers(self, inputs: Inputs) -> tuple[Sequence[str], bool]:
+        """Returns the programs of a given video to begin with, and whether steps take anything given."""
+        task = self._task
+        begins = None if task.start is None else task.inputs[task.start].array
+        given = begins in inputs.arrays
+        conditioned = bool(inputs.arrays.keys() - {begins})
+        if (given and not self._start) or (conditioned and not self._window):
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
             )
-        arrays = self._of_window(inputs, window)
-        first = window is None or not window.start
-        known = self._last.get(inputs, {}).get(self._digests)
-        if known is not None and first:
-            return self._conditions(arrays, known, options or {})
-        with timings.phase("encode_media"):
-            once = self._encode_once(arrays) if known is None else known.once
-            of_window = self._encode_window(arrays, once, carried or {}, inputs.segment_overlap)
-        encoded = Encoded(once, of_window)
-        if first:
-            self._last.clear()
-            self._last[inputs] = {self._digests: encoded}
-        return self._conditions(arrays, encoded, options or {})
+        return self._start if given else (), conditioned
 
     def _of_window(self, inputs: Inputs, window: Window | None) -> dict[str, Any]:
         """Returns the arrays, of videos only the frames of a window."""

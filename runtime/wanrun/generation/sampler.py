@@ -98,7 +98,7 @@ class Sampler:
 
         Args:
             run: the generation's parameters.
-            noise: initial latents, float32 (B, C, T, h, w); only read.
+            noise: initial noise, float32 (B, C, T, h, w); only read.
             conditions: inputs from images and videos.
             draw: returns the noise that the solver adds between steps.
 
@@ -110,7 +110,7 @@ class Sampler:
             WanError: if the latents are not finite.
         """
         (name,) = self.programs.with_role(run.form.makers[0])
-        state = start_state(noise * np.float32(run.table.start), self.programs[name])
+        state = start_state(conditions.first_sample(noise, run.table), self.programs[name])
         return conditions.finish(final_latents(self.steps(run, state, conditions, draw)))
 
     def steps(self, run: Denoising, state: State, conditions: Conditions, draw: Draw) -> State:

@@ -249,15 +249,20 @@ class _Loader:
         return frames, count
 
     def _whole_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
-        """Returns (F, H, W, ...) of a video that must have the profile's number of frames."""
+        """Returns (F, H, W, ...) of a video of so many frames; steps begin with the first ones of a longer."""
         expected, canvas = self._total, self._canvas(item, described(source, field(name)))
-        frames, count = self._first_frames(name, item, source, canvas, expected + 1)
-        if count != expected:
+        begins = name == self._task.start
+        folder = begins and isinstance(source, Path | str) and Path(source).is_dir()
+        # A folder's digest is of the frames that are read.
+        frames, count = self._first_frames(name, item, source, canvas, expected + (not folder))
+        if begins and count > expected:
+            self._warnings.append(f"{described(source, name)}: the first {expected} frames are taken")
+        elif count != expected:
             raise UsageError(
                 f"{canvas.title} does not fit the profile",
-                expected=f"{expected} frames",
+                expected=f"{expected} frames" + (" or more" if begins else ""),
                 found=count if count < expected else f"more than {expected}",
-                remedy="cut the video, or use a profile of its length",
+                remedy=f"{'give a longer' if begins else 'cut the'} video, or use a profile of its length",
             )
         return frames
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from wanrun.artifact.manifest import Manifest
 
 
+_BUILT_FOR_IT = "; a model of video from text takes one after wanbuild compile --video-to-video"
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Media as the arrays that programs take. Two objects are equal only if they are one.
@@ -90,7 +93,8 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
         if item is None:
             if given:
                 what = f"{option} cannot be used with {variant}"
-                yield UsageError(what, expected=taken, remedy="leave it out")
+                remedy = "leave it out" + (_BUILT_FOR_IT if name == "video" else "")
+                yield UsageError(what, expected=taken, remedy=remedy)
         elif given and item.mode not in (None, mode):
             wanted = f"{field('mode')} {item.mode}"
             yield UsageError(f"{option} only has an effect with {wanted}", remedy=f"pass {wanted}")

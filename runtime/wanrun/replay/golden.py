@@ -157,7 +157,7 @@ def replayed(
         tuple(int(value) for value in _sampled(result.frames)),
         tuple(float(value) for value in _sampled(moved)),
         VELOCITY_TOLERANCES[dtype],
-        generation.options["num_steps"],
+        len(generation.table.timesteps),
         _tiny_samples(pipeline, result.latents),
     )
     return Replay(golden, form, start, moved)
@@ -176,13 +176,16 @@ def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int 
     scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
     looped = any(FORMS[form].looped for form in profile.options.forms)
     steps = steps or (min(STEPS, profile.options.max_steps) if looped else STEPS)
+    # Of a video to begin with there is nothing left at full strength.
+    of_video = {"num_steps": 2 * steps, "strength": 0.5} if profile.options.video_to_video else {}
+    run: dict[str, Any] = {"num_steps": steps, **of_video}
     generation = pipeline.resolve(
         PROMPT,
         NEGATIVE_PROMPT,
         guidance_scale=scale,
         seed=SEED,
-        num_steps=steps,
-        boundary=boundary_between(manifest, steps),  # each expert has a step, whatever the shift
+        **run,
+        boundary=boundary_between(manifest, **run),  # each expert has a step, whatever the shift
         loop=cast("FormName | None", loop),
         media=sample_media(manifest, profile),
     )

@@ -66,10 +66,11 @@ def sample_media(
         without: names of optional inputs to leave out.
     """
     inputs = manifest.model.task.inputs
+    start = None if profile.options.video_to_video else manifest.model.task.start
     wanted = {
         name
         for name, item in inputs.items()
-        if item.mode in (None, mode) and (item.required or name not in without)
+        if item.mode in (None, mode) and (item.required or name not in (*without, start))
     }
     if not wanted:
         return None

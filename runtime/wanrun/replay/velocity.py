@@ -54,7 +54,7 @@ class Start:
         return cls(
             transformers(pipeline.manifest),
             pipeline.encode_prompts(generation.prompts),
-            session.conditioning(inputs, timings=Timings(), options=generation.options),
+            replace(session.conditioning(inputs, timings=Timings(), options=generation.options), start=None),
             Noise(generation.options["seed"])(session.latents_shape),
         )
 

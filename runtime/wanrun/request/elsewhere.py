@@ -147,7 +147,6 @@ _REMEDIES = by_name(
             "enhance_prompt prompt_extend_method prompt_extend_model prompt_extend_target_lang "
             "use_prompt_enhancer use_prompt_extend"
         ),
-        Remedy("a video is not made from another one by noising"): "denoise denoising_strength strength",
         Remedy("these models have no sound"): "audio audio_path audio_reference enable_tts",
         Remedy("leave it out: the model reads 512 tokens"): "max_sequence_length",
     }

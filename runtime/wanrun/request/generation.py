@@ -19,7 +19,7 @@ from wanrun.artifact.roles import Facts, roles_of
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import ExpertRange, schedule
 from wanrun.files import sha256_of
-from wanrun.media.types import Inputs, Media
+from wanrun.media.types import Inputs, Media, is_given
 from wanrun.media.windows import num_windows
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.adapters import ChosenLora
@@ -155,6 +155,15 @@ class Generation:
             **facts,
         }
 
+    def _conditioned(self, inputs: Inputs | None) -> bool:
+        """Whether images or videos are given that steps take: any but the video that they begin with."""
+        if "strength" not in self.options:
+            return inputs is not None or self.media is not None
+        taken = self.manifest.model.task.conditions
+        if inputs is not None:
+            return any(item.array in inputs.arrays for item in taken.values())
+        return self.media is not None and any(is_given(self.media, name) for name in taken)
+
     def cost(self, inputs: Inputs | None = None) -> Cost:
         """Returns what the generation will take. Inputs that were read may decide the number of windows."""
         profile, windows, steps = self.profile, self.num_windows(inputs), len(self.table.timesteps)
@@ -166,7 +175,8 @@ class Generation:
             windows=windows,
             prompts=len(self.prompts),
             videos=profile.num_videos,
-            media=inputs is not None or self.media is not None,
+            media=self._conditioned(inputs),
+            starts="strength" in self.options,
             noise=bool(self.table.noise.any()),
             decoder=self.options.get("decoder", "full"),
         )

@@ -48,6 +48,9 @@ class Options(TypedDict, total=False):
     segment_overlap: Literal[1, 5] | None
     fit: Literal["stretch", "crop", "pad"] | None
     conditioning_scale: float | None
+    strength: float | None
+    denoise: float | None
+    denoising_strength: float | None
     profile: str | None
     size: str | Sequence[int] | None
     resolution: str | Sequence[int] | None

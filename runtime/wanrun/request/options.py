@@ -18,7 +18,7 @@ from wanrun.denoising.steps import GUIDED, boundary_after, explicit_timesteps, g
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
-from wanrun.request.request import TWO_EXPERTS, Request
+from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
 
@@ -135,6 +135,7 @@ def with_split_steps(request: Request) -> Request:
 
 def _boundary(options: Mapping[str, Any], given: float | None, manifest: Manifest) -> float:
     """Returns the boundary that gives the experts their steps; UsageError if the given one does not."""
+    options = {**options, "strength": None}  # they are of all steps
     high, names = options["steps_high"], " and ".join(map(field, SPLIT))
     if given is None:
         return boundary_after(high, options, manifest)
@@ -189,6 +190,40 @@ def check_decoder(manifest: Manifest, decoder: str | None) -> None:
             f"{name} tiny needs a tiny decoder, and this artifact has none",
             remedy="wanbuild convert SOURCE --tiny-vae taew2_1.safetensors, and compile; or leave it out",
         )
+
+
+def with_strength(manifest: Manifest, profile: Profile, request: Request, begins: bool) -> Request:
+    """Returns a request with the strength of a video that its steps begin with, if they do.
+
+    Args:
+        profile: the chosen profile.
+        begins: whether such a video is given.
+
+    Raises:
+        UsageError: for a strength without a video.
+        ArtifactError: if the profile is not built for such a video.
+    """
+    name, start = field("strength"), manifest.model.task.start
+    if not begins:
+        if request.strength is None:
+            return request
+        video = "a video to begin with" if start is None else field(start)
+        raise UsageError(
+            f"{name} has no effect without {video}",
+            expected=None if start else "a profile of wanbuild compile --video-to-video",
+            remedy="leave it out" if start is None else f"pass {video} too",
+        )
+    if not profile.options.video_to_video:
+        more = structs.replace(
+            profile, options=structs.replace(profile.options, video_to_video=True)
+        ).compile_options
+        built = [key for key, one in manifest.profiles.items() if one.options.video_to_video]
+        raise ArtifactError(
+            f"profile {profile.name} is not built for a video to begin with",
+            expected="one of " + ", ".join(built),
+            remedy=f"choose one of these, or run wanbuild compile {more} --artifact DIR",
+        )
+    return structs.replace(request, strength=STRENGTH if request.strength is None else request.strength)
 
 
 def _check_guidance(profile: Profile, scale: float | None) -> None:
@@ -254,7 +289,7 @@ def _check_guided_steps(options: Mapping[str, Any]) -> None:
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
     options = manifest.model.default_options().keys()
-    here = _NOT_RECORDED | options | (set(SPLIT) if "boundary" in options else set())
+    here = _NOT_RECORDED | options | {"strength"} | (set(SPLIT) if "boundary" in options else set())
     return tuple(row for row in rows() if row.models and row.name not in here)
 
 
@@ -346,6 +381,8 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
         options |= {name: value for name, value in off.items() if name in options}
     if options["decoder"] in (None, "full"):  # as of artifacts without another
         del options["decoder"]
+    if options["strength"] is None:
+        del options["strength"]
     shares = {name: default if options[name] is None else options[name] for name, default in GUIDED.items()}
     options = {name: value for name, value in options.items() if name not in GUIDED}
     if shares != GUIDED:

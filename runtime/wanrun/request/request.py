@@ -32,6 +32,9 @@ PROMPTS = "Prompts"
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
 
+STRENGTH = 0.8
+"""How much of a video is made anew if nothing else is said: diffusers' default."""
+
 TWO_EXPERTS = "two experts"
 """The models that have the options of a high-noise and a low-noise expert."""
 
@@ -78,6 +81,17 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     conditioning_scale: Annotated[
         Scale | None, option("Strength of the control video.", default=ARTIFACT, models="VACE")
+    ] = None
+    strength: Annotated[
+        Share | None,
+        option(
+            "How much of --video is made anew: the share of the steps that run, from a video with noise; "
+            "needs a profile built with --video-to-video.",
+            page="How much of the video is made anew: the share of the steps that run.",
+            default=f"{STRENGTH}, with --video",
+            also="denoise denoising_strength",
+            models="T2V, TI2V",
+        ),
     ] = None
     profile: Annotated[
         str | None,

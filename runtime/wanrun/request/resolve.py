@@ -18,7 +18,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.solvers import SOLVERS
 from wanrun.denoising.steps import schedule
-from wanrun.media.types import Inputs, Media, check_media
+from wanrun.media.types import Inputs, Media, check_media, is_given
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.adapters import Chosen
 from wanrun.request.arguments import artifact_of, check_media_options, check_objects
@@ -26,7 +26,7 @@ from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
-from wanrun.request.options import check_effects, resolve_options, scheduled, with_split_steps
+from wanrun.request.options import check_effects, resolve_options, scheduled, with_split_steps, with_strength
 from wanrun.request.profiles import choose_profile, has_guidance
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
@@ -128,6 +128,7 @@ def resolve_request(
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
+    request = with_strength(manifest, profile, request, _begins(manifest, given, inputs))
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
     if chosen.loras:
         options["lora"] = [one.facts for one in chosen.loras]
@@ -168,7 +169,7 @@ def _warnings(
             f"steps at shift {own.flow_shift:g}; the steps are those of {options['solver']}'s own grid"
         )
     given = request.timesteps is not None and shift != own.flow_shift
-    if given and not SOLVERS[options["solver"]].trained_levels:
+    if given and "strength" not in options and not SOLVERS[options["solver"]].trained_levels:
         yield f"the shift {shift:g} has no effect: the timesteps are given"
 
 
@@ -188,6 +189,16 @@ def _shape(manifest: Manifest, request: Request, num_references: int | None) -> 
         "num_references": num_references,
         "guidance": True if guided else None,
     }
+
+
+def _begins(manifest: Manifest, media: Media | None, inputs: Inputs | None) -> bool:
+    """Whether a video is given that the steps begin with."""
+    task = manifest.model.task
+    if task.start is None:
+        return False
+    if inputs is not None:
+        return task.inputs[task.start].array in inputs.arrays
+    return media is not None and is_given(media, task.start)
 
 
 def _num_references(manifest: Manifest, media: Media | None, inputs: Inputs | None) -> int | None:

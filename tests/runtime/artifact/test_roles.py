@@ -21,7 +21,16 @@ from wanrun.artifact.roles import (
 )
 
 FACTS = Facts(
-    form="step", steps=10, guided=4, experts=2, windows=3, prompts=2, videos=4, media=True, noise=False
+    form="step",
+    steps=10,
+    guided=4,
+    experts=2,
+    windows=3,
+    prompts=2,
+    videos=4,
+    media=True,
+    noise=False,
+    starts=True,
 )
 
 
@@ -46,7 +55,7 @@ def test_a_program_that_makes_steps_is_proven_by_their_update() -> None:
             replace(ROLES[name], proven=proven)
 
 
-CALLS = {"text": 2, "once": 1, "window": 3, "decode": 12}
+CALLS = {"text": 2, "once": 1, "window": 3, "start": 1, "decode": 12}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,7 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     tiny = {role.name: role.calls(replace(facts, decoder="tiny")) for role in roles_of(form, "tiny")}
     assert tiny == {key.replace("decode", "decode_tiny"): value for key, value in calls.items()}
     of_text = replace(facts, media=False)
-    assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0]
+    assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0, 1]
 
 
 def test_of_several_programs_that_make_steps_the_last_one_that_wants_a_step_makes_it(

@@ -79,6 +79,7 @@ BAD: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("wan2.2-animate", ("model", "task", "windows", "frames_of"), "video", "the windows need video, which"),
     ("wan2.2-animate", (*INPUTS, "pose_video", "required"), False, "the windows need pose_video, which"),
     ("wan2.2-ti2v", ("model", "task", "held"), {}, "missing required field"),
+    ("wan2.2-ti2v", ("model", "task", "start"), "image", "steps cannot begin with image"),
 ]
 
 
