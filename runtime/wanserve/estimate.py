@@ -76,7 +76,8 @@ class Estimates:
 
     def total(self, video: Video) -> float | None:
         """Returns the seconds that a waiting video takes; None if none of its kind was measured."""
-        return sum(self.parts(video, video.shape["num_steps"]).values()) if self.known(video) else None
+        steps = video.shape["num_steps"] * video.shape.get("clips", 1)
+        return sum(self.parts(video, steps).values()) if self.known(video) else None
 
     def follow(self, progress: VideoProgress, clock: Mapping[str, Any]) -> None:
         """Sets the percent and the remaining seconds of a video that a worker has.
@@ -87,10 +88,11 @@ class Estimates:
         """
         video = progress.video
         steps = progress.steps or video.shape["num_steps"]
+        phase_now = "steps" if 0 < progress.step < steps else progress.phase  # a window's decoding, too
         parts = self.parts(video, steps, clock["step"])
         order = ("media", "text", "steps", "decode", "encode")
         done, left = 0.0, 0.0
-        here = order.index(progress.phase) if progress.phase in order else -1
+        here = order.index(phase_now) if phase_now in order else -1
         for index, phase in enumerate(order):
             seconds = parts.get(phase, 0.0)
             if index < here:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import wanrun
 from wanrun.errors import UsageError
+from wanrun.generation.parts import spool_of
+from wanrun.temporary import remove_tree
 from wanserve.video import Upload, Video
 
 KINDS: Final = ("video", "thumbnail", "last_frame")
@@ -122,10 +124,12 @@ class Folders:
         return {str(folder / one.file): one.name for one in uploads} | {f"{folder}/": ""}
 
     def out(self, id: str) -> Path:
-        """Makes an empty folder for a video's results; those of an attempt before are removed."""
+        """Makes a folder for a video's results; of those of an attempt before only finished clips stay."""
         folder = self.of(id) / "out"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for there in folder.iterdir():
+            if there != spool_of(there.with_suffix("")):
+                remove_tree(there)
         return folder
 
     def outputs(self, video: Video) -> tuple[Output, ...]:

@@ -247,10 +247,11 @@ def _shape(generation: Generation) -> dict[str, Any]:
     return {
         "profile": profile.name,
         "size": f"{profile.width}x{profile.height}",
-        "num_frames": profile.num_frames,
+        "num_frames": generation.num_frames(None),
         "num_videos": profile.num_videos,
         "fps": generation.fps,
         "num_steps": len(generation.table.timesteps),
+        "clips": generation.clips,
         "guided": sum(part.guided for part in generation.ranges),
     }
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import wanrun
 from wanrun import Outcome, Progress
 from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, lacks_space
+from wanrun.generation.parts import remove_spool, spool_of
 from wanserve.messages import (
     Begin,
     Broken,
@@ -98,8 +99,13 @@ class Worker:
         finally:  # others may have been released for it
             self._send(Ready(self._pipelines.loaded))
         job = message.job.unpack(pipeline.manifest)
-        look = self._previews[message.job.id].step
-        return wanrun.run_job(pipeline, job, progress, cancel=token, overwrite=True, look=look)
+        look, spool = self._previews[message.job.id].step, spool_of(job.outputs[0].path)
+        try:
+            return wanrun.run_job(
+                pipeline, job, progress, cancel=token, overwrite=True, look=look, spool=spool
+            )
+        finally:  # what is left by the death of this process is continued
+            remove_spool(spool)
 
     def serve(self) -> int:
         """Runs all jobs that come; returns the exit code once it cannot go on."""

@@ -144,7 +144,10 @@ class Batch:
         progress = Progress(job.id, timings=Timings.from_now(self._timings))
         given: dict[str, Any] = {"latents": work.noise, "facts": planned.metadata}
         given |= {"warn": partial(self.warn, planned=planned), "overwrite": self._overwrite}
-        given |= {"written": self._deliver, **({"passed": passed} if self._ahead else {})}
+        given |= {
+            "written": self._deliver,
+            **({"passed": passed, "spool": planned.spool} if self._ahead else {}),
+        }
         try:
             with self._shown_running(job) as given["cancel"]:
                 for output in job.outputs[:1]:  # the folder may be gone since the start, hours ago

@@ -12,6 +12,7 @@ from wanrun import read_bounded
 from wanrun.errors import UsageError
 from wanrun.media.video_paths import FOLDER
 from wanrun.media.write_video import MAX_METADATA_BYTES, check_free, metadata_sidecar, read_metadata
+from wanrun.request.generation import deciding_facts
 
 if TYPE_CHECKING:
     from wanfleet.uploads import VideoStore
@@ -79,17 +80,9 @@ def _is_in_store(name: str, expected: Mapping[str, Any], store: VideoStore) -> b
 _REMEDY = "pass --overwrite to make all again, or choose another output"
 
 
-def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metadata as read from a file, without wanrun's version and the artifact's address and LoRAs."""
-    plain = json.loads(json.dumps(dict(metadata), default=str))
-    for key in ("wanrun", "artifact", "merged_loras"):  # those are a part of the content digest
-        plain.pop(key, None)
-    return dict(plain)
-
-
 def check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises UsageError unless an existing video has the expected metadata, wherever it was made."""
-    there, wanted = _plain(found), _plain(expected)
+    there, wanted = deciding_facts(found), deciding_facts(expected)
     if there == wanted:
         return
     if not there:
@@ -122,6 +115,6 @@ def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:
     """Returns whether a sidecar without its video holds the expected metadata."""
     try:
         there = json.loads(read_bounded(sidecar, MAX_METADATA_BYTES))
-        return isinstance(there, dict) and _plain(there) == _plain(expected)
+        return isinstance(there, dict) and deciding_facts(there) == deciding_facts(expected)
     except (OSError, ValueError, RecursionError):
         return False

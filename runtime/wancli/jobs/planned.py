@@ -18,6 +18,7 @@ from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.denoising.latents import check_latents, latents_shape
 from wanrun.errors import UsageError
+from wanrun.generation.parts import spool_for, spool_of
 from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
@@ -44,6 +45,11 @@ class Planned:
     job: Job
     videos: tuple[Path, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def spool(self) -> Path:
+        """The folder of its clips while they are made."""
+        return spool_of(self.videos[0])
 
     @property
     def finished(self) -> bool:
@@ -157,6 +163,8 @@ class Planner:
             outputs = tuple(one for one in job.outputs if self._is_missing(one, missing))
         if not outputs:
             self.media.spare(job.generation)
+        elif job.generation.clips > 1 and not overwrite:
+            spool_for(job.generation, planned.spool, metadata)
         return replace(planned, job=replace(job, outputs=outputs), metadata=metadata)
 
     def _is_missing(self, output: Output, videos: Sequence[int]) -> bool:

@@ -170,6 +170,9 @@ CHOICES: Final = tuple(row.name for row in rows_of(Media) if row.name not in MED
 SEVERAL: Final = next(row.name for row in rows_of(Media) if row.many)
 """The only one of them that may be given several times."""
 
+FIRST: Final = "image"
+"""The image that a video may begin with."""
+
 if TYPE_CHECKING:
     MediaOption = str
 else:

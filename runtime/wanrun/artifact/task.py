@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from wanrun.artifact.media import SEVERAL, MediaOption
+from wanrun.artifact.media import FIRST, SEVERAL, MediaOption
 from wanrun.artifact.record import AtLeastOne, Record
 
 Preparation = Literal["resize", "resize_same_aspect", "fit_on_black", "fit_on_white", "greyscale"]
@@ -171,6 +171,17 @@ class Task(Record, frozen=True, kw_only=True):
     def counted(self) -> tuple[MediaOption, Input] | None:
         """The option with the profile's number of reference images, and its record; None if there is none."""
         return (SEVERAL, self.inputs[SEVERAL]) if SEVERAL in self.inputs else None
+
+    @property
+    def chained(self) -> Input | None:
+        """The image that a video begins with, where any frame can be it, and it alone; None if there is none.
+
+        A clip then continues another one whose last frame it takes.
+        """
+        first, others = self.inputs.get(FIRST), [one for name, one in self.inputs.items() if name != FIRST]
+        if first is None or self.windows is not None or any(one.required for one in others):
+            return None
+        return first if first.prepare == "resize" and first.size is None else None
 
     @property
     def always_encodes(self) -> bool:

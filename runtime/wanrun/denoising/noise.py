@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wanrun.errors import UsageError, quoted
+from wanrun.files import sha256_of
 
 _BLOCK = 16  # torch transforms 8 pairs at a time, and draws values one by one below this size
 _CHUNK_BLOCKS = 2048  # 128 kB per float64 temporary, to stay in the L2 cache
@@ -32,6 +33,15 @@ def check_seed(seed: int) -> None:
     """Raises UsageError unless the seed is 0 to 2**64 - 1."""
     if not 0 <= seed < 2**64:
         raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=quoted(seed))
+
+
+def clip_seed(seed: int, clip: int) -> int:
+    """Returns the seed of a clip of a video with a seed, from 0: the first clip's is the video's own.
+
+    A later one's is the first four bytes, the lowest last, of the sha256 of ``SEED/CLIP`` in decimal digits:
+    videos with seeds in a row have no clips in common.
+    """
+    return seed if not clip else int(sha256_of(f"{seed}/{clip}".encode())[:8], 16)
 
 
 class Noise:

@@ -260,6 +260,11 @@ class Denoising:
         """The form of the loop."""
         return FORMS[self.loop]
 
+    @property
+    def place(self) -> str | None:
+        """Which of several windows or clips is made, in words."""
+        return f"part {self.window + 1} of {self.windows}" if self.windows > 1 else None
+
     def maker_of(self, step: int) -> RoleName:
         """Returns the role whose program makes a step."""
         return self.maker or self.form.maker(step)

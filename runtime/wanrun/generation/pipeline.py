@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -18,10 +19,10 @@ from wanrun.artifact.roles import DecoderName
 from wanrun.denoising.latents import check_latents, leading_latents
 from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
-from wanrun.errors import UsageError, wrong_type
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.loras import applied_loras
+from wanrun.generation.parts import spool_for
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
 from wanrun.generation.step import OnStep, telling
@@ -30,7 +31,7 @@ from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.elsewhere import no_attribute
-from wanrun.request.generation import Generation, influences_of
+from wanrun.request.generation import Generation, check_resolved, influences_of
 from wanrun.request.keywords import Options
 from wanrun.request.options import check_decoder
 from wanrun.request.resolve import request_of, resolve_request
@@ -213,6 +214,7 @@ class Pipeline:
         on_step: OnStep = lambda done, total: None,
         timings: Timings | None = None,
         cancel: CancelToken | None = None,
+        spool: Path | None = None,
         **options: Unpack[Options],
     ) -> Result:
         """Makes a profile's number of videos for one prompt: ``resolve`` and ``run``.
@@ -233,6 +235,7 @@ class Pipeline:
                 parameters with a ``Step`` too, which has the latents and a preview.
             timings: where the times are recorded; None for new ones in the result.
             cancel: ends the generation when another thread asks for it.
+            spool: as for ``run``.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
         Raises:
@@ -240,7 +243,7 @@ class Pipeline:
         """
         generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
         given: dict[str, Any] = {"inputs": inputs, "latents": latents, "on_step": on_step}
-        return self.run(generation, **given, timings=timings, cancel=cancel)
+        return self.run(generation, **given, timings=timings, cancel=cancel, spool=spool)
 
     def resolve(
         self,
@@ -276,6 +279,8 @@ class Pipeline:
         timings: Timings | None = None,
         warn: Warn = silent,
         cancel: CancelToken | None = None,
+        spool: Path | None = None,
+        overwrite: bool = False,
     ) -> Result:
         """Makes the videos of a resolved request.
 
@@ -284,6 +289,9 @@ class Pipeline:
             inputs: its images and videos, if they were already read.
             latents, on_step, timings, cancel: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
+            spool: folder of the frames of several clips, from which the same generation goes on after an end;
+                the result's frames are mapped files of it. None keeps them in memory.
+            overwrite: whether those of another video in it are replaced; else they are an error.
 
         Raises:
             UsageError: for an argument of another type, a generation of another artifact, latents of a wrong
@@ -294,15 +302,7 @@ class Pipeline:
             WanError: if the latents are not finite.
         """
         check_objects(inputs=inputs, timings=timings, cancel=cancel, on_step=on_step, warn=warn)
-        if not isinstance(generation, Generation):
-            raise wrong_type("generation", "wanrun's Generation", generation)
-        if generation.manifest.content_digest != self.manifest.content_digest:
-            raise UsageError(
-                "the generation was resolved for another artifact",
-                expected=self.manifest.content_digest,
-                found=generation.manifest.content_digest,
-                remedy="resolve it with this pipeline",
-            )
+        check_resolved(generation, self.manifest)
         latents, told = None if latents is None else array_of(latents), list(generation.warnings)
 
         def tell(warning: str) -> None:
@@ -327,6 +327,9 @@ class Pipeline:
             agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
+            here = self.artifact.built_here(generation.profile.name)
+            facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
+            parts = None if spool is None else spool_for(generation, spool, facts, overwrite)
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
@@ -337,13 +340,8 @@ class Pipeline:
 
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, step, loras=loras)
                 with self._device(timings, cancel):
-                    frames, final = session(run, generation.options, inputs, latents)
-        influences = self.artifact.influences | influences_of(latents)
-        influences |= self.artifact.built_here(generation.profile.name)
-        facts, count = (
-            generation.metadata(inputs, influences),
-            leading_latents(self.manifest, generation.profile),
-        )
+                    frames, final = session(run, generation.options, inputs, latents, parts)
+        count = leading_latents(self.manifest, generation.profile)
         leading = final[:, :, :count] if count else None
         return Result(frames, final[:, :, count:], facts, timings, tuple(told), leading)
 

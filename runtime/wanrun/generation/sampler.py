@@ -1,6 +1,6 @@
 """How a video is made: images are encoded, each expert is prepared and runs its steps, latents are decoded.
 
-A long video is made window by window. ``wanrun.generation.session`` loads what this runs.
+A long video is made window by window, or clip by clip. ``wanrun.generation.session`` loads what this runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latents_shape, leading_latents
-from wanrun.denoising.noise import Noise
+from wanrun.denoising.noise import Noise, clip_seed
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, scan_calls, step_calls
 from wanrun.generation.conditioning import Conditioning
+from wanrun.generation.parts import Parts
 from wanrun.generation.streamed import StreamedStep
 from wanrun.media.types import Inputs
-from wanrun.media.windows import Window, windows
+from wanrun.media.windows import Window, joined_frames, windows
 from wanrun.timing.timings import Timings
 from wanrun.weights.futures import unfinished
 from wanrun.weights.programs import Programs
@@ -60,38 +61,44 @@ class Sampler:
         options: Mapping[str, Any],
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
+        parts: Parts | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Makes the videos of one prompt.
 
         All noise comes from one random generator with the seed. Each window draws its initial noise, unless
         latents replace it, and then the noise of each step if the solver adds noise. The next window
         continues with the same generator. Each array of noise covers all videos of the batch, in their order.
-        diffusers draws in the same order.
+        diffusers draws in the same order. A clip has a generator of its own, with the seed of ``clip_seed``.
 
         Args:
             run: the parameters of the denoising loop.
             options: the generation's resolved options.
             inputs: images and videos; None for text alone.
             latents: initial noise of the first window, instead of the seed's.
+            parts: gets the frames of each window or clip; clips that are there are not made. None for memory.
 
         Returns:
             Frames, uint8 (B, F, H, W, 3), and the final latents, float32 (B, C, T, h, w); those of the last
             window if there are several.
         """
+        parts, clips = Parts() if parts is None else parts, options.get("clips", 1)
         noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
-        parts, final, carried = list[np.ndarray](), np.empty(0), dict[str, Any]()
-        for window in self._windows(inputs, overlap):
+        carried = self._continued(parts.last) if parts.count else {}
+        for window in self._windows(inputs, overlap, clips)[parts.count :]:
+            if carried and inputs is None:
+                inputs = Inputs(carried)
             conditions = self.conditioning(
                 inputs, timings=run.timings, window=window, carried=carried, options=options
             )
-            start = latents if latents is not None and not parts else noise(self.latents_shape)
+            if clips > 1:
+                noise = Noise(clip_seed(options["seed"], parts.count))
+            start = latents if latents is not None and not parts.count else noise(self.latents_shape)
             count = 1 if window is None else window.count
-            final = self.denoise(replace(run, window=len(parts), windows=count), start, conditions, noise)
+            final = self.denoise(replace(run, window=parts.count, windows=count), start, conditions, noise)
             frames, made = self.decode(final[:, :, self.leading :], run.timings, options.get("decoder"))
-            carried = self._carried(made)
-            parts.append(frames[:, overlap if parts else 0 :])
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return whole[:, : None if inputs is None else inputs.num_frames], final
+            carried = self._carried(made, frames) if count > 1 else {}
+            parts.add(frames[:, overlap if parts.count else 0 :], final)
+        return parts.frames[:, : None if inputs is None else inputs.num_frames], parts.latents
 
     def denoise(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
         """Runs the experts' steps, one expert after the other.
@@ -179,7 +186,7 @@ class Sampler:
         if run.form.looped or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)
-        with run.timings.phase("denoise", progress=lambda: reached, unit="step"):
+        with run.timings.phase("denoise", run.place, progress=lambda: reached, unit="step"):
             for call in calls:
                 started = time.perf_counter()
                 state = makers[run.maker_of(call.first)](**constant, **state, **call.arguments)
@@ -228,14 +235,23 @@ class Sampler:
                 frames.append(np.asarray(made["frames"]))
             return np.stack(frames), made
 
-    def _carried(self, made: Mapping[str, Any]) -> dict[str, Any]:
+    def _carried(self, made: Mapping[str, Any], frames: np.ndarray) -> dict[str, Any]:
         """Returns the outputs of a window that the next one takes, by its inputs' names."""
         windowing = self._task.windows
-        return {} if windowing is None else {key: made[name] for key, name in windowing.carried.items()}
+        if windowing is None:
+            return self._continued(frames[:, -1:])
+        return {key: made[name] for key, name in windowing.carried.items()}
 
-    def _windows(self, inputs: Inputs | None, overlap: int) -> Sequence[Window | None]:
+    def _continued(self, last: np.ndarray) -> dict[str, Any]:
+        """Returns what the next clip takes of a last frame (1, 1, H, W, 3): its first image, by its input."""
+        assert self._task.chained is not None  # a request of clips is refused otherwise
+        return {self._task.chained.array: last[0]}
+
+    def _windows(self, inputs: Inputs | None, overlap: int, clips: int) -> Sequence[Window | None]:
         """Returns the windows of a long video; one None if the profile makes the whole video at once."""
-        windowing = self._task.windows
+        windowing, length = self._task.windows, self.profile.num_frames
+        if clips > 1:
+            return windows(joined_frames(clips, length, overlap), length, overlap)
         if inputs is None or windowing is None:
             return [None]
         deciding = inputs.arrays[self._task.inputs[windowing.frames_of].array]

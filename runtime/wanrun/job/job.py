@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import WanError
+from wanrun.generation.parts import remove_spool
 from wanrun.job.line import Passed
 from wanrun.job.outcome import Outcome, plain
 from wanrun.job.outputs import Output
@@ -65,6 +67,7 @@ def run_job(
     written: Callable[[Output, Mapping[str, Any]], object] = _no_more,
     passed: Passed = _not_waited_for,
     look: Callable[[int, Step], object] | None = None,
+    spool: Path | None = None,
 ) -> Outcome:
     """Makes the videos of a job, writes its outputs, and returns how it ended.
 
@@ -78,11 +81,16 @@ def run_job(
         written: gets each output once it is written, with the metadata of the videos, before the next one is.
         passed: called once all steps are made: see ``wanrun.job.line``.
         look: gets the number of steps done and the ``Step``, after the progress has been told of it.
+        spool: folder of the frames of several clips while they are made, from which the same job goes on
+            after an end, as of ``Pipeline.run``; removed once all outputs are written. None for memory.
 
     Returns:
         The outcome, which has any WanError. Other errors are raised.
     """
     progress, sizes = Progress(job.id) if progress is None else progress, dict[str, int]()
+    spooled: dict[str, Any] = (
+        {} if spool is None or job.generation.clips == 1 else {"spool": spool, "overwrite": overwrite}
+    )
     try:
         result = pipeline.run(
             job.generation,
@@ -92,6 +100,7 @@ def run_job(
             timings=progress.timings,
             warn=warn,
             cancel=cancel,
+            **spooled,
         )
         metadata = {**result.options, **facts}
         if job.outputs:
@@ -99,6 +108,8 @@ def run_job(
                 for output in job.outputs:
                     sizes[str(output.path)] = output.write(result, metadata, overwrite)
                     written(output, metadata)
+        if spool is not None:
+            remove_spool(spool)
     except WanError as error:
         return progress.outcome(error)
     finally:

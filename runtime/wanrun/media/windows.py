@@ -23,7 +23,12 @@ def num_windows(num_frames: int, length: int, overlap: int) -> int:
 
 def padded_frames(num_frames: int, length: int, overlap: int) -> int:
     """Returns the frames that these windows have together; shared frames count once."""
-    return num_windows(num_frames, length, overlap) * (length - overlap) + overlap
+    return joined_frames(num_windows(num_frames, length, overlap), length, overlap)
+
+
+def joined_frames(count: int, length: int, overlap: int) -> int:
+    """Returns the frames of so many windows; shared frames count once."""
+    return count * (length - overlap) + overlap
 
 
 def check_segments(num_frames: int, length: int, overlap: int, video: str = "the video") -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Generation", "influences_of"]
+__all__ = ["Generation", "deciding_facts", "influences_of"]
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,13 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import paired
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.artifact.roles import Facts, roles_of
+from wanrun.denoising.noise import clip_seed
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import ExpertRange, schedule
+from wanrun.errors import UsageError, wrong_type
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media, is_given
-from wanrun.media.windows import num_windows
+from wanrun.media.windows import joined_frames, num_windows
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.adapters import ChosenLora
 
@@ -32,8 +35,8 @@ class Cost:
     """The work of a generation, as the manifest knows it.
 
     Attributes:
-        windows: windows that the video is made in; None if a video that was not read yet decides it. Then
-            all other figures are those of one window.
+        windows: windows or clips that the video is made in; None if a video that was not read yet decides it.
+            Then all other figures are those of one window.
         steps: denoising steps, of all windows.
         calls: calls of each program by role; of a program of a layer, for each layer. Those of the text
             encoder are the most: stored embeddings take none, and short prompts a shorter program.
@@ -124,10 +127,21 @@ class Generation:
 
         return load_media(self.manifest, self.profile, self.media, cancel=cancel)
 
+    @property
+    def clips(self) -> int:
+        """The clips of the video, each with the profile's frames; the first of a later one is left out."""
+        return int(self.options.get("clips", 1))
+
+    def num_frames(self, inputs: Inputs | None) -> int:
+        """Returns the frames of the video; the inputs may decide their number."""
+        if inputs is not None and inputs.num_frames is not None:
+            return inputs.num_frames
+        return joined_frames(self.clips, self.profile.num_frames, 1)
+
     def num_windows(self, inputs: Inputs | None) -> int:
-        """Returns the number of windows, in each of which all steps run; the inputs may decide it."""
+        """Returns the number of windows or clips, each of which has all steps; inputs may decide it."""
         if inputs is None or inputs.num_frames is None:
-            return 1
+            return self.clips
         return num_windows(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
 
     def metadata(self, inputs: Inputs | None, influences: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +157,10 @@ class Generation:
             facts |= {"video_file" if name == "video" else name: fact for name, fact in inputs.facts.items()}
             if inputs.num_frames is not None:  # the profile's num_frames are those of a window
                 facts |= {"num_frames": inputs.num_frames, "segment_frames": self.profile.num_frames}
+        if self.clips > 1:
+            seeds = [clip_seed(self.options["seed"], clip) for clip in range(self.clips)]
+            facts |= {"num_frames": self.num_frames(inputs), "clip_frames": self.profile.num_frames}
+            facts |= {"clip_seeds": seeds}
         if "latents_sha256" in facts and self.num_windows(inputs) == 1:
             facts["seed"] = None  # the latents replace the noise of the first window, which is the only one
         return {
@@ -175,13 +193,13 @@ class Generation:
             windows=windows,
             prompts=len(self.prompts),
             videos=profile.num_videos,
-            media=self._conditioned(inputs),
+            media=self._conditioned(inputs) or self.clips > 1,
             starts="strength" in self.options,
             noise=bool(self.table.noise.any()),
             decoder=self.options.get("decoder", "full"),
         )
         roles = roles_of(facts.form, facts.decoder)
-        frames = profile.num_videos * ((inputs and inputs.num_frames) or profile.num_frames)
+        frames = profile.num_videos * self.num_frames(inputs)
         flops, most = dict[str, float](), dict[str, int]()
         for name, target in self.manifest.targets.items():
             figures = target.statistics.get(profile.name, {})
@@ -202,6 +220,27 @@ class Generation:
         known = self.manifest.model.task.windows is None or inputs is not None
         pixels = frames * profile.width * profile.height
         return Cost(windows if known else None, windows * steps, calls, frames, pixels, flops, most)
+
+
+def deciding_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns metadata as read from a file, without wanrun's version and the artifact's address and LoRAs."""
+    plain = json.loads(json.dumps(dict(metadata), default=str))
+    for key in ("wanrun", "artifact", "merged_loras"):  # those are a part of the content digest
+        plain.pop(key, None)
+    return dict(plain)
+
+
+def check_resolved(generation: object, manifest: Manifest) -> None:
+    """Raises UsageError for what is no generation, or one of another artifact."""
+    if not isinstance(generation, Generation):
+        raise wrong_type("generation", "wanrun's Generation", generation)
+    if generation.manifest.content_digest != manifest.content_digest:
+        raise UsageError(
+            "the generation was resolved for another artifact",
+            expected=manifest.content_digest,
+            found=generation.manifest.content_digest,
+            remedy="resolve it with this pipeline",
+        )
 
 
 def _layers(program: Program, layers: Mapping[str, Sequence[int]]) -> int:

@@ -59,6 +59,8 @@ class Options(TypedDict, total=False):
     frames: int | None
     length: int | None
     target_video_length: int | None
+    clips: int | None
+    num_clips: int | None
     num_steps: int | None
     infer_steps: int | None
     num_inference_steps: int | None

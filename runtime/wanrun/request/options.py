@@ -290,6 +290,7 @@ def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
     options = manifest.model.default_options().keys()
     here = _NOT_RECORDED | options | {"strength"} | (set(SPLIT) if "boundary" in options else set())
+    here |= set() if manifest.model.task.chained is None else {"clips"}
     return tuple(row for row in rows() if row.models and row.name not in here)
 
 
@@ -379,6 +380,8 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     if not guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}
+    if options.get("clips") in (None, 1):
+        options.pop("clips", None)
     if options["decoder"] in (None, "full"):  # as of artifacts without another
         del options["decoder"]
     if options["strength"] is None:

@@ -48,6 +48,7 @@ Scale = Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
 Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
+Clips = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
 """Frames per second that every container can hold."""
@@ -114,12 +115,21 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_frames: Annotated[
         Count | None,
         option(
-            "Frames of the video; for Animate, of a window.",
-            page={"": "Frames of the video.", "Animate": "Frames of a window of the video."},
+            "Frames of the video; with --clips, of a clip; for Animate, of a window.",
+            page={"": "Frames of the video, or of a clip.", "Animate": "Frames of a window of the video."},
             default="the first built",
             also="frame_num frames length target_video_length",
         ),
     ] = msgspec.field(default=None, name="frames")
+    clips: Annotated[
+        Clips | None,
+        option(
+            "Clips of the video: each begins with the last frame of the one before, which is there once.",
+            default="1",
+            models="I2V, TI2V",
+            also="num_clips",
+        ),
+    ] = None
     num_steps: Annotated[
         Steps | None,
         option(

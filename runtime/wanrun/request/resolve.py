@@ -18,6 +18,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.solvers import SOLVERS
 from wanrun.denoising.steps import schedule
+from wanrun.errors import UsageError, field
 from wanrun.media.types import Inputs, Media, check_media, is_given
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.adapters import Chosen
@@ -130,6 +131,8 @@ def resolve_request(
         changes["segment_overlap"] = said.segment_overlap
     request = with_strength(manifest, profile, request, _begins(manifest, given, inputs))
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
+    if "clips" in options:
+        _check_clips(manifest, profile, given)
     if chosen.loras:
         options["lora"] = [one.facts for one in chosen.loras]
     table, ranges = schedule(options, manifest)
@@ -149,6 +152,21 @@ def resolve_request(
         loras=chosen.loras,
         warnings=(*_warnings(manifest, profile, request, options, guided), *chosen.warnings()),
     )
+
+
+def _check_clips(manifest: Manifest, profile: Profile, media: Media | None) -> None:
+    """Raises UsageError where a clip cannot continue another one."""
+    task, clips = manifest.model.task, field("clips")
+    others = (name for name, item in task.inputs.items() if item is not task.chained)
+    if other := next((name for name in others if media is not None and is_given(media, name)), None):
+        what = f"{clips} and {field(other)} exclude each other"
+        raise UsageError(what, expected="a first image alone", remedy=f"leave {field(other)} out")
+    if profile.num_videos > 1:
+        raise UsageError(
+            f"{clips} needs a profile of one video: each has an end of its own to continue from",
+            found=f"{profile.num_videos} videos in {profile.name}",
+            remedy="use a profile of one video, with several seeds",
+        )
 
 
 def _warnings(

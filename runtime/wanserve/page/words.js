@@ -47,7 +47,10 @@ export function place(position) {
 export function state(video) {
   if (video.status === "queued") return video.position ? place(video.position) : "Waiting";
   if (video.status === "in_progress") {
-    if (video.phase === "steps") return video.step ? `Step ${video.step} of ${video.steps}` : "Starting the steps";
+    const clips = video.options.clips ?? 1;
+    const clip = Math.min(Math.floor((video.step * clips) / video.steps) + 1, clips);
+    const part = clips > 1 && video.step ? `Clip ${clip} of ${clips}: ` : "";
+    if (video.phase === "steps") return video.step ? `${part}Step ${video.step} of ${video.steps}` : "Starting the steps";
     return PHASES[video.phase] ?? "Starting";
   }
   return { completed: "Finished", failed: "Failed", cancelled: "Cancelled" }[video.status] ?? video.status;
