@@ -162,8 +162,8 @@ def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.
             folder,
             guidance=(True, False),
             shipping=True,
-            guiders=["cfg-zero"],
             video_to_video=True,
+            guiders=["cfg-zero", "skip-layer"],
         )
 
     return shared(tmp_path_factory, "two-artifact", build)

@@ -163,7 +163,7 @@ class Row:
         if self.base is str and most is not None:
             return f"{self.kind} of at most {most} characters"
         if self.numbers:
-            return f"1 to {most} positive numbers"
+            return f"1 to {most} {'positive numbers' if self.base is float else 'whole numbers from 0 on'}"
         if least is not None and most is not None and most < MOST_TOLD:
             return f"{least:g} to {most:g}"
         if self.positive:

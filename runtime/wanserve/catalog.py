@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import wanrun
+from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
@@ -58,9 +59,16 @@ class Model:
             "lora": bool(self.loras),
             "strength": task.start is not None,
             "decoder": TINY_VAE in self.manifest.components,
+            "guider": bool(self._guiders),
         }
+        shown |= {name: one.name in self._guiders for one in GUIDERS.values() for name in one.options}
         shown |= {name: name in task.inputs for name in files()}
         return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}
+
+    @cached_property
+    def _guiders(self) -> set[str]:
+        """The guiders beside the default one that a profile is built for."""
+        return {name for profile in self._profiles for name in profile.options.guiders}
 
     @cached_property
     def loras(self) -> Mapping[str, PlacedAdapter]:
@@ -212,6 +220,7 @@ class Model:
         """Returns the values of an option, of those that have a few, that the artifact can be asked for."""
         task = self.manifest.model.task
         possible = {
+            "guider": {next(iter(GUIDERS)), *self._guiders},
             "loop": {form for profile in self._profiles for form in profile.options.forms},
             "mode": task.modes.names if task.modes is not None else (),
             "segment_overlap": task.windows.overlaps if task.windows is not None else (),

@@ -230,7 +230,7 @@ def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
         return tuple(value) if row.numbers and isinstance(value, list) else value
     if row.numbers:
         items = value.strip("[] ").split(",", MAX_ITEMS) if isinstance(value, str) else value
-        return tuple(number_of(item, float) for item in items) if isinstance(items, list) else items
+        return tuple(number_of(item, row.base) for item in items) if isinstance(items, list) else items
     if isinstance(value, list):
         each = "; send a request for each" if row.name == "prompt" else ""
         raise RefusedError(f"{name} is given {len(value)} times; expected one{each}", param=name)

@@ -252,7 +252,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
         "fps": generation.fps,
         "num_steps": len(generation.table.timesteps),
         "clips": generation.clips,
-        "guided": sum(part.guided for part in generation.ranges),
+        "guided": sum(part.guided + part.skipping for part in generation.ranges),
     }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
     "wan2.1-i2v": {},
     "wan2.1-flf2v": {},
-    "wan2.2-i2v": {"loop": "all"},
+    "wan2.2-i2v": {"loop": "all", "guiders": ("cfg-zero", "skip-layer")},
     "wan2.1-vace": {"references": (0, 2)},
     "wan2.2-vace": {"references": (2,), "loop": "all", "shipping": True},
     "wan2.2-animate": {  # frames enough to share five

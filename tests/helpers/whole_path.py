@@ -16,8 +16,9 @@ from helpers.fake_pipeline import write_lines
 from helpers.reference_models import relative_error
 from wanbuild.check.reference import frames_check
 from wanbuild.check.reference_pipeline import Made, Reference, open_media
+from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
-from wanrun.denoising.steps import GUIDED
+from wanrun.denoising.guidance import GUIDED
 from wanrun.media.types import Media
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
@@ -76,31 +77,37 @@ def guided_between(pipe: Any, start: float, end: float) -> Iterator[None]:
 
 
 @contextmanager
-def combined_by_zero_star(pipe: Any, zero_steps: int, options: Mapping[str, Any]) -> Iterator[None]:
-    """Lets diffusers' CFG-Zero* guider say the velocity of each step of UniPC, of its own passes."""
-    from diffusers import UniPCMultistepScheduler
-    from diffusers.guiders import ClassifierFreeZeroStarGuidance
+def combined_by(pipe: Any, name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Lets a guider of diffusers say the velocity of each step of UniPC, of passes that the pipeline makes.
 
-    outputs: list[tuple[float, Any]] = []
+    A pass that skips layers is the positive one once more, with the guider's own hooks.
+    """
+    from diffusers import UniPCMultistepScheduler
+
+    calls: list[tuple[Any, Any, Any]] = []
+    models = {pipe.transformer: "guidance_scale", pipe.transformer_2: "guidance_scale_2"}
     hooks = [
         model.register_forward_hook(
-            lambda *call, scale=options[name]: outputs.append((scale, call[2][0].float()))
+            lambda model, _, given, made: calls.append((model, given, made[0].float())), with_kwargs=True
         )
-        for model, name in (
-            (pipe.transformer, "guidance_scale"),
-            (pipe.transformer_2, "guidance_scale_2"),
-        )
+        for model in models
     ]
     step = UniPCMultistepScheduler.step
 
     def guided(scheduler: Any, output: Any, timestep: Any, *rest: Any, **more: Any) -> Any:
         timesteps = scheduler.timesteps.tolist()
-        passes = [each for _, each in outputs]
-        guider = ClassifierFreeZeroStarGuidance(outputs[0][0], zero_steps, enabled=True)
+        (model, given, _), *_ = calls
+        guider = guider_of(name, options[models[model]], options)
         guider.set_state(timesteps.index(float(timestep)), len(timesteps), timestep)
-        outputs.clear()
+        if len(calls) == 2 and guider.num_conditions == 3:
+            guider._count_prepared = 2
+            guider.prepare_models(model)
+            model(**given)
+            guider.cleanup_models(model)
+        passes = [each for *_, each in calls]
+        calls.clear()
         if len(passes) == 1:
-            assert guider._step >= zero_steps
+            assert guider._step >= options.get("zero_steps", 0)
             return step(scheduler, output, timestep, *rest, **more)
         return step(scheduler, guider.forward(*passes).pred, timestep, *rest, **more)
 
@@ -110,6 +117,19 @@ def combined_by_zero_star(pipe: Any, zero_steps: int, options: Mapping[str, Any]
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def guider_of(name: str, scale: float, options: Mapping[str, Any]) -> Any:
+    """Diffusers' guider by its name here."""
+    from diffusers.guiders import ClassifierFreeZeroStarGuidance, SkipLayerGuidance
+    from diffusers.hooks import LayerSkipConfig
+
+    if name == "cfg-zero":
+        return ClassifierFreeZeroStarGuidance(scale, options.get("zero_steps", 1), enabled=True)
+    own = {f"skip_layer_guidance_{key}": options[f"skip_{key}"] for key in ("scale", "start")}
+    own["skip_layer_guidance_stop"] = options["skip_end"]
+    # Its ``skip_layer_guidance_layers`` makes a config without a list of layers.
+    return SkipLayerGuidance(scale, skip_layer_config=LayerSkipConfig(options["skip_layers"]), **own)
 
 
 @dataclass(frozen=True)
@@ -205,12 +225,10 @@ class WholePath:
         own = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
         options = {"guidance_scale": self._scale, **case.options}
         shares = [options.pop(name, default) for name, default in GUIDED.items()]
-        guider, zero_steps = options.pop("guider", None), options.pop("zero_steps", 1)
-        guided = (
-            nullcontext()
-            if guider is None
-            else combined_by_zero_star(self.reference.pipe, zero_steps, options)
-        )
+        guider = options.pop("guider", None)
+        guiding = {**options}
+        options = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
+        guided = nullcontext() if guider is None else combined_by(self.reference.pipe, guider, guiding)
         with guided, guided_between(self.reference.pipe, *shares):
             return generate(
                 self.reference,

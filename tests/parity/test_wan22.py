@@ -40,6 +40,19 @@ TWO_EXPERTS: Mapping[str, Case] = {
         seed=11,
         options={"guidance_scale": 4, "guidance_scale_2": 2.5, "guider": "cfg-zero", "guidance_end": 0.9},
     ),
+    "skip-layer": Case(
+        6,
+        seed=12,
+        options={
+            "guidance_scale": 4,
+            "guidance_scale_2": 2.5,
+            "guider": "skip-layer",
+            "skip_layers": [1],
+            "skip_scale": 2.0,
+            "skip_start": 0.1,
+            "skip_end": 0.9,
+        },
+    ),
     "low-noise alone": Case(3, seed=4, options={"guidance_scale": 4, "guidance_scale_2": 2, "boundary": 1}),
     "high-noise alone": Case(3, seed=5, options={"guidance_scale": 4, "guidance_scale_2": 2, "boundary": 0}),
 }
@@ -47,6 +60,7 @@ CALLS: Mapping[str, tuple[int, int]] = {
     "crossed": (4, 6),
     "guidance in some steps": (3, 6),
     "cfg-zero": (4, 7),
+    "skip-layer": (5, 11),  # a third pass in steps 1 to 4
     "low-noise alone": (0, 6),
     "high-noise alone": (6, 0),
     "no guidance": (2, 3),

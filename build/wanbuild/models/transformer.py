@@ -235,6 +235,14 @@ class WanTransformer(nnx.Module):
         """Applies a layer of the stack ``blocks``."""
         return {**carry, "x": apply(block, carry["x"], kv)}
 
+    def _skippable(
+        self, apply: ApplyBlock, block: WanBlock, carry: Carry, extra: tuple[KV, jax.Array]
+    ) -> Carry:
+        """Applies a block, or not."""
+        kv, skipped = extra
+        applied = self.apply_block(apply, block, carry, kv)
+        return jax.tree.map(lambda before, after: jnp.where(skipped == 0, after, before), carry, applied)
+
     def apply_beside(self, apply: ApplyBlock, layer: Any, carry: Carry, kv: KV, extra: Any) -> Carry:
         """Applies a layer of the stack beside; ``extra`` is its part of ``per_layer_beside``."""
         raise NotImplementedError
@@ -243,7 +251,14 @@ class WanTransformer(nnx.Module):
         """Returns arrays with a part for each layer beside, or None."""
         del condition
 
-    def run_blocks(self, carry: Carry, apply: ApplyBlock, cache: Cache, condition: Condition) -> Carry:
+    def run_blocks(
+        self,
+        carry: Carry,
+        apply: ApplyBlock,
+        cache: Cache,
+        condition: Condition,
+        skipped: jax.Array | None = None,
+    ) -> Carry:
         """Runs all layers.
 
         Args:
@@ -251,11 +266,15 @@ class WanTransformer(nnx.Module):
             apply: applies a block to tokens, with its keys and values.
             cache: keys and values of every stack.
             condition: the step's conditions.
+            skipped: float32 (L,), not 0 for each of ``blocks`` that is skipped; None for none.
         """
-        main = functools.partial(self.apply_block, apply)
+        main: Callable[..., Carry] = functools.partial(self.apply_block, apply)
         blocks, *beside = self.stacks
+        each: Any = cache[blocks]
+        if skipped is not None:
+            main, each = functools.partial(self._skippable, apply), (each, skipped)
         if not beside:
-            return scan_layers(self.blocks, main, carry, cache[blocks])  # type: ignore[no-any-return]
+            return scan_layers(self.blocks, main, carry, each)  # type: ignore[no-any-return]
         side = beside[0]
         return scan_beside(  # type: ignore[no-any-return]
             self.blocks,
@@ -264,7 +283,7 @@ class WanTransformer(nnx.Module):
             main,
             lambda layer, carry, extra: self.apply_beside(apply, layer, carry, *extra),
             carry,
-            cache[blocks],
+            each,
             (cache[side], self.per_layer_beside(condition)),
         )
 
@@ -313,7 +332,7 @@ class WanTransformer(nnx.Module):
         condition: Condition,
         attention: Attention,
         dtype: Any,
-    ) -> Callable[[jax.Array | int | None], jax.Array]:
+    ) -> Callable[..., jax.Array]:
         """Returns the flow velocity's prediction by the prompt, whose beginning all prompts share.
 
         Args:
@@ -329,12 +348,13 @@ class WanTransformer(nnx.Module):
         Returns:
             A function from the prompt's number, an int32 scalar, to the velocity, float32
             (B, out_channels, T, h, w). None: B is a multiple of P, and B / P consecutive videos are of each.
+            Its second argument is that of ``run_blocks``.
         """
         shape, begun = spatial_shape(latents), self.begin(latents, timesteps, condition, dtype)
 
-        def predict(prompt: jax.Array | int | None) -> jax.Array:
+        def predict(prompt: jax.Array | int | None, skipped: jax.Array | None = None) -> jax.Array:
             apply = self.applying(begun["modulation"], rope, shape, attention, prompt)
-            carry = self.run_blocks(begun["carry"], apply, cache, condition)
+            carry = self.run_blocks(begun["carry"], apply, cache, condition, skipped)
             return self.end(carry, begun["embedding"], shape)
 
         return predict

@@ -14,8 +14,12 @@ from wanbuild.models.low_rank import with_slots
 from wanbuild.models.params import bind
 from wanbuild.models.partition import mesh_sizes
 from wanbuild.models.transformer import WanTransformer
+from wanrun.denoising.steps import TABLES
 
 _Arrays = Mapping[str, jax.Array]
+
+SKIPPING = 2
+"""The number of the pass that skips layers."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Denoiser:
         conditioning_scale: jax.Array | None = None,
         lora: Any = None,
         guidance_projection: jax.Array | None = None,
+        skip_scale: jax.Array | None = None,
+        skip_layers: jax.Array | None = None,
     ) -> dict[str, Any]:
         """Computes one step.
 
@@ -67,6 +73,8 @@ class Denoiser:
             conditioning_scale: float32 (control blocks,), for a model with control blocks.
             lora: the slots' arrays, for a transformer that has slots.
             guidance_projection: float32 scalar, see ``guided``; None for programs without.
+            skip_scale: float32 scalar, see ``guided``; None for programs without.
+            skip_layers: float32 (layers,), not 0 for those that a third pass leaves out.
 
         Returns:
             The next latents and history, in the dtype of the latents.
@@ -75,46 +83,40 @@ class Denoiser:
         batch, timesteps, condition = model_inputs(latents, timestep, together, condition, frame_mask)
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
-        predict = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
-        return updated(guided(predict, guidance_scale, guidance_projection), latents, history, coefficients)
+        predictor = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
+
+        def predict(turn: jax.Array | int | None) -> jax.Array:
+            prompt = None if together else turn
+            if skip_layers is None or turn is None:
+                return predictor(prompt)
+            prompt = None if together else jnp.where(turn == 1, 1, 0)
+            return predictor(prompt, jnp.where(turn == SKIPPING, skip_layers, 0))
+
+        velocity = guided(predict, guidance_scale, guidance_projection, skip_scale)
+        return updated(velocity, latents, history, coefficients)
 
     def loop(
         self,
         latents: jax.Array,
         history: _Arrays,
-        coefficients: jax.Array,
-        timesteps: jax.Array,
         first: jax.Array,
         last: jax.Array,
-        guidance_scales: jax.Array | None = None,
-        guidance_projections: jax.Array | None = None,
-        **constant: Any,
+        **given: Any,
     ) -> dict[str, Any]:
         """Computes the steps [first, last) of a table; arguments and result as for ``step``.
 
         Args:
             latents: (B, C, T, h, w).
             history: the solver's history.
-            coefficients: float32 (N, 9).
-            timesteps: float32 (N,).
             first: int32 scalar.
             last: int32 scalar, at most N.
-            guidance_scales: float32 (N,); None for no guidance.
-            guidance_projections: float32 (N,); None for programs without.
-            constant: the other arguments of ``step``, the same in every step.
+            given: the other arguments of ``step``: those in ``TABLES`` as tables, with N rows under the
+                table's name; the others are the same in every step.
         """
+        tables = {name: given.pop(table) for name, table in TABLES.items() if table in given}
 
         def body(index: jax.Array, state: dict[str, Any]) -> dict[str, Any]:
-            return self.step(
-                **constant,
-                **state,
-                coefficients=coefficients[index],
-                timestep=timesteps[index],
-                guidance_scale=None if guidance_scales is None else guidance_scales[index],
-                guidance_projection=None if projections is None else projections[index],
-            )
-
-        projections = guidance_projections
+            return self.step(**given, **state, **{name: table[index] for name, table in tables.items()})
 
         start: dict[str, Any] = {"latents": latents, "history": dict(history)}
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
@@ -125,30 +127,39 @@ def at_once(guidance_scale: jax.Array | None) -> bool:
     return guidance_scale is not None and "guidance" in mesh_sizes()
 
 
-def passes(guidance_scale: jax.Array | None) -> jax.Array | int:
-    """Returns how many prompts' passes a step makes: int32, one where the scale is 1."""
-    return 1 if guidance_scale is None else jnp.where(guidance_scale == 1, 1, 2)
+def passes(guidance_scale: jax.Array | None, skip_scale: jax.Array | None = None) -> jax.Array | int:
+    """Returns how many passes a step makes, int32: one where the scale is 1, three if one skips layers."""
+    if guidance_scale is None:
+        return 1
+    more = 2 if skip_scale is None else jnp.where(skip_scale == 0, 2, 3)
+    return jnp.where(guidance_scale == 1, 1, more)
 
 
 def guided(
     predict: Callable[[jax.Array | int | None], jax.Array],
     scale: jax.Array | None,
     projection: jax.Array | None = None,
+    skip_scale: jax.Array | None = None,
 ) -> jax.Array:
     """Returns a step's velocity: unconditional + scale x (conditional - unconditional).
 
-    It is a loop of one turn or two: at a scale of 1, only the conditional pass is made. Where halves of a
+    It is a loop of one turn to three: at a scale of 1, only the conditional pass is made. Where halves of a
     mesh make both at once, both are made at any scale.
 
     Args:
-        predict: returns the velocity of a prompt's number, float32 (B, C, T, h, w); of None, those of the
-            doubled batch.
+        predict: returns the velocity of a pass, float32 (B, C, T, h, w): 0 has the positive prompt, 1 the
+            negative one, ``SKIPPING`` the positive one and some layers less. Where halves of a mesh make two
+            at once, those of the doubled batch, at None too.
         scale: float32 scalar; None for no guidance.
         projection: float32 scalar; where it is not 0, each video's unconditional velocity is replaced by the
             conditional one's projection on it (CFG-Zero*, arXiv 2503.18886); None for never.
+        skip_scale: float32 scalar; where it is not 0, the difference of the conditional velocity from that of
+            pass ``SKIPPING`` is added so many times (skip-layer guidance, arXiv 2411.18664); None for never.
     """
     if scale is None:
         return predict(None)
+    if skip_scale is not None:
+        return _led_away(predict, scale, projection, skip_scale)
     if at_once(scale):
         conditional, unconditional = jnp.split(predict(None), 2)
         return _combined(conditional, unconditional, scale, projection)
@@ -159,6 +170,37 @@ def guided(
 
     shape = jax.eval_shape(predict, 0).shape
     return jax.lax.fori_loop(0, passes(scale), one, jnp.zeros(shape, jnp.float32))
+
+
+def _led_away(
+    predict: Callable[[jax.Array | int | None], jax.Array],
+    scale: jax.Array,
+    projection: jax.Array | None,
+    skip_scale: jax.Array,
+) -> jax.Array:
+    """Returns what ``guided`` does where a pass may skip layers; the conditional velocity waits for it."""
+    together, turns = at_once(scale), passes(scale, skip_scale)
+
+    def one(turn: jax.Array, made: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        conditional, velocity = made
+        if together:
+            found, unconditional = jnp.split(predict(turn * SKIPPING), 2)
+            conditional = jnp.where(turn == 0, found, conditional)
+            velocity = jnp.where(turn == 0, _combined(found, unconditional, scale, projection), velocity)
+            skipping = turn == 1
+        else:
+            found = predict(turn)
+            conditional = jnp.where(turn == 0, found, conditional)
+            both = _combined(conditional, found, scale, projection)
+            velocity = jnp.where(turn == 0, found, jnp.where(turn == 1, both, velocity))
+            skipping = turn == SKIPPING
+        return conditional, jnp.where(skipping, velocity + skip_scale * (conditional - found), velocity)
+
+    shape = list(jax.eval_shape(predict, 0).shape)
+    shape[0] //= 1 + together
+    nothing = jnp.zeros(shape, jnp.float32)
+    last = jnp.maximum(turns - 1, 1) if together else turns
+    return jax.lax.fori_loop(0, last, one, (nothing, nothing))[1]
 
 
 def _combined(

@@ -159,7 +159,9 @@ def row_of(parts: Parts) -> dict[str, Any]:
     row = {"coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32), "timestep": scalar}
     if not parts.shape.guidance:
         return row
-    return {**row, "guidance_scale": scalar, **dict.fromkeys(inputs_of(parts.options.guiders), scalar)}
+    guiding = inputs_of(parts.options.guiders, parts.configs["transformer"].num_layers)
+    more = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in guiding.items()}
+    return {**row, "guidance_scale": scalar, **more}
 
 
 def _rows_of(parts: Parts, form: str) -> dict[str, Any]:

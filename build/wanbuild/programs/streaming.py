@@ -23,6 +23,7 @@ from wanbuild.programs.denoiser import guided, model_inputs, passes, updated
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.steps import given_of, prompted_of, row_of, state_of
+from wanrun.artifact.guiders import SKIPPED_LAYERS
 from wanrun.errors import UsageError
 from wanrun.weights.layers import OUTSIDE
 
@@ -66,9 +67,9 @@ def _given(parts: Parts, *names: str) -> dict[str, Any]:
     return {name: tree for name, tree in given_of(parts).items() if name in names}
 
 
-def _scale_of(parts: Parts) -> dict[str, Any]:
-    """Returns a step's abstract scale of guidance, for a profile that has guidance."""
-    return {name: one for name, one in row_of(parts).items() if name == "guidance_scale"}
+def _scales_of(parts: Parts) -> dict[str, Any]:
+    """Returns a step's abstract scales that say how many passes it has, for a profile that has guidance."""
+    return {name: one for name, one in row_of(parts).items() if name in ("guidance_scale", "skip_scale")}
 
 
 def context(parts: Parts) -> ProgramSpec:
@@ -88,10 +89,10 @@ def context(parts: Parts) -> ProgramSpec:
 def enter(parts: Parts) -> ProgramSpec:
     """Returns the program from a step's latents to ``carry``, which the layers pass on, and ``modulation``.
 
-    ``carry`` has what layers pass on for each prompt, one after the other along a first axis; ``embedding``
+    ``carry`` has what layers pass on in each pass, one after the other along a first axis; ``embedding``
     is the time's, for ``leave``.
     """
-    module, prompts = _module(parts), 1 + parts.shape.guidance
+    module, passes = _module(parts), 1 + len(_scales_of(parts))
 
     def stream_enter(
         outside: Any,
@@ -103,7 +104,7 @@ def enter(parts: Parts) -> ProgramSpec:
     ) -> dict[str, Any]:
         model = bind(module, with_slots(outside, lora), module.stacks)
         begun = model.begin(*model_inputs(latents, timestep, False, condition, frame_mask), parts.dtype)
-        carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (prompts, *x.shape)), begun["carry"])
+        carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (passes, *x.shape)), begun["carry"])
         return {**begun, "carry": carry}
 
     arguments = {
@@ -129,8 +130,9 @@ def keys(parts: Parts, stack: str) -> ProgramSpec:
 
 
 def layer(parts: Parts, stack: str) -> ProgramSpec:
-    """Returns the program of one layer, for the prompts that a step has passes of; ``carry`` is donated.
+    """Returns the program of one layer, for the passes that a step has; ``carry`` is donated.
 
+    For a layer that the third pass skips, ``skip_scale`` is 0.
     A layer beside the blocks takes its ``index`` too, and the options of all of its stack.
     """
     module = _module(parts)
@@ -139,7 +141,7 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
     options = _given(parts, "conditioning_scale") if beside else {}
     if options:
         options["index"] = jax.ShapeDtypeStruct((), jnp.int32)
-    options |= _scale_of(parts)
+    options |= _scales_of(parts)
 
     def stream_layer(
         carry: Any,
@@ -149,6 +151,7 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
         index: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
         guidance_scale: jax.Array | None = None,
+        skip_scale: jax.Array | None = None,
         lora: Any = None,
         **weights: Any,
     ) -> dict[str, Any]:
@@ -156,16 +159,17 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
         options = {} if conditioning_scale is None else {"scale": conditioning_scale}
         extra = None if index is None else module.per_layer_beside(options)[index]
 
-        def one(prompt: Any, carry: Any) -> Any:
+        def one(turn: Any, carry: Any) -> Any:
+            prompt = turn if skip_scale is None else jnp.where(turn == 1, 1, 0)
             apply = module.applying(modulation, rope, parts.latent_shape, attention, prompt)
-            own = jax.tree.map(lambda x: at(x, prompt)[0], carry)
+            own = jax.tree.map(lambda x: at(x, turn)[0], carry)
             if beside:
                 own = module.apply_beside(apply, found, own, kv, extra)
             else:
                 own = module.apply_block(apply, found, own, kv)
-            return jax.tree.map(lambda x, entry: put(x, prompt, entry[None]), carry, own)
+            return jax.tree.map(lambda x, entry: put(x, turn, entry[None]), carry, own)
 
-        return {"carry": jax.lax.fori_loop(0, passes(guidance_scale), one, carry)}
+        return {"carry": jax.lax.fori_loop(0, passes(guidance_scale, skip_scale), one, carry)}
 
     arguments = {
         **_one_layer(parts, stack),
@@ -191,21 +195,23 @@ def leave(parts: Parts) -> ProgramSpec:
         coefficients: jax.Array,
         guidance_scale: jax.Array | None = None,
         guidance_projection: jax.Array | None = None,
+        skip_scale: jax.Array | None = None,
         lora: Any = None,
     ) -> dict[str, Any]:
         model = bind(module, with_slots(outside, lora), module.stacks)
 
-        def predict(prompt: Any) -> jax.Array:
-            own = jax.tree.map(lambda x: at(x, 0 if prompt is None else prompt)[0], carry)
+        def predict(turn: Any) -> jax.Array:
+            own = jax.tree.map(lambda x: at(x, 0 if turn is None else turn)[0], carry)
             return model.end(own, embedding, parts.latent_shape)  # type: ignore[no-any-return]
 
-        return updated(guided(predict, guidance_scale, guidance_projection), latents, history, coefficients)
+        velocity = guided(predict, guidance_scale, guidance_projection, skip_scale)
+        return updated(velocity, latents, history, coefficients)
 
     arguments = {
         **_outside(parts),
         "carry": begun["carry"],
         "embedding": begun["embedding"],
         **state,
-        **{name: one for name, one in row_of(parts).items() if name != "timestep"},
+        **{name: one for name, one in row_of(parts).items() if name not in ("timestep", SKIPPED_LAYERS)},
     }
     return parts.spec(stream_leave, arguments, donate=tuple(state))

@@ -250,8 +250,9 @@ class _Wiring:
     def _calls(self, form: Form) -> dict[str, Any]:
         """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""
         row: dict[str, tuple[int, ...]] = {"coefficients": (len(COLUMNS),), "timestep": ()}
-        if self._profile.guidance:
-            row |= dict.fromkeys(("guidance_scale", *inputs_of(self._options.guiders)), ())
+        if (profile := self._profile).guidance:
+            layers = self._set.skippable_layers(profile.name)
+            row |= {"guidance_scale": (), **inputs_of(self._options.guiders, layers)}
         if form.looped:
             most = self._options.max_steps
             tables = {TABLES[name]: aval_text("float32", most, *sizes) for name, sizes in row.items()}

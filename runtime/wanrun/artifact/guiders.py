@@ -1,45 +1,70 @@
-"""The ways to combine a step's passes with the positive and the negative prompt.
+"""The ways to combine a step's passes, with the positive and the negative prompt and with skipped layers.
 
-A program has the input that a guider needs if it was built for it; all programs with guidance have ``cfg``.
+A program has the inputs that a guider needs if it was built for it; all programs with guidance have ``cfg``.
 """
 
 from __future__ import annotations
 
-__all__ = ["BUILT", "inputs_of"]
+__all__ = ["BUILT", "GUIDERS", "SKIPPED_LAYERS", "inputs_of"]
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-GuiderName = Literal["cfg", "cfg-zero"]
+GuiderName = Literal["cfg", "cfg-zero", "skip-layer"]
+
+SKIPPED_LAYERS = "skip_layers"
+"""The input with a number for each layer of the transformer's first stack: not 0 for one that is skipped."""
 
 
 class Guider(msgspec.Struct, frozen=True):
-    """A row of the table. None of them makes more passes than ``cfg``.
+    """A row of the table.
 
     Attributes:
         name: its name.
-        input: the float32 scalar by which a step is told to use it, 1 for yes and 0 for no; None where
-            programs need no input.
-        zero_steps: how many first steps have no velocity where none is given.
+        inputs: the float32 inputs of a step that programs have for it, 0 where a step does without. All but
+            ``SKIPPED_LAYERS`` are scalars. None for ``cfg``.
+        options: the options of a generation that it alone has, each with what it is where none is given; None
+            for one that must be given.
     """
 
     name: GuiderName
-    input: str | None
-    zero_steps: int
+    inputs: tuple[str, ...]
+    options: Mapping[str, Any]
 
 
 GUIDERS: Mapping[str, Guider] = MappingProxyType(
-    {one.name: one for one in (Guider("cfg", None, 0), Guider("cfg-zero", "guidance_projection", 1))}
+    {
+        one.name: one
+        for one in (
+            Guider("cfg", (), {}),
+            Guider("cfg-zero", ("guidance_projection",), {"zero_steps": 1}),
+            Guider(
+                "skip-layer",
+                ("skip_scale", SKIPPED_LAYERS),
+                # As of diffusers' SkipLayerGuidance.
+                {"skip_layers": None, "skip_scale": 2.8, "skip_start": 0.01, "skip_end": 0.2},
+            ),
+        )
+    }
 )
-"""By name, the default first."""
+"""By name, the default first. ``skip-layer`` alone makes more passes than ``cfg``: in some steps a third."""
 
-BUILT = tuple(one.name for one in GUIDERS.values() if one.input is not None)
+BUILT = tuple(one.name for one in GUIDERS.values() if one.inputs)
 """Those that a profile is built for, or not."""
 
+OWN_OPTIONS = tuple(name for one in GUIDERS.values() for name in one.options)
+"""The options that one guider has."""
 
-def inputs_of(guiders: Sequence[str]) -> tuple[str, ...]:
-    """Returns the inputs that steps take for these guiders."""
-    return tuple(one for name in guiders if (one := GUIDERS[name].input) is not None)
+
+def inputs_of(guiders: Sequence[str], layers: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the inputs that steps take for these guiders.
+
+    Args:
+        guiders: their names.
+        layers: how many the transformer's first stack has; any number where none of them skips some.
+    """
+    names = [name for one in guiders for name in GUIDERS[one].inputs]
+    return {name: (layers,) if name == SKIPPED_LAYERS else () for name in names}

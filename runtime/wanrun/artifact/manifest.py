@@ -187,6 +187,12 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns the programs of a profile for a target, by name; empty if they are not built."""
         return self.program_sets[target.program_set].programs.get(profile.name, {})
 
+    def skippable_layers(self, profile: Profile) -> int:
+        """Returns of how many layers steps of a profile can skip some; 0 if it is not built for that."""
+        if "skip-layer" not in profile.options.guiders:
+            return 0
+        return max(one.skippable_layers(profile.name) for one in self.program_sets.values())
+
     @property
     def written_by(self) -> str:
         """The release that wrote the artifact, such as ``wanbuild 0.2.0``."""

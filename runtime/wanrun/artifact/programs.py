@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import force_setattr
 
-from wanrun.artifact.guiders import GuiderName
+from wanrun.artifact.guiders import SKIPPED_LAYERS, GuiderName
 from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
 from wanrun.artifact.roles import ROLES, FormName, RoleName, forms_of
@@ -266,6 +266,14 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         check_sizes(self.mesh)
         check_rules(self.rules)
+
+    def skippable_layers(self, profile: str) -> int:
+        """Returns how many layers the steps of a profile can skip some of; 0 if the profile is not here."""
+        programs = self.programs.get(profile, {}).values()
+        taking = next((one for one in programs if SKIPPED_LAYERS in one.inputs), None)
+        if taking is not None:
+            return taking.array(SKIPPED_LAYERS)[1][-1]
+        return max(map(len, self.layers.values()), default=0) if programs else 0  # the host skips them
 
     @property
     def key(self) -> str:

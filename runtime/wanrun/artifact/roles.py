@@ -71,6 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         starts: whether the steps begin with a given video.
         noise: whether the solver adds noise, which the host draws, after each step.
         decoder: what makes the frames: one of ``DECODERS``.
+        skipping: the steps that have a third pass, which skips layers.
     """
 
     form: str
@@ -84,6 +85,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     noise: bool
     decoder: str = "full"
     starts: bool = False
+    skipping: int = 0
 
     def made(self, role: RoleName) -> int:
         """Returns the steps of all windows that programs of a role make."""
@@ -151,7 +153,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
             together: whether halves of a mesh make both passes of a step at once.
         """
         turns = self.calls(facts) if self.body is None else facts.windows * facts.steps
-        return turns + (facts.windows * facts.guided if self.passes and not together else 0)
+        if not self.passes:
+            return turns
+        return turns + facts.windows * (facts.skipping + (0 if together else facts.guided))
 
 
 class Form(msgspec.Struct, frozen=True):

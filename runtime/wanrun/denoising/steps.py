@@ -5,7 +5,7 @@ The high-noise expert makes those down to the boundary, the low-noise one those 
 
 from __future__ import annotations
 
-__all__ = ["GUIDED", "TABLES", "ExpertRange"]
+__all__ = ["TABLES", "ExpertRange"]
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.guiders import GUIDERS, inputs_of
+from wanrun.artifact.guiders import GUIDERS, SKIPPED_LAYERS
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.roles import FORMS, Form, RoleName
+from wanrun.denoising.guidance import guided_steps, skipping_steps
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
 from wanrun.weights.loras import AppliedLora
 
-GUIDED: Mapping[str, float] = MappingProxyType({"guidance_start": 0.0, "guidance_end": 1.0})
-"""The options of the steps that have guidance, with what they are where none is given."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of a step's inputs, by name."""
 
 TABLES: Mapping[str, str] = MappingProxyType(
     {
@@ -33,6 +34,8 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "timestep": "timesteps",
         "guidance_scale": "guidance_scales",
         "guidance_projection": "guidance_projections",
+        "skip_scale": "skip_scales",
+        "skip_layers": "skip_layers",
     }
 )
 """What is a step's own, as the program of a step takes it, and its table in that of several steps."""
@@ -47,7 +50,10 @@ class ExpertRange:
         first: number of its first step.
         last: one past the last one.
         guidance_scales: of each of them; 1: the step makes one pass, without the negative prompt.
-        guider: combines the two passes of the others.
+        guider: combines the passes of the others.
+        skip_scales: of each step, how far its velocity is led away from that of a pass without
+            ``skip_layers``; 0: there is no such pass. Empty for a guider that skips none.
+        skip_layers: numbers of the layers that such passes leave out.
     """
 
     transformer: str
@@ -55,18 +61,25 @@ class ExpertRange:
     last: int
     guidance_scales: tuple[float, ...]
     guider: str = "cfg"
+    skip_scales: tuple[float, ...] = ()
+    skip_layers: tuple[int, ...] = ()
 
     @classmethod
     def alike(
-        cls, transformer: str, first: int, last: int, guidance_scale: float, guider: str = "cfg"
+        cls, transformer: str, first: int, last: int, guidance_scale: float, **guidance: Any
     ) -> ExpertRange:
-        """Returns steps that all have one scale."""
-        return cls(transformer, first, last, (guidance_scale,) * (last - first), guider)
+        """Returns steps that all have one scale; ``guidance`` has further attributes."""
+        return cls(transformer, first, last, (guidance_scale,) * (last - first), **guidance)
 
     @property
     def guided(self) -> int:
-        """How many of the steps make two passes."""
+        """How many of the steps make a second pass."""
         return sum(scale != 1 for scale in self.guidance_scales)
+
+    @property
+    def skipping(self) -> int:
+        """How many of the steps make a third pass."""
+        return sum(scale != 0 for scale in self.skip_scales)
 
 
 def transformers(manifest: Manifest) -> tuple[str, ...]:
@@ -86,16 +99,22 @@ def expert_ranges(
         table: the solver's table, with decreasing timesteps.
         names: the transformers, the high-noise one first.
         options: ``guidance_scale``; with two transformers also ``guidance_scale_2``, of the low-noise expert,
-            and ``boundary``; ``GUIDED``, where not all steps have guidance; ``guider`` and ``zero_steps``,
+            and ``boundary``; ``GUIDED``, where not all steps have guidance; ``guider`` and its own options,
             where it is another than ``cfg``.
     """
     total = len(table.timesteps)
     start, end = guided_steps(options, total)
     guided = range(max(start, options.get("zero_steps", 0)), end)
+    skipping = skipping_steps(options, total)
 
     def part(name: str, first: int, last: int, scale: str) -> ExpertRange:
         scales = tuple(options[scale] if index in guided else 1.0 for index in range(first, last))
-        return ExpertRange(name, first, last, scales, options.get("guider", "cfg"))
+        found = ExpertRange(name, first, last, scales, options.get("guider", "cfg"))
+        if not skipping:
+            return found
+        steps = enumerate(scales, first)
+        skips = tuple(options["skip_scale"] if at in skipping and one != 1 else 0.0 for at, one in steps)
+        return replace(found, skip_scales=skips, skip_layers=tuple(options["skip_layers"]))
 
     if len(names) == 1:
         return (part(names[0], 0, total, "guidance_scale"),)
@@ -103,16 +122,6 @@ def expert_ranges(
     high = int(np.count_nonzero(table.timesteps >= boundary))
     both = part(names[0], 0, high, "guidance_scale"), part(names[1], high, total, "guidance_scale_2")
     return tuple(one for one in both if one.first < one.last)
-
-
-def guided_steps(options: Mapping[str, Any], total: int) -> tuple[int, int]:
-    """Returns the first step with guidance, and one past the last, by the shares of the steps in ``GUIDED``.
-
-    Shares are rounded down, as diffusers' ``ClassifierFreeGuidance`` does.
-    """
-    given = {name: options.get(name) for name in GUIDED}
-    start, end = (GUIDED[name] if share is None else share for name, share in given.items())
-    return int(start * total), int(end * total)
 
 
 _table = lru_cache(maxsize=16)(solver_table)  # the lines of a prompts file mostly have the same
@@ -294,7 +303,7 @@ class Call:
 
 
 def step_calls(
-    table: SolverTable, steps: ExpertRange, guidance: bool, guiders: tuple[str, ...] = ()
+    table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes = MappingProxyType({})
 ) -> Iterator[Call]:
     """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
@@ -302,24 +311,28 @@ def step_calls(
         table: timesteps and coefficients.
         steps: the range of steps.
         guidance: whether the program takes scales.
-        guiders: those that it was built for.
+        guiding: what it takes for the guiders that it was built for: see ``inputs_of``.
     """
-    rows = _rows(table, steps, guidance, guiders)
+    rows = _rows(table, steps, guidance, guiding)
     for index in range(steps.first, steps.last):
         arguments = {name: column[index] for name, column in rows.items()}
         yield Call(arguments, index, index + 1, _noise_after(table, index))
 
 
 def scan_calls(
-    table: SolverTable, steps: ExpertRange, max_steps: int, guidance: bool, guiders: tuple[str, ...] = ()
+    table: SolverTable,
+    steps: ExpertRange,
+    max_steps: int,
+    guidance: bool,
+    guiding: Shapes = MappingProxyType({}),
 ) -> Iterator[Call]:
     """Yields one call for all steps, or one per step of a solver that adds noise after each.
 
     Args:
-        table, steps, guidance, guiders: as of ``step_calls``.
+        table, steps, guidance, guiding: as of ``step_calls``.
         max_steps: rows in the program's tables.
     """
-    columns = _rows(table, steps, guidance, guiders)
+    columns = _rows(table, steps, guidance, guiding)
     rows = {TABLES[name]: _padded(column, max_steps) for name, column in columns.items()}
     length = 1 if table.noise.any() else steps.last - steps.first
     for first in range(steps.first, steps.last, length):
@@ -328,20 +341,29 @@ def scan_calls(
         yield Call(arguments, first, last, _noise_after(table, last - 1))
 
 
-def _rows(
-    table: SolverTable, steps: ExpertRange, guidance: bool, guiders: tuple[str, ...]
-) -> dict[str, np.ndarray]:
+def _rows(table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes) -> dict[str, np.ndarray]:
     """Returns what each step has of its own, with a row for each; scales of other experts are not read."""
     rows = {"coefficients": table.coefficients, "timestep": table.timesteps}
     if not guidance:
         return rows
-    scales = np.ones(len(table.timesteps), np.float32)
-    scales[steps.first : steps.last] = steps.guidance_scales
-    chosen = {
-        name: np.full(len(scales), name == GUIDERS[steps.guider].input, np.float32)
-        for name in inputs_of(guiders)
-    }
-    return {**rows, "guidance_scale": scales, **chosen}
+    total, own = len(table.timesteps), slice(steps.first, steps.last)
+    scales = np.ones(total, np.float32)
+    scales[own] = steps.guidance_scales
+    rows["guidance_scale"] = scales
+    for name, shape in guiding.items():
+        rows[name] = np.zeros((total, *shape), np.float32)
+        if name in GUIDERS[steps.guider].inputs:
+            rows[name][own] = _guided_by(steps, name, shape)
+    return rows
+
+
+def _guided_by(steps: ExpertRange, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns what the steps' own guider has of an input, for each step."""
+    if name == SKIPPED_LAYERS:
+        return np.isin(np.arange(*shape), steps.skip_layers)
+    if name == "skip_scale" and steps.skip_scales:
+        return np.array(steps.skip_scales)
+    return np.full(steps.last - steps.first, name != "skip_scale")
 
 
 def _noise_after(table: SolverTable, index: int) -> float | None:

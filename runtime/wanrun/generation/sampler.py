@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, RoleName
@@ -46,6 +47,7 @@ class Sampler:
         programs, profile, conditioning: the arguments.
         latents_shape: shape (B, C, T, h, w) of the latents, with the leading frames.
         leading: how many frames those are.
+        guiding: the shapes of what steps take for the guiders that they are built for, by input.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Sampler:
         self.programs, self.profile, self.conditioning = programs, profile, conditioning
         self.latents_shape = latents_shape(manifest, profile)
         self.leading, self._task = leading_latents(manifest, profile), manifest.model.task
+        self.guiding = inputs_of(profile.options.guiders, manifest.skippable_layers(profile))
 
     def __call__(
         self,
@@ -180,9 +183,9 @@ class Sampler:
         constant = {} if run.form.streams else constant
         options, guidance = self.profile.options, self.profile.guidance
         if run.form.looped:
-            calls = scan_calls(run.table, steps, options.max_steps, guidance, options.guiders)
+            calls = scan_calls(run.table, steps, options.max_steps, guidance, self.guiding)
         else:
-            calls = step_calls(run.table, steps, guidance, options.guiders)
+            calls = step_calls(run.table, steps, guidance, self.guiding)
         if run.form.looped or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.guiders import SKIPPED_LAYERS
 from wanrun.artifact.slots import LORA
 from wanrun.denoising.state import State
 from wanrun.weights.layers import OUTSIDE, Layer
@@ -75,6 +76,9 @@ class StreamedStep:
                     LORA: self._slots.layer(self._expert, *place),
                 }
                 layer |= {"index": np.int32(number), "kv": self._kv_of(stack, number, layer)}
+                if stack == self._stream.stacks[0] and SKIPPED_LAYERS in given:
+                    kept = given[SKIPPED_LAYERS][number] == 0
+                    layer["skip_scale"] = np.where(kept, given["skip_scale"], np.float32(0))
                 arrays |= self._call(self._layers[stack], {**arrays, **layer})
                 jax.block_until_ready(arrays["carry"])  # then the next layer may take this one's place
                 del layer, weights

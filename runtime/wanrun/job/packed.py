@@ -45,6 +45,8 @@ class _Range(Struct, frozen=True):
     last: int
     guidance_scales: tuple[float, ...]
     guider: str = "cfg"
+    skip_scales: tuple[float, ...] = ()
+    skip_layers: tuple[int, ...] = ()
 
 
 class _File(Struct, frozen=True):

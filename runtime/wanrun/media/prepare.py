@@ -249,7 +249,7 @@ class _Loader:
         return frames, count
 
     def _whole_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
-        """Returns (F, H, W, ...) of a video of the profile's frames; steps begin with the first ones of a longer."""
+        """Returns (F, H, W, ...) of the profile's frames; steps begin with the first ones of more."""
         expected, canvas = self._total, self._canvas(item, described(source, field(name)))
         begins = name == self._task.start
         folder = begins and isinstance(source, Path | str) and Path(source).is_dir()

@@ -25,6 +25,7 @@ from wanrun.executables.tolerance import TOLERANCES, VELOCITY_TOLERANCES, relati
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.jax_process import own_options
+from wanrun.replay.guided import prove_guiders
 from wanrun.replay.velocity import SCALE, TIMESTEP, Start, velocity
 from wanrun.timing.timings import Timings
 
@@ -221,6 +222,8 @@ def prove_steps(
             conditions = start.conditions_of(sampler, steps.run)
             found = sampler.steps(steps.run, steps.given, conditions, Noise(0))
             steps.check(found, half[number], one[number], most)
+        if guided:
+            prove_guiders(sampler, start, form, maker, half, one, most)
 
 
 def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:

@@ -69,7 +69,12 @@ class Start:
 
 @own_options()
 def velocity(
-    sampler: Sampler, start: Start, form: str, maker: RoleName | None = None, scale: float = SCALE
+    sampler: Sampler,
+    start: Start,
+    form: str,
+    maker: RoleName | None = None,
+    scale: float = SCALE,
+    **guidance: Any,
 ) -> np.ndarray:
     """Returns the velocities of all experts, float32 (experts, B, C, T, h, w). Raises as ``Sampler.denoise``.
 
@@ -79,10 +84,11 @@ def velocity(
         form: the form of the loop.
         maker: the role of the program that makes the step; None for the form's full one.
         scale: of guidance.
+        guidance: further attributes of ``ExpertRange``.
     """
     found = []
     for expert in start.experts:
-        steps = ExpertRange.alike(expert, 0, 1, scale)
+        steps = ExpertRange.alike(expert, 0, 1, scale, **guidance)
         maker = maker or FORMS[form].makers[0]
         run = Denoising(velocity_table(TIMESTEP), [steps], start.embeddings, form, Timings(), maker=maker)
         conditions = start.conditions_of(sampler, run)

@@ -189,6 +189,7 @@ class Generation:
             form=self.options["loop"],
             steps=steps,
             guided=sum(part.guided for part in self.ranges),
+            skipping=sum(part.skipping for part in self.ranges),
             experts=len(self.ranges),
             windows=windows,
             prompts=len(self.prompts),

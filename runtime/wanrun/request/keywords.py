@@ -74,8 +74,22 @@ class Options(TypedDict, total=False):
     guidance_scale_2: float | None
     guidance_start: float | None
     guidance_end: float | None
-    guider: Literal["cfg", "cfg-zero"] | None
+    guider: Literal["cfg", "cfg-zero", "skip-layer"] | None
     zero_steps: int | None
+    skip_layers: Sequence[int] | None
+    skip_layer_guidance_layers: Sequence[int] | None
+    slg_blocks: Sequence[int] | None
+    slg_layers: Sequence[int] | None
+    skip_scale: float | None
+    skip_layer_guidance_scale: float | None
+    slg_scale: float | None
+    skip_start: float | None
+    skip_layer_guidance_start: float | None
+    slg_start: float | None
+    skip_end: float | None
+    skip_layer_guidance_stop: float | None
+    skip_stop: float | None
+    slg_end: float | None
     boundary: float | None
     boundary_ratio: float | None
     steps_high: int | None

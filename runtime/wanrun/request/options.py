@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from wanrun.artifact.guiders import BUILT, GUIDERS
+from wanrun.artifact.guiders import GUIDERS, OWN_OPTIONS
 from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
-from wanrun.denoising.steps import GUIDED, boundary_after, explicit_timesteps, guided_steps, split_at
+from wanrun.denoising.guidance import GUIDED, guided_steps, skipping_steps
+from wanrun.denoising.steps import boundary_after, explicit_timesteps, split_at
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
@@ -35,7 +36,7 @@ MAX_SCHEDULE_BYTES = 2**20
 SPLIT = ("steps_high", "steps_low")
 """The options by which a request says the steps of each expert."""
 
-_GUIDERS = ("guider", "zero_steps")
+_GUIDERS = ("guider", *OWN_OPTIONS)
 
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
@@ -238,16 +239,19 @@ def _check_guidance(profile: Profile, scale: float | None) -> None:
         )
 
 
-def _guided_by(options: Mapping[str, Any], profile: Profile, guidance: bool) -> dict[str, Any]:
-    """Returns the guider and its steps without velocity, if it is another than the default one."""
-    name, zero_steps = options["guider"], options["zero_steps"]
-    guider = GUIDERS[name or next(iter(GUIDERS))]
-    if guider.input is None and zero_steps is not None:
+def _guided_by(
+    options: Mapping[str, Any], manifest: Manifest, profile: Profile, guidance: bool
+) -> dict[str, Any]:
+    """Returns the guider and its own options, if it is another than the default one."""
+    guider = GUIDERS[options["guider"] or next(iter(GUIDERS))]
+    given = {name: options[name] for name in OWN_OPTIONS if options[name] is not None}
+    if others := [name for name in given if name not in guider.options]:
+        (own,) = (one.name for one in GUIDERS.values() if others[0] in one.options)
         raise UsageError(
-            f"{field('zero_steps')} has no effect with {field('guider')} {guider.name}",
-            remedy=f"leave it out, or pass {field('guider')} {BUILT[0]}",
+            f"{field(others[0])} has no effect with {field('guider')} {guider.name}",
+            remedy=f"leave it out, or pass {field('guider')} {own}",
         )
-    if guider.input is None:
+    if not guider.inputs:
         return {}
     if not guidance:
         raise UsageError(
@@ -262,15 +266,39 @@ def _guided_by(options: Mapping[str, Any], profile: Profile, guidance: bool) -> 
             f"profile {profile.name} is not built for {field('guider')} {guider.name}",
             remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
         )
-    zero_steps = guider.zero_steps if zero_steps is None else zero_steps
-    if zero_steps >= options["num_steps"] and zero_steps:
+    found = {"guider": guider.name, **guider.options, **given}
+    if found.get("zero_steps", 0) >= options["num_steps"]:
         raise UsageError(
             f"{field('zero_steps')} leaves no step with a velocity",
             expected=f"less than {options['num_steps']}",
-            found=zero_steps,
+            found=found["zero_steps"],
             remedy="give a smaller number",
         )
-    return {"guider": guider.name, "zero_steps": zero_steps}
+    if "skip_layers" in found:
+        _check_skipping(found, options["num_steps"], manifest.skippable_layers(profile))
+    return found
+
+
+def _check_skipping(options: dict[str, Any], steps: int, layers: int) -> None:
+    """Raises UsageError if no pass would skip a layer, or one that there is not; sorts the layers."""
+    name, skipped = field("skip_layers"), sorted(set(options["skip_layers"] or ()))
+    if not skipped or skipped[-1] >= layers or len(skipped) == layers:
+        raise UsageError(
+            f"{name} cannot be skipped" if skipped else f"{field('guider')} skip-layer needs {name}",
+            expected=f"some of the layers 0 to {layers - 1}",
+            found=", ".join(map(str, skipped)) or "none",
+            remedy=f"pass {name} such as {layers // 3}",
+        )
+    options["skip_layers"] = skipped
+    if not skipping_steps(options, steps) or options["skip_scale"] == 0:
+        start, end, scale = (field(one) for one in ("skip_start", "skip_end", "skip_scale"))
+        raise UsageError(
+            f"{field('guider')} skip-layer has no effect",
+            expected=f"{scale} other than 0, and a step after {start} x {steps} and before {end} x {steps}",
+            found=f"{scale} {options['skip_scale']:g}, {start} {options['skip_start']:g} and "
+            f"{end} {options['skip_end']:g}",
+            remedy=f"raise {end}, or leave {field('guider')} out",
+        )
 
 
 def _check_guided_steps(options: Mapping[str, Any]) -> None:
@@ -371,7 +399,7 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    guided_by = _guided_by(options, profile, guidance)
+    guided_by = _guided_by(options, manifest, profile, guidance)
     options = {name: value for name, value in options.items() if name not in _GUIDERS} | guided_by
     if options.get("steps_high") is None:
         options = {name: value for name, value in options.items() if name not in SPLIT}

@@ -20,7 +20,7 @@ from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.artifact.roles import DecoderName, FormName
 from wanrun.errors import UsageError
 from wanrun.request.lora import LoraChoice, parse_lora
-from wanrun.request.written import parse_numbers, parse_size, parse_solver
+from wanrun.request.written import parse_numbers, parse_size, parse_solver, parse_whole_numbers
 from wanrun.rows import option
 
 RANDOM = "random"
@@ -49,6 +49,7 @@ Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Clips = Annotated[int, Meta(ge=1, le=1000)]
+Layers = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, max_length=1000)]
 Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
 """Frames per second that every container can hold."""
@@ -171,14 +172,53 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guider: Annotated[
         GuiderName | None,
         option(
-            "How a step's passes are combined; cfg-zero (CFG-Zero*) needs a profile built with --guider.",
-            page="How a step's passes are combined, of those that the model is built for.",
+            "How a step's passes are combined; cfg-zero (CFG-Zero*) and skip-layer need a profile that is "
+            "built with --guider.",
+            page={
+                "": "How a step's passes are combined.",
+                "cfg": "cfg: classifier-free guidance.",
+                "cfg-zero": "cfg-zero: CFG-Zero*, which fits the negative pass to the positive one.",
+                "skip-layer": "skip-layer: also away from a third pass, which leaves some layers out.",
+            },
             default="cfg",
         ),
     ] = None
     zero_steps: Annotated[
         FewSteps | None,
         option("First steps without velocity, of --guider cfg-zero.", default="1"),
+    ] = None
+    skip_layers: Annotated[
+        Layers | None,
+        option(
+            "Layers that the third pass of --guider skip-layer leaves out, from 0.",
+            value="N,N,...",
+            parse=parse_whole_numbers,
+            also="skip_layer_guidance_layers slg_blocks slg_layers",
+        ),
+    ] = None
+    skip_scale: Annotated[
+        Scale | None,
+        option(
+            "Strength of --guider skip-layer: how far steps are led away from the third pass.",
+            default="2.8",
+            also="skip_layer_guidance_scale slg_scale",
+        ),
+    ] = None
+    skip_start: Annotated[
+        Share | None,
+        option(
+            "Share of the steps after which some have the third pass of --guider skip-layer.",
+            default="0.01",
+            also="skip_layer_guidance_start slg_start",
+        ),
+    ] = None
+    skip_end: Annotated[
+        Share | None,
+        option(
+            "Share of the steps before which they have it; each takes half as long again.",
+            default="0.2",
+            also="skip_layer_guidance_stop skip_stop slg_end",
+        ),
     ] = None
     boundary: Annotated[
         Share | None,

@@ -62,7 +62,10 @@ def test_a_run_over_a_table(solver: str) -> None:
 
 
 class Model:
-    """In place of the transformer: v = weights · batch · prompt + t / 1000; what it was given is noted."""
+    """In place of the transformer: v = weights · batch · (prompt - skipped layers) + t / 1000.
+
+    What it was given is noted.
+    """
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -76,9 +79,10 @@ class Model:
     ) -> Callable[[Any], jax.Array]:
         self.calls.append({"batch": batch, "timesteps": timesteps, "condition": condition})
 
-        def predict(prompt: Any) -> jax.Array:
+        def predict(prompt: Any, skipped: Any = None) -> jax.Array:
             scale = timesteps.reshape(1, 1, -1, 1, 1) / 1000
             own = kv.reshape(-1, 1, 1, 1, 1) if prompt is None else kv[prompt]
+            own = own if skipped is None else own - skipped.sum()
             return cast(jax.Array, self.weights * batch * own + scale)
 
         return predict
@@ -137,6 +141,24 @@ def test_guidance(model: Model, history: Arrays, halves: bool, monkeypatch: pyte
     np.testing.assert_allclose(state["latents"], expected, rtol=0, atol=3e-5)
     (call,) = model.calls
     assert call["batch"].shape == (1 + halves, *SHAPE[1:])
+
+
+@pytest.mark.parametrize("skip_scale", [0.0, 2.5])
+@pytest.mark.parametrize("halves", [False, True])
+def test_guiders(
+    model: Model, history: Arrays, halves: bool, skip_scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative pass is projected, and velocities are led away from a pass that skips two layers."""
+    if halves:
+        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
+    x, positive, negative = draw(7), 3.0, -1.0
+    c, u, skipped = (0.5 * x * factor + 0.7 for factor in (positive, negative, positive - 2))
+    u = np.sum(c * u) / np.sum(u * u) * u
+    expected, _ = updated(x, u + 4.0 * (c - u) + skip_scale * (c - skipped), history, ROW)
+    scales = {"guidance_scale": 4, "guidance_projection": 1, "skip_scale": skip_scale}
+    given = {name: np.float32(value) for name, value in scales.items()}
+    state = step(x, history, [positive, negative], **given, skip_layers=np.float32([0, 1, 1]))
+    np.testing.assert_allclose(state["latents"], expected, rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -200,7 +222,8 @@ def test_the_loop_is_its_steps(model: Model, history: Arrays) -> None:
         state = DENOISER.step(**constant, **state, **own)
     padded = np.concatenate([table.coefficients, np.full((2, len(COLUMNS)), np.nan, np.float32)])
     times = np.concatenate([table.timesteps, np.full(2, np.nan, np.float32)])
-    tables = (jnp.asarray(one) for one in (padded, times))
-    loop = DENOISER.loop(x, history, *tables, np.int32(1), np.int32(4), jnp.asarray(scales), **constant)
+    tables = {"coefficients": padded, "timesteps": times, "guidance_scales": scales}
+    given = {name: jnp.asarray(one) for name, one in tables.items()}
+    loop = DENOISER.loop(x, history, np.int32(1), np.int32(4), **given, **constant)
     for one, other in zip(jax.tree.leaves(loop), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from helpers.manifests import built_with, plain_manifest, with_model
 from helpers.options import PROFILE
+from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.steps import GUIDED
+from wanrun.denoising.guidance import GUIDED
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.request.options import resolve_loop, resolve_options
 from wanrun.request.reading import read_request
@@ -68,7 +69,7 @@ def test_every_option_of_a_model_is_resolved() -> None:
     everywhere = {row.name for row in rows() if not row.models}
     others = {"profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
     others |= {"decoder"}
-    others |= {"guider", "zero_steps"}  # where it is another guider than cfg
+    others |= {"guider", *OWN_OPTIONS}  # where it is another guider than cfg
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}
 
 

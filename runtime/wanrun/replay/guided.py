@@ -1,0 +1,88 @@
+"""Proves what steps make of their passes with each guider that a profile is built for.
+
+``cfg`` is proven by its scales. From the passes that those tell apart follows what another guider makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from wanrun.artifact.guiders import SKIPPED_LAYERS, GuiderName
+from wanrun.artifact.roles import RoleName
+from wanrun.errors import VerificationError
+from wanrun.generation.sampler import Sampler
+from wanrun.replay.velocity import SCALE, Start, velocity
+
+_ROUNDINGS = 8
+"""Of a stored state, in what is expected and what is found: at most so many, each with its factor."""
+
+_Seen = Callable[..., np.ndarray]
+"""Returns the velocities of all experts with a guider, float64; keywords are ``ExpertRange``'s."""
+
+_Expected = Iterator[tuple[np.ndarray, np.ndarray]]
+"""Velocities that a guider should give, and that it gives."""
+
+
+def prove_guiders(
+    sampler: Sampler, start: Start, form: str, maker: RoleName, half: np.ndarray, one: np.ndarray, most: float
+) -> None:
+    """Proves that a program which makes steps combines their passes as the profile's guiders do.
+
+    Args:
+        sampler: the profile's.
+        start: what velocities are computed from.
+        form: the form of the loop.
+        maker: the role of the program.
+        half: its velocities with ``cfg`` and ``SCALE``, float32 (experts, B, C, T, h, w).
+        one: those of the positive prompt alone.
+        most: the relative error that is allowed.
+
+    Raises:
+        VerificationError: naming the program and the guider.
+    """
+    (name,), options = sampler.programs.with_role(maker), sampler.profile.options
+    for guider in options.guiders:
+
+        def seen(guider: GuiderName = guider, **attributes: Any) -> np.ndarray:
+            return velocity(sampler, start, form, maker, guider=guider, **attributes).astype(np.float64)
+
+        eps = float(ml_dtypes.finfo(options.scheduler_dtype).eps)
+        stored = _ROUNDINGS * eps * (np.linalg.norm(start.noise) + np.linalg.norm(half))
+        layers = sum(sampler.guiding.get(SKIPPED_LAYERS, ()))
+        for expected, found in _PROOFS[guider](seen, half.astype(np.float64), one.astype(np.float64), layers):
+            error, allowed = np.linalg.norm(found - expected), most * np.linalg.norm(expected) + stored
+            if not error <= allowed:
+                raise VerificationError(
+                    f"{name} does not combine passes as {guider} does",
+                    expected=f"at most {allowed:.1e} off",
+                    found=f"{error:.1e}",
+                    remedy="build the artifact again",
+                )
+
+
+def _projected(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _Expected:
+    """CFG-Zero*: the negative pass is scaled until it is the positive one's projection on it."""
+    negative = (half - SCALE * one) / (1 - SCALE)
+    axes = tuple(range(2, half.ndim))
+    product, square = (np.sum(other * negative, axes, keepdims=True) for other in (one, negative))
+    yield (1 - SCALE) * product / (square + 1e-8) * negative + SCALE * one, seen()
+
+
+def _skipping(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _Expected:
+    """Skip-layer guidance: linear in its scale, and nothing where no layer is skipped."""
+    middle = (layers // 2,)
+    first, none = seen(skip_scales=(1.0,), skip_layers=middle), seen(skip_scales=(1.0,))
+    yield half, none
+    yield half - 2 * (first - half), seen(skip_scales=(-2.0,), skip_layers=middle)
+    if np.array_equal(first, none):
+        raise VerificationError(f"{SKIPPED_LAYERS} changes nothing of what steps return")
+
+
+_PROOFS: Mapping[str, Callable[[_Seen, np.ndarray, np.ndarray, int], _Expected]] = MappingProxyType(
+    {"cfg-zero": _projected, "skip-layer": _skipping}
+)
