@@ -33,6 +33,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "errors undo units",
                 "temporary timing",
                 "files terminal",
+                "cached",
                 "machine",
                 "rows",
                 "artifact",

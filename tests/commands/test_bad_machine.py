@@ -196,7 +196,7 @@ def test_a_mismatch_may_be_compiled_around(
     decode = executable(artifact, "decode_video")
     edit_environment(artifact, cpu_features=["warp_drive"])
     manifest = read_manifest(artifact)
-    overlay, program = overlay_folder(manifest, "cpu"), programs_of(manifest, PROFILE)["decode_video"]
+    overlay, program = overlay_folder(manifest, "cpu").make(), programs_of(manifest, PROFILE)["decode_video"]
     options = manifest.targets["cpu"].options_of("decode_video")
     keep(kept_file(overlay, program, options, jax.devices("cpu")), decode.read_bytes())
     before = sorted(path for path in artifact.rglob("*"))
@@ -242,7 +242,7 @@ def test_an_overlay_that_cannot_be_written(
     edit_environment(artifact, cpu_features=["warp_drive"])
     manifest = read_manifest(artifact)
     with pytest.raises(UsageError, match="set XDG_CACHE_HOME"):
-        overlay_folder(manifest, "cpu")
+        overlay_folder(manifest, "cpu").make()
 
 
 # Weights that are what was built, and no good.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from wanrun.artifact.programs import Program
 from wanrun.artifact.record import ListedFile, Record
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import field as option
 from wanrun.machine.environment import usable_cores
 
 
@@ -40,12 +42,14 @@ class Built:
     Attributes:
         folder: where their files are.
         own: the manifest of the artifact without them.
+        manifest: the manifest in the folder, with the profiles of which all files are there.
         profiles: their names.
         files: name and sha256 of the files that are there, and not in the artifact.
     """
 
     folder: Path
     own: Manifest
+    manifest: Manifest
     profiles: frozenset[str]
     files: frozenset[tuple[str, str]]
 
@@ -186,7 +190,19 @@ class Artifact:
         return self._read(_listed(kind, record))
 
     def _read(self, named: Named) -> bytes:
-        return named.read(self.path(named))
+        with self._of_built(named):
+            return named.read(self.path(named))
+
+    @contextlib.contextmanager
+    def _of_built(self, named: Named) -> Iterator[None]:
+        """Lets the error of a file that was built here say what to do: copying the artifact does not help."""
+        try:
+            yield
+        except ArtifactError as error:
+            if self.built is None or self.has(named):
+                raise
+            remedy = f"remove {self.built.folder} if it is there, and run it again with {option('build')}"
+            raise ArtifactError(**{**error.parts, "remedy": remedy}) from None
 
     def check(self, group: Sequence[Named], *, missing: bool = False) -> None:
         """Compares files with the manifest, and a parameter of which all files are there.
@@ -199,7 +215,10 @@ class Artifact:
             ArtifactError: naming the first that is missing, cannot be read, or is another one.
         """
         there = [one for one in group if not missing or self.path(one).exists()]
-        rows = [one.check(self.path(one)) for one in there]
+        rows = list[list[bytes]]()
+        for one in there:
+            with self._of_built(one):
+                rows.append(one.check(self.path(one)))
         if there and (parameter := there[0].parameter) is not None and len(rows) == parameter.layout.chunks:
             there[0].check_rows(rows, self.folder / there[0].group)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 __all__ = ["merged_of", "overlaid", "overlay_of"]
 
+from collections.abc import Set
 from dataclasses import replace
-from pathlib import Path
 
 from msgspec import structs
 
@@ -17,41 +17,59 @@ from wanrun.artifact.artifact import Artifact, Built, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.artifact.programs import Profile, ProgramSet
 from wanrun.artifact.targets import Target
+from wanrun.cached import CacheFolder
 from wanrun.errors import WanError
-from wanrun.files import canonical_json, sha256_of, user_cache
+from wanrun.files import canonical_json, sha256_of
 from wanrun.machine.environment import host_environment
 
 
-def overlay_of(manifest: Manifest) -> Path:
+def overlay_of(manifest: Manifest) -> CacheFolder:
     """Returns the folder of an artifact's profiles that are built on this machine.
 
     Each kind of host, and each JAX, has its own: machines may share a home.
     """
     host, digest = sha256_of(canonical_json(host_environment("cpu"))), manifest.content_digest
-    return user_cache() / "profiles" / f"{digest.removeprefix('sha256:')[:32]}-{host[:8]}"
+    name = f"{digest.removeprefix('sha256:')[:32]}-{host[:8]}"
+    return CacheFolder("profiles", name, "built profiles")
 
 
 def overlaid(artifact: Artifact) -> Artifact:
     """Returns an artifact with the profiles that were built on this machine; its digests stay as they are.
 
-    What was changed or damaged is as if it were not there: it is built again.
+    What was changed, and profiles of which a file is missing, are as if they were not there: they are built
+    again.
     """
-    folder = overlay_of(artifact.manifest)
+    kept = overlay_of(artifact.manifest)
+    folder = kept.path
     if artifact.built is not None or not (folder / MANIFEST).is_file():
         return artifact
     try:
         there = open_artifact(folder)
     except WanError:
         return artifact
-    merged = merged_of(artifact.manifest, there.manifest)
+    own = {(one.name, one.sha256) for one in artifact.named()}
+    whole = _whole(there, own)
+    merged = merged_of(artifact.manifest, whole.manifest)
     new = frozenset(merged.profiles.keys() - artifact.manifest.profiles.keys())
     if not new:
         return artifact
-    own = {(one.name, one.sha256) for one in artifact.named()}
-    files = {(one.name, one.sha256) for one in there.named() if (folder / one.name).is_file()}
-    return replace(
-        artifact, manifest=merged, built=Built(folder, artifact.manifest, new, frozenset(files - own))
-    )
+    kept.use()
+    files = {(one.name, one.sha256) for one in whole.named()}
+    built = Built(folder, artifact.manifest, whole.manifest, new, frozenset(files - own))
+    return replace(artifact, manifest=merged, built=built)
+
+
+def _whole(there: Artifact, own: Set[tuple[str, str]]) -> Artifact:
+    """Returns what was built, with those profiles of which no file is missing here and in the artifact."""
+
+    def missing(part: Artifact) -> bool:
+        files = [one.name for one in part.named() if (one.name, one.sha256) not in own]
+        return not all((there.folder / name).is_file() for name in files)
+
+    if not missing(there):
+        return there
+    names = there.manifest.profiles
+    return there.only(profiles=[name for name in names if not missing(there.only(profiles=[name]))])
 
 
 def merged_of(own: Manifest, built: Manifest) -> Manifest:

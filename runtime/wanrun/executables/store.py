@@ -233,7 +233,8 @@ class Executables:
 
     def _compiled_here(self, files: _Files, reason: str) -> jax.stages.Compiled:
         """Loads the executable that an earlier run has compiled here, or compiles and keeps it."""
-        overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
+        folder = overlay_folder(self._opened.manifest, self._opened.selected.name)
+        overlay = folder.make()
         options = options_here(self._target.options_of(files.name))
         path = kept_file(overlay, files.program, options, self._opened.device.devices)
         if (entry := read_kept(path)) is not None:
@@ -248,7 +249,9 @@ class Executables:
         self._opened.recorder.count(cache_misses=1)
         told = f"kept in {overlay}"
         try:
-            keep(path, entry)
+            with folder.held():
+                keep(path, entry)
+                folder.make_room()
         except OSError as error:
             told = f"which cannot be {told}: {error.strerror}"
         self._opened.warn(f"compiled {files.name} in {seconds:.1f} s, {told}: {reason}")

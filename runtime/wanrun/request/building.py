@@ -4,32 +4,25 @@ from __future__ import annotations
 
 __all__ = ["built"]
 
-import contextlib
-import fcntl
 import importlib.util
-import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from wanrun.artifact.artifact import Artifact, open_artifact
-from wanrun.artifact.manifest import MANIFEST
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import EXECUTABLE, PROGRAM
 from wanrun.artifact.overlay import merged_of, overlaid, overlay_of
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import UnbuiltError, select_target
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.machine.environment import built_elsewhere
-from wanrun.temporary import remove_tree, temporary_path
+from wanrun.temporary import temporary_path
 from wanrun.timing.timings import Timings
 from wanrun.undo import begun
-
-MAX_BYTES = 8 * 2**30
-"""Of all profiles that are kept; those of the artifacts that were used longest ago go first."""
 
 
 def built(
@@ -54,23 +47,23 @@ def built(
     Raises:
         UsageError: without ``wanbuild``, if the cache cannot be written, or naming what the build says.
     """
-    name, folder = error.lacking.name, overlay_of(artifact.manifest)
+    name, kept = error.lacking.name, overlay_of(artifact.manifest)
     if importlib.util.find_spec("wanbuild") is None:
         raise UsageError(
             f"{field('build')} needs wanbuild, which is not installed",
             remedy="pip install '.[build]' in the checkout",
         ) from error
     own = artifact.alone
-    with timings.phase("build", name), _held(folder):
+    with timings.phase("build", name), kept.held():
         found = overlaid(own)
         if name not in found.manifest.profiles:  # else another process has built it meanwhile
-            _make_room(folder)
-            place = _prepared(found, error.nearest, target)
-            _run_child([*_command(folder, error), "--target", place], name, report)
+            place = _prepared(found, kept.make(), error.nearest, target)
+            _run_child([*_command(kept.path, error), "--target", place], name, report)
+            kept.make_room()
             found = overlaid(own)
     if name not in found.manifest.profiles:
         raise ArtifactError(
-            f"profile {name} was built in {folder}, and cannot be read", remedy="run it again"
+            f"profile {name} was built in {kept.path}, and cannot be read", remedy="run it again"
         )
     return found
 
@@ -84,28 +77,9 @@ def _command(folder: Path, error: UnbuiltError) -> list[str]:
     return [sys.executable, "-m", "wanbuild", "compile", str(folder), *shape]
 
 
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, which one process has at a time; it ends with the process."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(
-            f"built profiles cannot be kept in {folder.parent}",
-            found=error.strerror,
-            remedy="set XDG_CACHE_HOME to a folder that can be written",
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _prepared(artifact: Artifact, nearest: Profile, target: str | None) -> str:
-    """Writes the folder to build in, with the nearest profile; returns the name of the target."""
-    own, folder = artifact.alone, overlay_of(artifact.manifest)
+def _prepared(artifact: Artifact, folder: Path, nearest: Profile, target: str | None) -> str:
+    """Fills the folder to build in, with the nearest profile; returns the name of the target."""
+    own = artifact.alone
     try:
         selected = select_target(artifact, nearest, target)
         place = "local" if built_elsewhere(selected.target.environment) else selected.name
@@ -117,12 +91,11 @@ def _prepared(artifact: Artifact, nearest: Profile, target: str | None) -> str:
     profiles = {nearest.name: nearest}
     manifest = base.manifest.changed(profiles=profiles, golden={}, embeddings={}, adapters={}, schedules={})
     if artifact.built is not None:
-        manifest = merged_of(manifest, open_artifact(folder).manifest).changed()
+        manifest = merged_of(manifest, artifact.built.manifest).changed()
     for one in replace(base, manifest=manifest).named():
         there = folder / one.name
         if one.kind in (PROGRAM, EXECUTABLE) and own.has(one) and own.path(one).is_file():
             _copied(own.path(one), there)
-    folder.mkdir(exist_ok=True)
     manifest.write(folder)
     return place
 
@@ -134,17 +107,6 @@ def _copied(file: Path, there: Path) -> None:
         with temporary_path(there) as new:
             shutil.copyfile(file, new)
             new.replace(there)
-
-
-def _make_room(folder: Path) -> None:
-    """Removes folders of ``MAX_BYTES`` together, the one that was changed longest ago first."""
-    times = {one.parent: one.stat().st_mtime for one in folder.parent.glob(f"*/{MANIFEST}")}
-    sizes = {one: sum(file.lstat().st_size for file in one.rglob("*")) for one in times}
-    for one in sorted(times, key=lambda one: times[one]):
-        if sum(sizes.values()) <= MAX_BYTES:
-            break
-        remove_tree(one)
-        del sizes[one]
 
 
 def _stopped(child: subprocess.Popen[str]) -> None:

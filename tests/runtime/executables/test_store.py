@@ -133,7 +133,7 @@ def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
         compiled = opened.executables._compiled_here(files, "it is another CPU")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    folder = overlay_folder(opened.opened.manifest, "cpu")
+    folder = overlay_folder(opened.opened.manifest, "cpu").path
     assert compiled.memory_analysis() is not None
     assert list(folder.iterdir()) == [] and len(recwarn) == 0
     (line,) = capsys.readouterr().out.splitlines()  # where the fixture's warnings go

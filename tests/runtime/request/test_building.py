@@ -86,7 +86,7 @@ def test_what_cannot_be_built_is_one_error(artifact: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError) as failed:
         build(own)
     assert failed.value.found == "too large"
-    assert not (overlay_of(own.manifest) / "programs" / "160x96x9-b1-cfg").exists()
+    assert not (overlay_of(own.manifest).path / "programs" / "160x96x9-b1-cfg").exists()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as lacks:
         build(own)

@@ -1,0 +1,128 @@
+"""Folders of the user's cache, each made, locked and removed as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wanrun.errors import UsageError
+from wanrun.files import user_cache
+from wanrun.temporary import remove_tree
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """A folder of the user's cache, beside others of its kind; those used longest ago make room for others.
+
+    Args:
+        kind: the name of the folder that all of the kind are in.
+        name: its own name.
+        what: what is kept in it, for messages.
+        most: the bytes that all of the kind may have together.
+    """
+
+    kind: str
+    name: str
+    what: str
+    most: int = 8 * 2**30
+
+    @property
+    def path(self) -> Path:
+        """Where it is, or would be."""
+        return user_cache() / self.kind / self.name
+
+    def make(self) -> Path:
+        """Makes the folder, marks it as used, and returns its path.
+
+        Raises:
+            UsageError: if it cannot be written.
+        """
+        with self._written():
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        self.use()
+        return self.path
+
+    def use(self) -> None:
+        """Marks the folder as used now, if it is there and is this user's."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the folder's lock, which one process has at a time; it ends with the process.
+
+        Raises:
+            UsageError: if the cache cannot be written.
+        """
+        with self._written():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = _opened(self.path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def make_room(self) -> None:
+        """Removes other folders of the kind, the one used longest ago first, until all have ``most`` bytes.
+
+        Those that a process holds stay; so does this one, whose lock the caller has.
+        """
+        folders = [one for one in self.path.parent.iterdir() if one.is_dir()]
+        sizes = {one: _nbytes(one) for one in folders}
+        for one in sorted(folders, key=_used):
+            if sum(sizes.values()) <= self.most:
+                break
+            if one != self.path and _removed(one):
+                del sizes[one]
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(
+                f"{self.what} cannot be kept in {self.path}",
+                found=error.strerror,
+                remedy="set XDG_CACHE_HOME to a folder that can be written",
+            ) from None
+
+
+def _opened(folder: Path) -> int:
+    """Opens the file whose lock is a folder's."""
+    return os.open(folder.with_name(f"{folder.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _nbytes(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process removes it
+            total += file.lstat().st_size
+    return total
+
+
+def _used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _removed(folder: Path) -> bool:
+    """Removes a folder, unless a process holds it."""
+    lock = _opened(folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(folder)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
