@@ -181,13 +181,13 @@ def ti2v_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ti2v_artifact(ti2v_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of wan2.2-ti2v, with the profile 160x96x13-b1-cfg: 60 tokens.
+    """The same of wan2.2-ti2v, with the profile 160x96x13-b1-cfg, which can begin with a video: 60 tokens.
 
     For fewer than 52 XLA's CPU backend adds up 512 text tokens one by one, four times less exactly.
     """
 
     def build(folder: Path) -> None:
-        build_artifact(ti2v_checkpoint, folder, size=(160, 96), num_frames=13)
+        build_artifact(ti2v_checkpoint, folder, size=(160, 96), num_frames=13, video_to_video=True)
 
     return shared(tmp_path_factory, "ti2v-artifact", build)
 
