@@ -34,6 +34,7 @@ class _Table(Struct, frozen=True):
 
     name: str
     start: float
+    skipped: int
     arrays: dict[str, _Array]
 
 
@@ -173,15 +174,17 @@ def _as_path(name: str, source: object) -> str:
 
 
 def _packed_table(table: SolverTable) -> _Table:
-    arrays = {name: _packed(value) for name, value in vars(table).items() if name not in ("name", "start")}
-    return _Table(table.name, table.start, arrays)
+    arrays = {
+        name: _packed(value) for name, value in vars(table).items() if name not in _Table.__struct_fields__
+    }
+    return _Table(table.name, table.start, table.skipped, arrays)
 
 
 def _unpacked_table(table: _Table) -> SolverTable:
     from wanrun.denoising.solvers import SolverTable
 
     arrays: dict[str, Any] = {name: _unpacked(array) for name, array in table.arrays.items()}
-    return SolverTable(name=table.name, start=table.start, **arrays)
+    return SolverTable(name=table.name, start=table.start, skipped=table.skipped, **arrays)
 
 
 def _packed(array: np.ndarray) -> _Array:
