@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 from filelock import FileLock
 
-from wanbuild.programs import entry_compiler
+from wanbuild.programs import compile, entry_compiler
 from wanbuild.programs.compiler import compile_into
+from wanbuild.programs.preview import with_preview
 from wanbuild.targets.target import TargetSpec
+from wanrun.artifact.artifact import Artifact
 from wanrun.files import canonical_json, sha256_of
 from wanrun.machine.environment import host_environment
 
@@ -43,5 +46,20 @@ def compiled_once(store: Path) -> Iterator[None]:
         return kept
 
     store.mkdir(parents=True, exist_ok=True)
-    with mock.patch.object(entry_compiler, "compile_into", compile_or_copy):
+
+    def fit_or_copy(artifact: Artifact, report: Callable[[str], None]) -> Artifact:
+        manifest = artifact.manifest
+        if "vae" not in manifest.components or manifest.preview:
+            return artifact
+        facts = [manifest.configs["vae"], msgspec.to_builtins(manifest.components["vae"])]
+        file = store / f"{sha256_of(canonical_json(facts))}.preview"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                file.write_text(json.dumps(with_preview(artifact, report).manifest.preview))
+        return artifact.changed(preview=tuple(map(tuple, json.loads(file.read_text()))))
+
+    with (
+        mock.patch.object(entry_compiler, "compile_into", compile_or_copy),
+        mock.patch.object(compile, "with_preview", fit_or_copy),
+    ):
         yield

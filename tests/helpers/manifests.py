@@ -271,7 +271,9 @@ def full_manifest() -> Manifest:
         timesteps=(1000.0, 500.5),
         fps=8,
     )
+    rows = ((1.0, 2.0, 3.0),) * 17
     return plain_manifest(
+        preview=rows,
         schedules={"2-steps": schedule},
         adapters={"style": plain_adapter("style", loras=(lora,), left_out=("img_emb",), options=options)},
         model=full_model(),
@@ -283,7 +285,7 @@ def full_manifest() -> Manifest:
         profiles={profile.name: profile},
         program_sets={programs.key: programs},
         targets={"cpu": target},
-        golden={profile.name: Recorded(file="golden/g.json", sha256="0", preview=((1.0, 2.0, 3.0),) * 17)},
+        golden={profile.name: Recorded(file="golden/g.json", sha256="0", preview=rows)},
         embeddings={"e": embedding},
         tool={"name": "wanbuild", "version": "1"},
         times={"converted": "2026-11-01T00:00:00Z"},

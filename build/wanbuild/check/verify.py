@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.findings import Findings
-from wanbuild.check.preview import fitted
 from wanbuild.check.weights import check_places, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.jax_flags import pinned
@@ -30,7 +28,6 @@ from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.executables.lowering import deserialized
 from wanrun.files import check_digest, read_bounded, replace_file, sha256_of
-from wanrun.generation.pipeline import Pipeline
 from wanrun.intact import check_intact
 from wanrun.machine.environment import open_devices
 from wanrun.replay.golden import NEGATIVE_PROMPT, PROMPT, STEPS, Golden, compare, read_golden, replayed
@@ -115,13 +112,9 @@ def _run(
     artifact: Artifact,
     profile: Profile,
     findings: Findings | None,
-    look: Callable[[Pipeline], object] = str,
     steps: int | None = None,
-) -> tuple[Golden, Any]:
-    """Runs one profile from the fixed seed, and proves all of its programs.
-
-    Returns:
-        The result, and what a function finds in the profile's pipeline.
+) -> Golden:
+    """Runs one profile from the fixed seed, proves all of its programs, and returns the result.
 
     Raises:
         VerificationError: if a program is wrong.
@@ -135,7 +128,7 @@ def _run(
         for form in profile.options.forms:
             replay.prove(pipeline.session(profile), form)
         check_all_ran(pipeline)
-        return replay.golden, look(pipeline)
+        return replay.golden
 
 
 def start_jax() -> None:
@@ -172,26 +165,20 @@ def record(folder: Path, report: Report, findings: Findings | None = None) -> No
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
-            recorded = _run(artifact, profile, findings, fitted)
-            artifact = with_golden(artifact, profile, *recorded)
+            artifact = with_golden(artifact, profile, _run(artifact, profile, findings))
             artifact.write()  # minutes of a large profile are not lost with a later one
             report(f"{profile.name}: recorded")
         add_embeddings(artifact, profiles, (), report, report).write()
 
 
-def with_golden(
-    artifact: Artifact,
-    profile: Profile,
-    golden: Golden,
-    preview: tuple[tuple[float, float, float], ...] = (),
-) -> Artifact:
+def with_golden(artifact: Artifact, profile: Profile, golden: Golden) -> Artifact:
     """Writes a profile's recorded result, and returns the artifact with it; its manifest is not written."""
     text = json.dumps(golden.as_json(), sort_keys=True, indent=1).encode()
     digest = sha256_of(text)
     file = f"{GOLDEN.folder}/{profile.name}-{digest[:12]}.json"
     (artifact.folder / GOLDEN.folder).mkdir(exist_ok=True)
     replace_file(artifact.folder / file, text)
-    record = Recorded(file=file, sha256=digest, preview=preview)
+    record = Recorded(file=file, sha256=digest)
     return artifact.changed(golden={**artifact.manifest.golden, profile.name: record})
 
 
@@ -220,7 +207,7 @@ def replay(folder: Path, report: Report, findings: Findings | None = None) -> di
             continue
         file = artifact.manifest.golden[profile.name].file
         expected = read_golden(artifact, profile.name)
-        found, _ = _run(artifact, profile, findings, steps=expected.steps)
+        found = _run(artifact, profile, findings, steps=expected.steps)
         if findings is not None:
             findings.replayed(profile.name, file, expected, found)
         outcomes[profile.name] = compare(expected, found)

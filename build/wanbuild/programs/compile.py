@@ -12,6 +12,7 @@ from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler
 from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
+from wanbuild.programs.preview import with_preview
 from wanbuild.programs.proxies import missing_proxies
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.shape import Shape
@@ -46,7 +47,7 @@ def shapes(request: CompileRequest, manifest: Manifest) -> Iterator[Shape]:
 
 
 def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> Manifest:
-    """Adds profiles and targets to an artifact; never executes a program.
+    """Adds profiles and targets to an artifact, and the map of its previews; executes no program of it.
 
     Executables that are intact and were built in this environment are kept. A target whose environment has
     changed is compiled again for all of its profiles.
@@ -76,6 +77,9 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
             if request.proxies and (small := missing_proxies(built, built.targets[target.name], report)):
                 artifact = built_for(artifact, target, small, report)
                 write_built(artifact)
+        if (shown := with_preview(artifact, report)) is not artifact:
+            artifact = shown
+            artifact.write()
     return artifact.manifest
 
 

@@ -51,7 +51,7 @@ EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 _CONTENT = ("model", "configs", "loras", "dtypes", "components", "tokenizer")
 """The fields that the content digest covers whole."""
 
-_LATER = ("schedules", "adapters")
+_LATER = ("schedules", "adapters", "preview")
 """The fields that are left out where they are empty: then all is as before there were any."""
 
 
@@ -85,15 +85,18 @@ class Embedding(ListedFile, frozen=True, kw_only=True):
     length: AtLeastOne
 
 
+Colours = tuple[tuple[float, float, float], ...]
+"""A linear map from latents to red, green and blue: of each channel at 1, then of latents that are 0."""
+
+
 class Recorded(ListedFile, frozen=True, kw_only=True, omit_defaults=True):
     """A profile's recorded result.
 
     Attributes:
-        preview: a linear map from latents to colours, which shows roughly what they decode to: the red, green
-            and blue of each channel at 1, then of latents that are 0; empty if none was fitted.
+        preview: as the manifest's, in artifacts that have it here: it was fitted to each profile.
     """
 
-    preview: tuple[tuple[float, float, float], ...] = ()
+    preview: Colours = ()
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -116,6 +119,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         times: when each part was made.
         schedules: steps that were chosen for the model, by name.
         adapters: low-rank changes of the transformers that a video may choose, by name.
+        preview: shows roughly what latents decode to; empty if it was not fitted.
         content_digest: sha256 of the facts that decide results, the same for equal sources and options.
         manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
             digests are computed unless they are given: an artifact that is read has those that it was written
@@ -140,6 +144,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     times: Mapping[str, str]
     schedules: Mapping[str, Schedule] = {}
     adapters: Mapping[str, Adapter] = {}
+    preview: Colours = ()
     content_digest: str = ""
     manifest_digest: str = ""
 
@@ -160,9 +165,8 @@ class Manifest(Record, frozen=True, kw_only=True):
         check_names(self.adapters)
         for name in self.components:  # copies have folders of these names
             plain_relative(name, "a component's name")
-        for name, recorded in self.golden.items():
-            if len(recorded.preview) not in (0, self.model.latent_channels + 1):
-                raise ValueError(f"the preview of profile {name} is of {len(recorded.preview)} rows")
+        if len(self.colours) not in (0, self.model.latent_channels + 1):
+            raise ValueError(f"the map of previews is of {len(self.colours)} rows")
         for name, profile in self.profiles.items():
             if name != profile.name:
                 raise ValueError(f"profile {name} has the shape of {profile.name}")
@@ -177,6 +181,11 @@ class Manifest(Record, frozen=True, kw_only=True):
                 raise ValueError(f"target {name} refers to program set {target.program_set}")
             if unknown := target.executables.keys() - used.programs.keys():
                 raise ValueError(f"target {name} has executables without programs: {sorted(unknown)}")
+
+    @property
+    def colours(self) -> Colours:
+        """The map of previews; empty if there is none."""
+        return self.preview or next((one.preview for one in self.golden.values() if one.preview), ())
 
     @property
     def digests(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ class Step:
     def preview(self, video: int = 0) -> np.ndarray:
         """Returns a small picture of each latent frame, uint8 (T, h, w, 3).
 
-        It is a linear map of ``clean``, fitted to the artifact's VAE by ``wanbuild verify --record``.
+        It is a linear map of ``clean``, fitted to the artifact's VAE by ``wanbuild compile``.
 
         Args:
             video: number of the video, of those of one prompt.
@@ -60,14 +60,13 @@ class Step:
         Raises:
             UsageError: if the artifact has no such map.
         """
-        golden = self.manifest.golden.get(self.profile.name)
-        if golden is None or not golden.preview:
+        if not self.manifest.colours:
             raise UsageError(
-                f"there is no preview of profile {self.profile.name}",
+                "there is no preview of this model",
                 expected="a map from latents to colours in the manifest",
-                remedy="run wanbuild verify --record",
+                remedy="run wanbuild compile again, where its weights are",
             )
-        *colours, grey = np.array(golden.preview, np.float32)
+        *colours, grey = np.array(self.manifest.colours, np.float32)
         picture = np.tensordot(self.clean[video], np.array(colours), (0, 0)) + grey
         return np.rint(picture).clip(0, 255).astype(np.uint8)
 

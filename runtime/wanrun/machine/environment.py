@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["usable_cores"]
+
 import contextlib
 import importlib.metadata
 import os

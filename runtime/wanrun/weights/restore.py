@@ -5,6 +5,8 @@ Each block of a chunk file is checksummed while it is still in the CPU cache.
 
 from __future__ import annotations
 
+__all__ = ["REBUILD", "Restore"]
+
 import contextlib
 import hashlib
 import json

@@ -21,7 +21,6 @@ PROMPT = "a fox"
 def test_latents_and_preview(toy_artifact: Path, loop: str) -> None:
     seen: list[wanrun.Step] = []
     shown: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    map_ = np.random.default_rng(0).normal(0, 40, (17, 3)).round(3)
 
     def without(done: int, total: int, step: wanrun.Step) -> None:
         step.preview()
@@ -31,10 +30,12 @@ def test_latents_and_preview(toy_artifact: Path, loop: str) -> None:
         shown.append((step.latents, step.clean, step.preview()))
 
     with wanrun.load(toy_artifact, embeddings="none", loop=loop) as pipeline:
-        with pytest.raises(UsageError, match=r"there is no preview of profile .*; run wanbuild verify"):
+        map_, fitted = np.array(pipeline.manifest.preview), pipeline.manifest
+        assert map_.shape == (17, 3)
+        pipeline.manifest = fitted.changed(preview=())
+        with pytest.raises(UsageError, match=r"there is no preview of this model; .*run wanbuild compile"):
             pipeline.generate(PROMPT, num_steps=2, on_step=without)
-        record = Recorded(file="golden/a.json", sha256="0" * 64, preview=tuple(map(tuple, map_.tolist())))
-        pipeline.manifest = pipeline.manifest.changed(golden={pipeline.profile.name: record})
+        pipeline.manifest = fitted
         result = pipeline.generate(PROMPT, num_steps=3, on_step=on_step)
     latents, clean, preview = shown[-1]
     assert len(shown) == (3 if loop == "step" else 1)
@@ -74,7 +75,13 @@ def test_the_number_of_parameters_decides(toy_artifact: Path) -> None:
 
 def test_a_preview_of_another_model_is_refused(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
-    record = Recorded(file="golden/a.json", sha256="0" * 64, preview=((1.0, 2.0, 3.0),))
-    with pytest.raises(ValueError, match="the preview of profile x is of 1 rows"):
-        manifest.changed(golden={"x": record})
+    with pytest.raises(ValueError, match="the map of previews is of 1 rows"):
+        manifest.changed(preview=((1.0, 2.0, 3.0),))
+
+
+def test_a_map_that_is_recorded_with_a_profile_serves() -> None:
+    """As artifacts have it whose map was fitted when they were verified."""
+    rows = ((1.0, 2.0, 3.0),) * 17
+    record = Recorded(file="golden/a.json", sha256="0" * 64, preview=rows)
+    assert plain_manifest(golden={"x": record}).colours == rows
     assert msgspec.to_builtins(Recorded(file="a", sha256="b")) == {"file": "a", "sha256": "b"}
