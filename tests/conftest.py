@@ -164,6 +164,7 @@ def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.
             shipping=True,
             video_to_video=True,
             guiders=["cfg-zero", "skip-layer"],
+            nag=True,
         )
 
     return shared(tmp_path_factory, "two-artifact", build)

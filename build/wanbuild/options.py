@@ -244,6 +244,10 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         bool, option("Models of video from text: let a run begin with a video.", commands=_PLANNED)
     ] = False
 
+    nag: Annotated[
+        bool, option("Room for a negative prompt without guidance: for --nag-scale.", commands=_PLANNED)
+    ] = False
+
     def __post_init__(self) -> None:
         force_setattr(self, "guiders", tuple(name for name in BUILT if name in self.guiders))
         if self.loop not in LOOPS:

@@ -242,9 +242,14 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
         "lora_rank": 32,
         "guiders": ("cfg-zero",),
         "video_to_video": True,
+        "nag": True,
     }
     assert given.keys() == {*BuildOptions.__struct_fields__}
-    flags = {"guiders": ("--guider", "cfg-zero"), "video_to_video": ("--video-to-video",)}
+    flags = {
+        "guiders": ("--guider", "cfg-zero"),
+        "video_to_video": ("--video-to-video",),
+        "nag": ("--nag",),
+    }
     options = [
         text
         for name, value in given.items()

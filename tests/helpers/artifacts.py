@@ -64,6 +64,7 @@ def build_artifact(
     files: Mapping[str, Path] = MappingProxyType({}),
     guiders: Sequence[str] = (),
     video_to_video: bool = False,
+    nag: bool = False,
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -83,6 +84,7 @@ def build_artifact(
         files: weight files by component, as of ``ConvertRequest``.
         guiders: those beside ``cfg``.
         video_to_video: whether steps can begin with a video.
+        nag: whether its steps can take a negative prompt without guidance.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -102,7 +104,12 @@ def build_artifact(
             guided,
             num_references=count,
             options=BuildOptions(
-                dtype="float32", loop=form, lora_rank=rank, guiders=guiders, video_to_video=video_to_video
+                dtype="float32",
+                loop=form,
+                lora_rank=rank,
+                guiders=guiders,
+                video_to_video=video_to_video,
+                nag=nag,
             ),
             mesh=parse_mesh(mesh),
         )

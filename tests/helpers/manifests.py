@@ -218,6 +218,7 @@ def full_manifest() -> Manifest:
             vae_tile=256,
             guiders=("cfg-zero",),
             video_to_video=True,
+            nag=True,
         ),
         num_references=2,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from helpers.fake_pipeline import write_lines
+from helpers.nag_reference import avoiding
 from helpers.reference_models import relative_error
 from wanbuild.check.reference import frames_check
 from wanbuild.check.reference_pipeline import Made, Reference, open_media
@@ -225,11 +226,18 @@ class WholePath:
         own = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
         options = {"guidance_scale": self._scale, **case.options}
         shares = [options.pop(name, default) for name, default in GUIDED.items()]
-        guider = options.pop("guider", None)
-        guiding = {**options}
+        guider, nag = options.pop("guider", None), options.pop("nag_scale", None)
+        guiding, pipe = {**options}, self.reference.pipe
         options = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
-        guided = nullcontext() if guider is None else combined_by(self.reference.pipe, guider, guiding)
-        with guided, guided_between(self.reference.pipe, *shares):
+        with ExitStack() as changed:
+            if guider is not None:
+                changed.enter_context(combined_by(pipe, guider, guiding))
+            for expert in TRANSFORMERS if nag else ():
+                negative = pipe._get_t5_prompt_embeds([NEGATIVE], max_sequence_length=512)
+                changed.enter_context(
+                    avoiding(getattr(pipe, expert), negative.detach().numpy(), (nag, 2.5, 0.25))
+                )
+            changed.enter_context(guided_between(pipe, *shares))
             return generate(
                 self.reference,
                 media=Media(**given, **own) if given else None,

@@ -53,6 +53,7 @@ TWO_EXPERTS: Mapping[str, Case] = {
             "skip_end": 0.9,
         },
     ),
+    "cfg and nag": Case(4, seed=12, options={"guidance_scale": 4, "guidance_scale_2": 1, "nag_scale": 5}),
     "low-noise alone": Case(3, seed=4, options={"guidance_scale": 4, "guidance_scale_2": 2, "boundary": 1}),
     "high-noise alone": Case(3, seed=5, options={"guidance_scale": 4, "guidance_scale_2": 2, "boundary": 0}),
 }
@@ -61,15 +62,20 @@ CALLS: Mapping[str, tuple[int, int]] = {
     "guidance in some steps": (3, 6),
     "cfg-zero": (4, 7),
     "skip-layer": (5, 11),  # a third pass in steps 1 to 4
+    "cfg and nag": (4, 4),
     "low-noise alone": (0, 6),
     "high-noise alone": (6, 0),
     "no guidance": (2, 3),
+    "nag": (2, 2),
     "unipc": (10, 0),
     "euler of one": (8, 0),
 }
 """How often each expert is called, with guidance twice a step; else three steps each."""
 
-WITHOUT_GUIDANCE: Mapping[str, Case] = {"no guidance": Case(5, seed=6)}
+WITHOUT_GUIDANCE: Mapping[str, Case] = {
+    "no guidance": Case(5, seed=6),
+    "nag": Case(4, seed=13, options={"nag_scale": 11}),
+}
 PER_TOKEN: Mapping[str, Case] = {
     "unipc": Case(5, seed=7, options={"guidance_scale": 4}),
     "euler of one": Case(4, seed=8, options={"guidance_scale": 2.5, "flow_shift": 7, "solver": "euler"}),
@@ -108,8 +114,11 @@ def test_two_experts(experts: WholePath, name: str, loop: str, record_property: 
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_two_experts_without_guidance(without_guidance: WholePath, loop: str, record_property: Any) -> None:
-    check(without_guidance, "no guidance", loop, record_property)
+@pytest.mark.parametrize("name", WITHOUT_GUIDANCE)
+def test_two_experts_without_guidance(
+    without_guidance: WholePath, name: str, loop: str, record_property: Any
+) -> None:
+    check(without_guidance, name, loop, record_property)
 
 
 def test_the_scale_of_the_high_noise_expert_decides(experts: WholePath, two_experts_artifact: Path) -> None:

@@ -12,6 +12,7 @@ from flax import nnx
 
 from wanbuild.models.forms import forms
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
+from wanbuild.models.nag import guided_away
 from wanbuild.models.params import param
 from wanbuild.models.partition import ROTARY, constrain, mesh_sizes
 from wanbuild.models.passes import Unrotated
@@ -22,7 +23,8 @@ from wanbuild.models.transformer_config import TransformerConfig
 KV = Mapping[str, jax.Array]
 """KV cache of cross-attention for a stack of L blocks, in the compute dtype: ``k`` and ``v`` (L, P, T, N, K)
 for text; ``image_k`` and ``image_v`` (L, 1, I, N, K) for image tokens and, if those are padded,
-``image_mask``, bool (L, I), true for real tokens."""
+``image_mask``, bool (L, I), true for real tokens. A block that is guided away from the negative prompt has
+``negative_k`` and ``negative_v`` (1, T, N, K) of it too, and ``nag``, the settings of ``guided_away``."""
 
 OF_PROMPTS = ("k", "v")
 """Those of them that each prompt has its own of."""
@@ -156,6 +158,9 @@ class CrossAttention(WanAttention):
         """Attends from (B, S, D) to one layer of ``KV``; returns float32 (B, S, D)."""
         q = attention.scaled(self.query(x), x.dtype)
         out = attention.to(q, kv["k"], kv["v"])
+        if "nag" in kv:
+            negative = kv["negative_k"], kv["negative_v"]
+            out = guided_away(out, lambda: attention.to(q, *negative), kv["nag"])
         if self.has_image:
             # The normalised query is the same as for text; both results are added before the projection.
             out = out + attention.to(q, kv["image_k"], kv["image_v"], kv.get("image_mask"))

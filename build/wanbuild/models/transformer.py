@@ -60,6 +60,8 @@ class ApplyBlock:
         attention: the attention of the tokens.
         groups: the row of modulation of each token.
         prompt: the prompt that all videos are of, int32; None if B / P consecutive ones are of each.
+        nag: float32 (3,), by which the first prompt's videos are guided away from the second prompt, see
+            ``models.nag``; None for programs without. With it the prompt is a number.
     """
 
     modulation: jax.Array
@@ -67,6 +69,7 @@ class ApplyBlock:
     attention: TokenAttention
     groups: jax.Array | None
     prompt: jax.Array | int | None = None
+    nag: jax.Array | None = None
 
     def of_prompt(self, kv: KV) -> KV:
         """Returns those keys and values of one layer that the videos attend to."""
@@ -75,8 +78,17 @@ class ApplyBlock:
         own = {name: at(kv[name], self.prompt) for name in OF_PROMPTS}
         return {**kv, **own}
 
+    def _with_negative(self, kv: KV) -> KV:
+        """Returns those of ``of_prompt``, and of the negative prompt what the first one is guided away by."""
+        own = self.of_prompt(kv)
+        if self.nag is None:
+            return own
+        assert self.prompt is not None
+        settings = jnp.where(jnp.equal(self.prompt, 0), self.nag, 1)
+        return {**own, **{f"negative_{name}": at(kv[name], 1) for name in OF_PROMPTS}, "nag": settings}
+
     def __call__(self, block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-        kv = self.of_prompt(kv)
+        kv = self._with_negative(kv)
         if len(x) == 1 or block.ffn.parts(x) == 1:
             return block(x, kv, self.modulation, self.rope, self.attention, self.groups)
 
@@ -308,11 +320,16 @@ class WanTransformer(nnx.Module):
         latent_shape: tuple[int, int, int],
         attention: Attention,
         prompt: jax.Array | int | None = None,
+        nag: jax.Array | None = None,
     ) -> ApplyBlock:
-        """Returns how a step's blocks are applied; ``prompt`` is that of all videos, see ``ApplyBlock``."""
+        """Returns how a step's blocks are applied; ``prompt`` is that of all videos, see ``ApplyBlock``.
+
+        With ``nag`` None means the first one.
+        """
+        prompt = 0 if prompt is None and nag is not None else prompt
         count = math.prod(self.config.grid(latent_shape))
         groups = token_groups(count, modulation.shape[1])
-        return ApplyBlock(modulation, rope, TokenAttention(attention, count), groups, prompt)
+        return ApplyBlock(modulation, rope, TokenAttention(attention, count), groups, prompt, nag)
 
     def end(self, carry: Carry, embedding: jax.Array, latent_shape: tuple[int, int, int]) -> jax.Array:
         """Returns the velocity of what the last layer passes on, float32 (B, out_channels, T, h, w)."""
@@ -332,6 +349,7 @@ class WanTransformer(nnx.Module):
         condition: Condition,
         attention: Attention,
         dtype: Any,
+        nag: jax.Array | None = None,
     ) -> Callable[..., jax.Array]:
         """Returns the flow velocity's prediction by the prompt, whose beginning all prompts share.
 
@@ -344,6 +362,7 @@ class WanTransformer(nnx.Module):
             condition: conditions shared by all B.
             attention: the attention implementation.
             dtype: compute dtype.
+            nag: see ``ApplyBlock``.
 
         Returns:
             A function from the prompt's number, an int32 scalar, to the velocity, float32
@@ -353,7 +372,7 @@ class WanTransformer(nnx.Module):
         shape, begun = spatial_shape(latents), self.begin(latents, timesteps, condition, dtype)
 
         def predict(prompt: jax.Array | int | None, skipped: jax.Array | None = None) -> jax.Array:
-            apply = self.applying(begun["modulation"], rope, shape, attention, prompt)
+            apply = self.applying(begun["modulation"], rope, shape, attention, prompt, nag)
             carry = self.run_blocks(begun["carry"], apply, cache, condition, skipped)
             return self.end(carry, begun["embedding"], shape)
 

@@ -100,7 +100,7 @@ class Generation:
             guided=self.steps if self.shape.guidance else 0,
             experts=len(self.experts),
             windows=1,
-            prompts=2 if self.shape.guidance else 1,
+            prompts=2 if self.shape.guidance or self.options.nag else 1,
             videos=self.shape.num_videos,
             media=True,
             starts=self.options.video_to_video,

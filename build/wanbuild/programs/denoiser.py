@@ -53,6 +53,7 @@ class Denoiser:
         guidance_projection: jax.Array | None = None,
         skip_scale: jax.Array | None = None,
         skip_layers: jax.Array | None = None,
+        nag: jax.Array | None = None,
     ) -> dict[str, Any]:
         """Computes one step.
 
@@ -75,6 +76,8 @@ class Denoiser:
             guidance_projection: float32 scalar, see ``guided``; None for programs without.
             skip_scale: float32 scalar, see ``guided``; None for programs without.
             skip_layers: float32 (layers,), not 0 for those that a third pass leaves out.
+            nag: float32 (3,), see ``wanrun.artifact.nag``; None for programs without. With it the cache is of
+                two prompts in any case.
 
         Returns:
             The next latents and history, in the dtype of the latents.
@@ -83,7 +86,7 @@ class Denoiser:
         batch, timesteps, condition = model_inputs(latents, timestep, together, condition, frame_mask)
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
-        predictor = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
+        predictor = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype, nag)
 
         def predict(turn: jax.Array | int | None) -> jax.Array:
             prompt = None if together else turn

@@ -174,6 +174,11 @@ class Parts:
                 remedy="leave it out",
             )
         self._check_tile()
+        if self.options.nag and shape.guidance and self.mesh is not None and "guidance" in self.mesh.shape:
+            raise UsageError(
+                "--nag is not for halves of a mesh that make the two passes of guidance at once",
+                remedy="pass --no-guidance, or a --mesh without data",
+            )
 
     def _check_tile(self) -> None:
         """Raises UsageError for tiles that no cells of latents make, or that devices would share."""
@@ -205,8 +210,8 @@ class Parts:
 
     @property
     def embeddings(self) -> jax.ShapeDtypeStruct:
-        """The prompts' embeddings (P, L, text_dim); with guidance P is 2."""
-        prompts = 2 if self.shape.guidance else 1
+        """The prompts' embeddings (P, L, text_dim); with guidance of any kind P is 2."""
+        prompts = 2 if self.shape.guidance or self.options.nag else 1
         width = self.configs["transformer"].text_dim
         return jax.ShapeDtypeStruct((prompts, self.max_length, width), self.dtype)
 

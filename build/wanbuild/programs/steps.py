@@ -21,6 +21,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.variants.conditioner import Conditioner
 from wanbuild.variants.start import VideoStart
 from wanrun.artifact.guiders import inputs_of
+from wanrun.artifact.nag import NAG, NAG_DEFAULTS
 from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.denoising.steps import TABLES
 from wanrun.errors import UsageError
@@ -141,6 +142,8 @@ def _denoising(parts: Parts, form: str) -> ProgramSpec:
 def given_of(parts: Parts) -> dict[str, Any]:
     """Returns the abstract arguments of steps that come from options, images and videos."""
     config, given = parts.configs["transformer"], dict[str, Any]()
+    if parts.options.nag:
+        given[NAG] = jax.ShapeDtypeStruct((len(NAG_DEFAULTS),), jnp.float32)
     if parts.variant.conditioner:
         given |= parts.outputs(encode_video)
     _check_channels(parts, given.get("condition", {}))

@@ -24,6 +24,7 @@ from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.steps import given_of, prompted_of, row_of, state_of
 from wanrun.artifact.guiders import SKIPPED_LAYERS
+from wanrun.artifact.nag import NAG
 from wanrun.errors import UsageError
 from wanrun.weights.layers import OUTSIDE
 
@@ -141,6 +142,8 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
     options = _given(parts, "conditioning_scale") if beside else {}
     if options:
         options["index"] = jax.ShapeDtypeStruct((), jnp.int32)
+    if stack != "face_adapter":  # it attends to no text
+        options |= _given(parts, NAG)
     options |= _scales_of(parts)
 
     def stream_layer(
@@ -152,6 +155,7 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
         conditioning_scale: jax.Array | None = None,
         guidance_scale: jax.Array | None = None,
         skip_scale: jax.Array | None = None,
+        nag: jax.Array | None = None,
         lora: Any = None,
         **weights: Any,
     ) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
 
         def one(turn: Any, carry: Any) -> Any:
             prompt = turn if skip_scale is None else jnp.where(turn == 1, 1, 0)
-            apply = module.applying(modulation, rope, parts.latent_shape, attention, prompt)
+            apply = module.applying(modulation, rope, parts.latent_shape, attention, prompt, nag)
             own = jax.tree.map(lambda x: at(x, turn)[0], carry)
             if beside:
                 own = module.apply_beside(apply, found, own, kv, extra)

@@ -15,6 +15,7 @@ from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.layout import BITS, ArrayLayout
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.nag import NAG
 from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
 from wanrun.artifact.roles import FORMS, ROLES, Form, roles_when
@@ -207,7 +208,7 @@ class _Wiring:
     def _arrays(self) -> dict[str, Any]:
         """Returns what the host gives before the steps: embeddings, images and videos, windows and modes."""
         profile, task = self._profile, self._task
-        prompts, tokens = 1 + profile.guidance, self._manifest.tokenizer.max_length
+        prompts, tokens = profile.num_prompts, self._manifest.tokenizer.max_length
         arrays = {"embeddings": aval_text(self._options.dtype, prompts, tokens, self._model.text_width)}
         counts = {"image": 1, "images": profile.num_references, "video": profile.num_frames}
         for item in task.inputs.values():
@@ -271,6 +272,8 @@ class _Wiring:
         keys = [key for key in self._model.options if key not in EXPERT_OPTIONS]
         if self._task.held is not None:
             keys.append(self._task.held.mask)
+        if self._options.nag:
+            keys.append(NAG)
         texts = {key: str(program.avals["inputs"].get(key)) if program else "" for key in keys}
         return {key: text if text.startswith("float32[") else "float32" for key, text in texts.items()}
 

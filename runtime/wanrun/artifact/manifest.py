@@ -211,7 +211,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns all records; of fields that came later, those that are not empty."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         for profile in content["profiles"].values():
-            for name in ("lora_rank", "guiders", "vae_tile", "video_to_video"):
+            for name in ("lora_rank", "guiders", "vae_tile", "video_to_video", "nag"):
                 if not profile["options"][name]:
                     del profile["options"][name]
         if content["model"]["task"]["start"] is None:

@@ -116,6 +116,8 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
         vae_tile: side in pixels of the tiles that the VAE works in; 0 for none, a manifest leaves 0 out.
+        nag: whether steps can take a negative prompt without guidance: see ``wanrun.artifact.nag``. A
+            manifest leaves False out.
         loop: forms of the denoising loop: ``step``, ``scan``, ``both`` of these, ``stream``, or ``all``.
         max_steps: the most steps of the scan form.
         weights_dtype: storage dtype of the transformer.
@@ -143,6 +145,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     guiders: tuple[GuiderName, ...] = ()
     vae_tile: NotNegative = 0
     video_to_video: bool = False
+    nag: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -181,6 +184,11 @@ class Profile(Record, frozen=True):
         return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
 
     @property
+    def num_prompts(self) -> int:
+        """Whose keys and values its programs take: those of the prompt, and of a negative one."""
+        return 2 if self.guidance or self.options.nag else 1
+
+    @property
     def shape(self) -> dict[str, Any]:
         """Its shape, by the options that choose a profile; ``size`` is (width, height) in pixels."""
         names = ("num_frames", "num_videos", "guidance", "num_references")
@@ -194,6 +202,7 @@ class Profile(Record, frozen=True):
         options += f" --num-videos {self.num_videos}" if self.num_videos > 1 else ""
         options += f" --lora-rank {self.options.lora_rank}" if self.options.lora_rank else ""
         options += "".join(f" --guider {name}" for name in self.options.guiders)
+        options += " --nag" if self.options.nag else ""
         options += f" --vae-tile {self.options.vae_tile}" if self.options.vae_tile else ""
         options += " --video-to-video" if self.options.video_to_video else ""
         return options + (f" --reference-images {self.num_references}" if self.num_references else "")

@@ -241,7 +241,7 @@ class Denoising:
         table: timesteps and coefficients.
         ranges: the steps of each expert.
         embeddings: (P, 512, text_dim), the positive prompt first; the negative one's only if a step has
-            guidance.
+            guidance, or NAG is on.
         loop: the form of the loop.
         timings: where steps are recorded.
         behind: called, more than once, when the next stage may start to load during the steps.

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.nag import NAG, nag_settings
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.roles import roles_when
 from wanrun.denoising.conditions import Conditions
@@ -91,7 +92,7 @@ class Conditioning:
     def blank(self) -> Conditions:
         """Runs all encoding programs with zeros, for a warm-up, and returns the conditions."""
         if not self._encoders:
-            return self._without()
+            return self._without({})
         media = {item.array for item in self._task.inputs.values()}
         arrays: dict[str, np.ndarray] = {}
         for name in self._programs.with_role(*roles_when("media", "expert")):
@@ -102,7 +103,7 @@ class Conditioning:
                     arrays[key] = np.zeros(shape, dtype)
         self._run(self._start, arrays)  # of which a warm-up's steps take nothing
         if not self._window:
-            return self._without()
+            return self._without({})
         once = self._encode_once(arrays)
         return self._conditions(arrays, Encoded(once, self._encode_window(arrays, once, {}, 1)), {})
 
@@ -129,7 +130,7 @@ class Conditioning:
             UsageError: if the inputs were prepared for another profile.
         """
         if inputs is None or not inputs.arrays:
-            return self._without()
+            return self._without(options or {})
         started, conditioned = self._takers(inputs)
         arrays = self._of_window(inputs, window)
         first = window is None or not window.start
@@ -145,7 +146,9 @@ class Conditioning:
             if first:
                 self._last.clear()
                 self._last[inputs] = {self._digests: encoded}
-        found = self._conditions(arrays, encoded, options or {}) if conditioned else self._without()
+        found = (
+            self._conditions(arrays, encoded, options or {}) if conditioned else self._without(options or {})
+        )
         return replace(found, start=np.asarray(encoded.start["start"])) if started else found
 
     def _takers(self, inputs: Inputs) -> tuple[Sequence[str], bool]:
@@ -218,6 +221,7 @@ class Conditioning:
             if name in takes:
                 dtype, shape = takes[name].array(name)
                 steps[name] = np.full(shape, options.get(name, default), dtype)
+        steps |= self._nag(options)
         held = None
         if (frame := self._task.held) is not None:
             held = np.asarray(made[frame.condition][frame.latents])
@@ -231,10 +235,14 @@ class Conditioning:
         mask[:1] = not held
         return mask
 
-    def _without(self) -> Conditions:
-        """Returns the conditions of text alone: none, or a first frame that is not held."""
-        if (frame := self._task.held) is None:
-            return Conditions()
-        nothing = zeros(self._steps[frame.condition].avals["inputs"][frame.condition])
-        steps = {frame.condition: nothing, frame.mask: self._frame_mask(frame.mask, held=False)}
-        return Conditions(steps=self._programs.weights.put(steps))
+    def _nag(self, options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns the input by which steps take a negative prompt without guidance, if these do."""
+        return {NAG: nag_settings(options)} if NAG in self._steps else {}
+
+    def _without(self, options: Mapping[str, Any]) -> Conditions:
+        """Returns the conditions of text alone, and a first frame that is not held."""
+        steps: dict[str, Any] = self._nag(options)
+        if (frame := self._task.held) is not None:
+            steps[frame.condition] = zeros(self._steps[frame.condition].avals["inputs"][frame.condition])
+            steps[frame.mask] = self._frame_mask(frame.mask, held=False)
+        return Conditions(steps=self._programs.weights.put(steps)) if steps else Conditions()

@@ -154,7 +154,7 @@ class Sampler:
 
     def _of_all_prompts(self, embeddings: np.ndarray) -> np.ndarray:
         """Returns embeddings with zeros for the negative prompt, if the programs take it and no step does."""
-        lacking = 1 + self.profile.guidance - len(embeddings)
+        lacking = self.profile.num_prompts - len(embeddings)
         return np.concatenate([embeddings, np.zeros_like(embeddings[:lacking])])
 
     def _steps(

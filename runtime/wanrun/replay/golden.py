@@ -49,6 +49,8 @@ MOST_STEPS = 64
 """Of a record that is read."""
 GUIDANCE_SCALE = 5.0
 """Of a profile with guidance, where the artifact's own scale turns it off."""
+NAG_SCALE = 11.0
+"""Of a profile that is built for NAG."""
 SAMPLES = 256
 
 
@@ -183,6 +185,7 @@ def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int 
         PROMPT,
         NEGATIVE_PROMPT,
         guidance_scale=scale,
+        nag_scale=NAG_SCALE if profile.options.nag else None,
         seed=SEED,
         **run,
         boundary=boundary_between(manifest, **run),  # each expert has a step, whatever the shift

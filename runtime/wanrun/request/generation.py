@@ -85,9 +85,9 @@ class Generation:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompt, and the negative prompt after it if a step has guidance."""
-        guided = any(part.guided for part in self.ranges)
-        return self.options["prompt"], *([self.options["negative_prompt"]] if guided else [])
+        """The prompt, and the negative prompt after it if a step has guidance, or NAG is on."""
+        avoids = "nag_scale" in self.options or any(part.guided for part in self.ranges)
+        return self.options["prompt"], *([self.options["negative_prompt"]] if avoids else [])
 
     def on_own_grid(self) -> Generation:
         """Returns the generation with the solver's own steps, as many; a distilled model has others."""

@@ -90,6 +90,9 @@ class Options(TypedDict, total=False):
     skip_layer_guidance_stop: float | None
     skip_stop: float | None
     slg_end: float | None
+    nag_scale: float | None
+    nag_tau: float | None
+    nag_alpha: float | None
     boundary: float | None
     boundary_ratio: float | None
     steps_high: int | None

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from wanrun.artifact.guiders import GUIDERS, OWN_OPTIONS
 from wanrun.artifact.manifest import TINY_VAE, Manifest
+from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
@@ -301,6 +302,27 @@ def _check_skipping(options: dict[str, Any], steps: int, layers: int) -> None:
         )
 
 
+def _avoiding(options: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+    """Returns the options of NAG, if it is on."""
+    scale, *others = NAG_DEFAULTS
+    if (options[scale] or 1) == 1:
+        if (given := next((name for name in others if options[name] is not None), None)) is not None:
+            raise UsageError(
+                f"{field(given)} has no effect: {field(scale)} is off",
+                remedy=f"leave it out, or pass {field(scale)} 11",
+            )
+        return {}
+    if not profile.options.nag:
+        more = structs.replace(profile, options=structs.replace(profile.options, nag=True))
+        raise ArtifactError(
+            f"profile {profile.name} is not built for {field(scale)}",
+            remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
+        )
+    return {
+        name: default if options[name] is None else options[name] for name, default in NAG_DEFAULTS.items()
+    }
+
+
 def _check_guided_steps(options: Mapping[str, Any]) -> None:
     """Raises UsageError if no step has guidance between the shares that are given."""
     first, last = guided_steps(options, options["num_steps"])
@@ -367,14 +389,15 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
 
     Args:
         profile: the chosen profile. Where it has no guidance, or the scale turns it off, both scales are 1,
-            and there is no negative prompt.
+            and there is no negative prompt but for NAG.
         request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
             is given, both are the manifest's. ``explicit_timesteps`` decides when the default timesteps are
             used.
 
     Returns:
         The options of this model, with width, height and num_frames. Explicit timesteps are in ``timesteps``,
-        and ``num_steps`` is then their number. The shares in ``GUIDED`` are there unless they are all steps.
+        and ``num_steps`` is then their number. The shares in ``GUIDED`` are there unless they are all steps,
+        and ``NAG_DEFAULTS``' options where NAG is on.
 
     Raises:
         UsageError: for an option that would have no effect, a guidance scale that is of another profile, no
@@ -399,15 +422,17 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    guided_by = _guided_by(options, manifest, profile, guidance)
-    options = {name: value for name, value in options.items() if name not in _GUIDERS} | guided_by
+    chosen = {**_guided_by(options, manifest, profile, guidance), **_avoiding(options, profile)}
+    options = {name: one for name, one in options.items() if name not in (*_GUIDERS, *NAG_DEFAULTS)} | chosen
     if options.get("steps_high") is None:
         options = {name: value for name, value in options.items() if name not in SPLIT}
     else:
         options["boundary"] = _boundary(options, request.boundary, manifest)
     if not guidance:
-        off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
+        off = dict.fromkeys(("guidance_scale", "guidance_scale_2"), 1.0)
         options |= {name: value for name, value in off.items() if name in options}
+        if "nag_scale" not in options:
+            options["negative_prompt"] = None
     if options.get("clips") in (None, 1):
         options.pop("clips", None)
     if options["decoder"] in (None, "full"):  # as of artifacts without another

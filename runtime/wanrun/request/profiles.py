@@ -40,7 +40,7 @@ def choose_profile(
         loaded: the loaded profile; None if none is loaded.
         unguided: whether the videos have no guidance. Profiles with guidance make those too; unless one is
             loaded, a profile of the same shape without guidance is taken, if it is built and takes as many
-            LoRAs.
+            LoRAs, and NAG where the other does.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -66,8 +66,13 @@ def choose_profile(
     if unguided and loaded is None:
         with suppress(ArtifactError):
             other = select_profile(artifact, **{**profile.shape, "guidance": False})
-            return profile if other.options.lora_rank < profile.options.lora_rank else other
+            return profile if _can_less(other, profile) else other
     return profile
+
+
+def _can_less(one: Profile, other: Profile) -> bool:
+    """Returns whether a profile takes fewer LoRAs than another, or no NAG where that does."""
+    return one.options.lora_rank < other.options.lora_rank or one.options.nag < other.options.nag
 
 
 def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:

@@ -45,6 +45,7 @@ FewSteps = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 Seed = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 """The bound above does not fit msgspec's: ``wanrun.denoising.noise`` checks it."""
 Scale = Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
+AtLeast1 = Annotated[float, Meta(ge=1, le=MAX_FLOAT32)]
 Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
@@ -77,7 +78,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Description of what to avoid.",
             default=ARTIFACT,
-            also="n_prompt neg_prompt negative",
+            also="n_prompt nag_negative_prompt neg_prompt negative",
             section=PROMPTS,
         ),
     ] = None
@@ -219,6 +220,21 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             default="0.2",
             also="skip_layer_guidance_stop skip_stop slg_end",
         ),
+    ] = None
+    nag_scale: Annotated[
+        AtLeast1 | None,
+        option(
+            "Strength of the negative prompt in steps without guidance (NAG), in a profile built with --nag; "
+            "11 is usual.",
+            page="Strength of the negative prompt in steps without guidance (NAG); 11 is usual.",
+            default="1, which is off",
+        ),
+    ] = None
+    nag_tau: Annotated[
+        Positive | None, option("Limit of --nag-scale: the most that it enlarges a token.", default="2.5")
+    ] = None
+    nag_alpha: Annotated[
+        Share | None, option("Share of what --nag-scale changes that is kept.", default="0.25")
     ] = None
     boundary: Annotated[
         Share | None,

@@ -177,7 +177,7 @@ def _warnings(
     built = any(other.shape == shape for other in manifest.profiles.values())
     if request.guidance_scale is None and has_guidance(manifest) and not profile.guidance and not built:
         yield "no profile is built with guidance, so guidance is off; a guidance scale of 1 asks for that"
-    if request.negative_prompt and not guided:
+    if request.negative_prompt and not guided and "nag_scale" not in options:
         yield "the negative prompt has no effect: guidance is off"
     own, shift = manifest.model.defaults, options["flow_shift"]
     if own.timesteps is not None and "timesteps" not in options:

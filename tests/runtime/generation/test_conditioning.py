@@ -237,6 +237,10 @@ def test_text_alone_has_no_conditions(timings: Timings) -> None:
         conditions = conditioning(inputs, timings=timings)
         assert (conditions.prepare, conditions.steps, conditions.held) == ({}, {}, None)
     assert not conditioning.needed
+    programs = FakePrograms(**{**programs.programs, "denoise_step": step(nag=("float32", (3,)))})
+    able = conditioning_of(programs, "wan2.1-t2v")
+    assert able(None, timings=timings, options={"nag_scale": 11.0}).steps["nag"].tolist() == [11, 2.5, 0.25]
+    assert able(None, timings=timings).steps["nag"][0] == 1
 
 
 def test_images_given_to_text_alone_are_refused(timings: Timings) -> None:

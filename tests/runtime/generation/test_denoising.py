@@ -44,6 +44,7 @@ def denoise(
         num_videos=1,
         num_references=0,
         guidance=False,
+        num_prompts=1,
         options=types.SimpleNamespace(max_steps=MAX_STEPS, guiders=()),
     )
     sampler = Sampler(cast(Any, programs), plain_manifest(), profile, cast(Any, None))

@@ -44,7 +44,7 @@ def prove(form: str, max_steps: int = MAX_STEPS, **options: Any) -> None:
     """Proves the small programs of a form, with both experts; options as of ``small_programs``."""
     facts = {"width": 40, "height": 32, "num_frames": 9, "num_videos": 1, "num_references": 0}
     built = types.SimpleNamespace(max_steps=max_steps, dtype="float32", guiders=())
-    profile: Any = types.SimpleNamespace(**facts, guidance=False, options=built)
+    profile: Any = types.SimpleNamespace(**facts, guidance=False, num_prompts=1, options=built)
     programs: Any = small_programs(max_steps=max_steps, **options)
     sampler = Sampler(programs, plain_manifest(), profile, cast(Any, None))
     start = Start(("transformer", "transformer_2"), np.empty(0), Conditions(), initial_noise(0, SHAPE))

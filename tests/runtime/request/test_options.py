@@ -14,6 +14,7 @@ from helpers.manifests import built_with, plain_manifest, with_model
 from helpers.options import PROFILE
 from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.guidance import GUIDED
 from wanrun.errors import ArtifactError, UsageError
@@ -70,6 +71,7 @@ def test_every_option_of_a_model_is_resolved() -> None:
     others = {"profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
     others |= {"decoder"}
     others |= {"guider", *OWN_OPTIONS}  # where it is another guider than cfg
+    others |= NAG_DEFAULTS.keys()  # where NAG is on
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}
 
 
@@ -276,3 +278,16 @@ def test_the_most_steps_of_the_scan_form() -> None:
     assert resolve(ONE, both, num_steps=51)["loop"] == "step"
     short = msgspec.structs.replace(scan, options=built_with(loop="scan", max_steps=39))
     assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default
+
+
+def test_nag_needs_a_profile_that_is_built_for_it() -> None:
+    """Then a generation has the negative prompt without guidance too."""
+    able = msgspec.structs.replace(PROFILE, guidance=False, options=built_with(nag=True))
+    settings = {"nag_scale": 11.0, "nag_tau": 2.5, "nag_alpha": 0.25}
+    found = resolve(ONE, able, nag_scale=11)
+    assert found == resolve(ONE, able) | settings | {"negative_prompt": "blurry"}
+    assert resolve(ONE, able, nag_scale=11, nag_tau=3).items() >= {**settings, "nag_tau": 3.0}.items()
+    for none in ({}, {"nag_scale": 1}):
+        assert not resolve(ONE, able, **none).keys() & NAG_DEFAULTS.keys()
+        assert "nag_scale" in refusal(UsageError, ONE, able, nag_alpha=0.5, **none)
+    assert "--nag" in refusal(ArtifactError, ONE, profile(), nag_scale=11)
