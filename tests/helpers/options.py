@@ -5,15 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from helpers.manifests import built_with, plain_manifest
+import msgspec
+import pytest
+
+from helpers.manifests import built_with, plain_manifest, with_model
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.media.types import Media
 from wanrun.request.generation import Generation
+from wanrun.request.options import resolve_options
+from wanrun.request.reading import read_request
+from wanrun.request.request import Request
 from wanrun.request.resolve import request_of, resolve_request
 
 PROFILE = Profile(96, 64, 9, 1, True, 0, built_with(loop="both", max_steps=50))
+
+
+ONE = plain_manifest(
+    components={"transformer": Component("transformer", {})},
+)
+TWO = with_model(ONE, options={"guidance_scale_2": 3.0, "boundary": 0.875}).changed(
+    components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
+)
+
+
+def profile(guidance: bool = True, loop: str = "both") -> Profile:
+    """A profile with these programs."""
+    return msgspec.structs.replace(PROFILE, guidance=guidance, options=built_with(loop=loop, max_steps=50))
+
+
+def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, Any]:
+    """The options of a generation by it; None is not given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return resolve_options(manifest, where, read_request({"prompt": "a fox", **given}.items(), Request))
+
+
+def refusal(error: type[Exception], manifest: Manifest, where: Profile, /, **options: Any) -> str:
+    """What is said of such options."""
+    with pytest.raises(error) as caught:
+        resolve(manifest, where, **options)
+    return str(caught.value)
 
 
 def generation(manifest: Manifest | None = None, profile: Profile = PROFILE, **options: Any) -> Generation:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
-from wanrun.artifact.guiders import GUIDERS, OWN_OPTIONS
 from wanrun.artifact.manifest import TINY_VAE, Manifest
-from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
-from wanrun.denoising.guidance import GUIDED, guided_steps, skipping_steps
+from wanrun.denoising.guidance import GUIDED
 from wanrun.denoising.steps import boundary_after, explicit_timesteps, split_at
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
+from wanrun.request.guidance import check_guidance, guided_options
 from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
@@ -37,7 +37,8 @@ MAX_SCHEDULE_BYTES = 2**20
 SPLIT = ("steps_high", "steps_low")
 """The options by which a request says the steps of each expert."""
 
-_GUIDERS = ("guider", *OWN_OPTIONS)
+_UNSAID = MappingProxyType({"clips": 1, "decoder": "full", "strength": None})
+"""Values that a generation's options leave out, as of artifacts without the option."""
 
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
@@ -228,114 +229,6 @@ def with_strength(manifest: Manifest, profile: Profile, request: Request, begins
     return structs.replace(request, strength=STRENGTH if request.strength is None else request.strength)
 
 
-def _check_guidance(profile: Profile, scale: float | None) -> None:
-    """Raises UsageError for a given scale that needs another profile."""
-    name = field("guidance_scale")
-    if scale is not None and scale > 1 and not profile.guidance:
-        raise UsageError(
-            f"{name} has no effect: profile {profile.name} has no guidance",
-            expected="at most 1",
-            found=f"{scale:g}",
-            remedy="leave it out, or use a profile with guidance",
-        )
-
-
-def _guided_by(
-    options: Mapping[str, Any], manifest: Manifest, profile: Profile, guidance: bool
-) -> dict[str, Any]:
-    """Returns the guider and its own options, if it is another than the default one."""
-    guider = GUIDERS[options["guider"] or next(iter(GUIDERS))]
-    given = {name: options[name] for name in OWN_OPTIONS if options[name] is not None}
-    if others := [name for name in given if name not in guider.options]:
-        (own,) = (one.name for one in GUIDERS.values() if others[0] in one.options)
-        raise UsageError(
-            f"{field(others[0])} has no effect with {field('guider')} {guider.name}",
-            remedy=f"leave it out, or pass {field('guider')} {own}",
-        )
-    if not guider.inputs:
-        return {}
-    if not guidance:
-        raise UsageError(
-            f"{field('guider')} {guider.name} has no effect: guidance is off",
-            expected=f"{field('guidance_scale')} above 1 and a profile with guidance",
-            remedy=f"raise {field('guidance_scale')}, or leave {field('guider')} out",
-        )
-    if guider.name not in profile.options.guiders:
-        built = structs.replace(profile.options, guiders=(*profile.options.guiders, guider.name))
-        more = structs.replace(profile, options=built)
-        raise ArtifactError(
-            f"profile {profile.name} is not built for {field('guider')} {guider.name}",
-            remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
-        )
-    found = {"guider": guider.name, **guider.options, **given}
-    if found.get("zero_steps", 0) >= options["num_steps"]:
-        raise UsageError(
-            f"{field('zero_steps')} leaves no step with a velocity",
-            expected=f"less than {options['num_steps']}",
-            found=found["zero_steps"],
-            remedy="give a smaller number",
-        )
-    if "skip_layers" in found:
-        _check_skipping(found, options["num_steps"], manifest.skippable_layers(profile))
-    return found
-
-
-def _check_skipping(options: dict[str, Any], steps: int, layers: int) -> None:
-    """Raises UsageError if no pass would skip a layer, or one that there is not; sorts the layers."""
-    name, skipped = field("skip_layers"), sorted(set(options["skip_layers"] or ()))
-    if not skipped or skipped[-1] >= layers or len(skipped) == layers:
-        raise UsageError(
-            f"{name} cannot be skipped" if skipped else f"{field('guider')} skip-layer needs {name}",
-            expected=f"some of the layers 0 to {layers - 1}",
-            found=", ".join(map(str, skipped)) or "none",
-            remedy=f"pass {name} such as {layers // 3}",
-        )
-    options["skip_layers"] = skipped
-    if not skipping_steps(options, steps) or options["skip_scale"] == 0:
-        start, end, scale = (field(one) for one in ("skip_start", "skip_end", "skip_scale"))
-        raise UsageError(
-            f"{field('guider')} skip-layer has no effect",
-            expected=f"{scale} other than 0, and a step after {start} x {steps} and before {end} x {steps}",
-            found=f"{scale} {options['skip_scale']:g}, {start} {options['skip_start']:g} and "
-            f"{end} {options['skip_end']:g}",
-            remedy=f"raise {end}, or leave {field('guider')} out",
-        )
-
-
-def _avoiding(options: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
-    """Returns the options of NAG, if it is on."""
-    scale, *others = NAG_DEFAULTS
-    if (options[scale] or 1) == 1:
-        if (given := next((name for name in others if options[name] is not None), None)) is not None:
-            raise UsageError(
-                f"{field(given)} has no effect: {field(scale)} is off",
-                remedy=f"leave it out, or pass {field(scale)} 11",
-            )
-        return {}
-    if not profile.options.nag:
-        more = structs.replace(profile, options=structs.replace(profile.options, nag=True))
-        raise ArtifactError(
-            f"profile {profile.name} is not built for {field(scale)}",
-            remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
-        )
-    return {
-        name: default if options[name] is None else options[name] for name, default in NAG_DEFAULTS.items()
-    }
-
-
-def _check_guided_steps(options: Mapping[str, Any]) -> None:
-    """Raises UsageError if no step has guidance between the shares that are given."""
-    first, last = guided_steps(options, options["num_steps"])
-    if first >= last:
-        start, end = (field(name) for name in GUIDED)
-        raise UsageError(
-            f"{start} and {end} leave no step with guidance",
-            expected=f"at least one of {options['num_steps']} steps between them",
-            found=f"steps {first} to {last}",
-            remedy=f"give others, or {field('guidance_scale')} 1 for no guidance",
-        )
-
-
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
     options = manifest.model.default_options().keys()
@@ -411,7 +304,7 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     guidance = profile.guidance and scale > 1
     check_effects(manifest, guidance, request)
     check_decoder(manifest, request.decoder)
-    _check_guidance(profile, request.guidance_scale)
+    check_guidance(profile, request.guidance_scale)
     given = {name: getattr(request, name) for name in _own_options(manifest)}
     options: dict[str, Any] = {
         name: defaults.get(name) if value is None else value for name, value in given.items()
@@ -422,28 +315,14 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    chosen = {**_guided_by(options, manifest, profile, guidance), **_avoiding(options, profile)}
-    options = {name: one for name, one in options.items() if name not in (*_GUIDERS, *NAG_DEFAULTS)} | chosen
+    options = guided_options(options, manifest, profile, guidance)
     if options.get("steps_high") is None:
         options = {name: value for name, value in options.items() if name not in SPLIT}
     else:
         options["boundary"] = _boundary(options, request.boundary, manifest)
-    if not guidance:
-        off = dict.fromkeys(("guidance_scale", "guidance_scale_2"), 1.0)
-        options |= {name: value for name, value in off.items() if name in options}
-        if "nag_scale" not in options:
-            options["negative_prompt"] = None
-    if options.get("clips") in (None, 1):
-        options.pop("clips", None)
-    if options["decoder"] in (None, "full"):  # as of artifacts without another
-        del options["decoder"]
-    if options["strength"] is None:
-        del options["strength"]
-    shares = {name: default if options[name] is None else options[name] for name, default in GUIDED.items()}
-    options = {name: value for name, value in options.items() if name not in GUIDED}
-    if shares != GUIDED:
-        options |= shares
-        _check_guided_steps(options)
+    for name, usual in _UNSAID.items():
+        if options.get(name) in (None, usual):
+            options.pop(name, None)
     options["loop"] = resolve_loop(profile, request.loop)
     _check_max_steps(profile, options["loop"], options["num_steps"])
     return options

@@ -6,44 +6,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.manifests import built_with, plain_manifest, with_model
-from helpers.options import PROFILE
+from helpers.manifests import built_with, with_model
+from helpers.options import ONE, TWO, profile, refusal, resolve
 from wanrun.artifact.guiders import OWN_OPTIONS
-from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.nag import NAG_DEFAULTS
-from wanrun.artifact.programs import Profile
 from wanrun.denoising.guidance import GUIDED
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.request.options import resolve_loop, resolve_options
-from wanrun.request.reading import read_request
-from wanrun.request.request import Request
+from wanrun.request.options import resolve_loop
 from wanrun.request.rows import rows
-
-ONE = plain_manifest(
-    components={"transformer": Component("transformer", {})},
-)
-TWO = with_model(ONE, options={"guidance_scale_2": 3.0, "boundary": 0.875}).changed(
-    components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
-)
-
-
-def profile(guidance: bool = True, loop: str = "both") -> Profile:
-    return msgspec.structs.replace(PROFILE, guidance=guidance, options=built_with(loop=loop, max_steps=50))
-
-
-def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, Any]:
-    given = {name: value for name, value in options.items() if value is not None}
-    return resolve_options(manifest, where, read_request({"prompt": "a fox", **given}.items(), Request))
-
-
-def refusal(error: type[Exception], manifest: Manifest, where: Profile, /, **options: Any) -> str:
-    with pytest.raises(error) as caught:
-        resolve(manifest, where, **options)
-    return str(caught.value)
 
 
 def test_defaults() -> None:
@@ -163,40 +137,6 @@ def test_options_without_effect_are_refused() -> None:
     assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
 
 
-def test_a_scale_belongs_to_its_profile() -> None:
-    """One above 1 needs guidance, any other suits both kinds; the high-noise expert's decides alone."""
-    for guidance in (False, True):
-        given = {"guidance_scale": 1, "guidance_scale_2": 0.5, "negative_prompt": "blurred"}
-        found = resolve(TWO, profile(guidance), **given)
-        assert (found["guidance_scale"], found["guidance_scale_2"]) == (1.0, 1.0)
-        assert found["negative_prompt"] is None
-    assert refusal(UsageError, ONE, profile(False), guidance_scale=5) == (
-        "guidance_scale has no effect: profile 96x64x9-b1-nocfg has no guidance; expected at most 1; "
-        "found 5; leave it out, or use a profile with guidance"
-    )
-    distilled = with_model(ONE, {"guidance_scale": 0.5})
-    assert resolve(distilled, profile())["guidance_scale"] == 1.0
-    assert resolve(distilled, profile(), guidance_scale=2)["guidance_scale"] == 2.0
-    assert resolve(distilled, profile(False))["guidance_scale"] == 1.0
-
-
-def test_shares_of_the_steps_that_have_guidance() -> None:
-    """Recorded unless they are all steps; refused where they have no effect, or leave no step."""
-    assert resolve(ONE, profile(), guidance_start=0, guidance_end=1) == resolve(ONE, profile())
-    found = resolve(ONE, profile(), guidance_end=0.5)
-    assert (found["guidance_start"], found["guidance_end"]) == (0.0, 0.5)
-    assert resolve(ONE, profile(), guidance_start=0.9, num_steps=10)["guidance_end"] == 1.0
-    for where, others in ((profile(False), {}), (profile(), {"guidance_scale": 1})):
-        said = refusal(UsageError, ONE, where, guidance_end=0.5, **others)
-        assert said.startswith("guidance_end has no effect: guidance is off; expected guidance_scale above 1")
-    for shares in ({"guidance_start": 0.5, "guidance_end": 0.5}, {"guidance_end": 0.09, "num_steps": 11}):
-        said = refusal(UsageError, ONE, profile(), **shares)
-        assert said.startswith("guidance_start and guidance_end leave no step with guidance")
-
-
-# What some models have.
-
-
 def having(**options: Any) -> Manifest:
     return with_model(ONE, options=options)
 
@@ -278,16 +218,3 @@ def test_the_most_steps_of_the_scan_form() -> None:
     assert resolve(ONE, both, num_steps=51)["loop"] == "step"
     short = msgspec.structs.replace(scan, options=built_with(loop="scan", max_steps=39))
     assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default
-
-
-def test_nag_needs_a_profile_that_is_built_for_it() -> None:
-    """Then a generation has the negative prompt without guidance too."""
-    able = msgspec.structs.replace(PROFILE, guidance=False, options=built_with(nag=True))
-    settings = {"nag_scale": 11.0, "nag_tau": 2.5, "nag_alpha": 0.25}
-    found = resolve(ONE, able, nag_scale=11)
-    assert found == resolve(ONE, able) | settings | {"negative_prompt": "blurry"}
-    assert resolve(ONE, able, nag_scale=11, nag_tau=3).items() >= {**settings, "nag_tau": 3.0}.items()
-    for none in ({}, {"nag_scale": 1}):
-        assert not resolve(ONE, able, **none).keys() & NAG_DEFAULTS.keys()
-        assert "nag_scale" in refusal(UsageError, ONE, able, nag_alpha=0.5, **none)
-    assert "--nag" in refusal(ArtifactError, ONE, profile(), nag_scale=11)
