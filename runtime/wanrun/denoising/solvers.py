@@ -106,7 +106,7 @@ def solver_table(
     sigmas, given = sigmas[skipped:], given[skipped:]
     # float32 sigmas below 1 leave alpha exact and nonzero. Lambda is infinite at sigma 0 and at sigma 1.
     with np.errstate(divide="ignore"):
-        rows = solver.rows(sigmas) if coefficients is None else fitted_rows(_begun(coefficients[skipped:]))
+        rows = solver.rows(sigmas) if coefficients is None else fitted_rows(_left(coefficients, skipped))
     table = np.column_stack([sigmas[:-1], rows]).astype(np.float32)
     noise = sigmas[1:] if solver.adds_noise else np.zeros(len(given))
     start = float(sigmas[0]) if solver.scales_start else 1.0
@@ -134,9 +134,11 @@ def _skipped(sigmas: np.ndarray, strength: float, flow_shift: float | None) -> i
     return steps - left
 
 
-def _begun(coefficients: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-    """Returns (N, 4) without the history that the first two rows lack: the oldest there is stands for it."""
-    rows = [list(row) for row in coefficients]
+def _left(coefficients: Sequence[Sequence[float]], skipped: int) -> Sequence[Sequence[float]]:
+    """Returns the rows of the steps that are left; the oldest history stands for what is missing."""
+    if not skipped:
+        return coefficients
+    rows = [list(row) for row in coefficients[skipped:]]
     for row in rows[:1]:
         row[1:] = sum(row[1:]), 0.0, 0.0
     for row in rows[1:2]:

@@ -242,7 +242,7 @@ class _Loader:
         frames, count = prepared.empty(self._total, canvas), 0
         for count, frame in enumerate(self._frames(name, source, most), 1):
             if count > self._total:
-                break
+                continue  # it is the last one, after which the digest is known
             frames[count - 1] = prepared.process(frame, canvas)
             if count == 1:
                 self._warn_if_squeezed(name, item, source, frame, canvas)

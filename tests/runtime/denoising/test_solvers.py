@@ -213,3 +213,43 @@ def test_refusals(arguments: tuple[Any, ...], message: str) -> None:
         solver_table(*arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_steps_that_a_video_leaves(name: str) -> None:
+    """They are those of a table that begins there, without history; of a grid the last int(N strength)."""
+    whole = solver_table(name, 10, 3.0)
+    for strength, left in ((1.0, 10), (0.99, 9), (0.3, 3), (0.19, 1)):
+        table = solver_table(name, 10, 3.0, strength=strength)
+        assert len(table.timesteps) == left and table.skipped == 10 - left
+        assert np.array_equal(table.timesteps, whole.timesteps[-left:])
+        assert np.array_equal(table.sigmas, whole.sigmas[-left - 1 :])
+        history = [COLUMNS.index(column) for column in ("c_last", "c_1", "c_2", "p_1")]
+        assert not table.coefficients[0, history].any()
+
+
+def test_explicit_steps_begin_at_the_level_of_the_strength() -> None:
+    """Of shift 5 a grid is at 0.882 at strength 0.6, and at 0.556 at 0.2."""
+    fitted = [[0.5, 0.3, 0.1, 0.05]] * 4
+    given = {"timesteps": (1000, 900, 880, 500), "coefficients": fitted}
+    for strength, left in ((1.0, 4), (0.65, 3), (0.6, 2), (0.2, 1)):
+        table = solver_table("euler", 4, 5.0, 1000, **given, strength=strength)  # type: ignore[arg-type]
+        assert len(table.timesteps) == left
+        taken = table.coefficients[:, [COLUMNS.index(name) for name in ("c_x", "p_0", "p_1", "c_2")]]
+        rows = [(0.5, 0.45, 0, 0), (0.5, 0.3, 0.15, 0), (0.5, 0.3, 0.1, 0.05)]
+        if left < 4:
+            np.testing.assert_allclose(taken, rows[:left], rtol=1e-6)
+    assert (table.coefficients[:, 0] == 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("timesteps", "strength", "found"),
+    [
+        (None, 0.1, "strength 0.1 leaves no step of 9; expected at least 1 / 9; raise it"),
+        ((1000, 500), 0.1, "expected sigmas of at most 0.3571; found the last one's is 0.5; raise it"),
+    ],
+)
+def test_a_strength_that_leaves_no_step(timesteps: Any, strength: float, found: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        solver_table("euler", 9, 5.0, 1000, timesteps, strength=strength)
+    assert found in str(caught.value)

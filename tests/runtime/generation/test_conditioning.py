@@ -13,6 +13,7 @@ import pytest
 from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import with_model
 from helpers.media_tasks import manifest_of
+from wanbuild.variants.start import with_start
 from wanrun.errors import ArtifactError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.media.types import Inputs
@@ -228,6 +229,35 @@ def test_the_scale_of_control_blocks(timings: Timings) -> None:
         assert steps["conditioning_scale"].tolist() == [scale, scale]
         assert steps["conditioning_scale"].dtype == np.float32
         assert steps.keys() == {"condition", "conditioning_scale"}  # what the steps have an input for
+
+
+def test_a_video_to_begin_with(timings: Timings) -> None:
+    """It is encoded once, alone or beside a held frame; and a profile that has no program for it says so."""
+    programs, video = held_programs(), np.full(VIDEO, 2, np.uint8)
+    manifest = manifest_of("wan2.2-ti2v")
+    task = with_start(manifest, built=True)["model"].task
+
+    def encode(start_video: np.ndarray, **_: Any) -> dict[str, Any]:
+        return {"start": np.full((16, 3, 6, 8), start_video.mean(), np.float32)}
+
+    with pytest.raises(ArtifactError, match="no program for images and videos"):
+        conditioning_of(programs, "wan2.2-ti2v", task=task)(Inputs({"start_video": video}), timings=timings)
+    programs.programs["encode_start"] = FakeProgram(
+        ("vae", "start_video"), {"start_video": ("uint8", VIDEO)}, encode, role="start"
+    )
+    conditioning = conditioning_of(programs, "wan2.2-ti2v", task=task)
+    alone, both = Inputs({"start_video": video}), Inputs({"image": video[:1] * 3, "start_video": video})
+    for inputs, names in ((alone, ["encode_start"]), (both, ["encode_start", "encode_video"])):
+        programs.calls.clear()
+        for _ in range(2):
+            conditions = conditioning(inputs, timings=timings)
+            assert conditions.start is not None and (conditions.start == 2).all()
+            assert (conditions.held is None) == (inputs is alone)
+        assert programs.names == names
+    programs.calls.clear()
+    assert conditioning.blank().start is None  # and a warm-up runs the program
+    assert programs.names == ["encode_start", "encode_video"]
+    assert conditioning(Inputs({"image": video[:1]}), timings=timings).start is None
 
 
 def test_text_alone_has_no_conditions(timings: Timings) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from helpers.damage import flag
 from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
+from wanbuild.variants.start import with_start
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanrun.media import decoder, preparations
@@ -234,6 +235,21 @@ def test_vace_refuses_another_number_of_frames(name: str, count: int, tmp_path: 
     line = refused("wan2.1-vace", replace(Media(video=MOVING), **{name: path}))
     found = f"more than {FRAMES}" if count > FRAMES else str(count)
     assert f"--{name} {path} does not fit the profile; expected 9 frames; found {found};" in line
+
+
+def test_of_a_video_to_begin_with_the_first_frames_are_taken(tmp_path: Path) -> None:
+    """With a warning, where they are counted; of a folder those alone are read."""
+    plain, profile = manifest_of("wan2.1-t2v"), profile_of()
+    manifest = plain.changed(**with_start(plain, built=True))
+    frames = pictures(FRAMES + 2, WIDTH, HEIGHT)
+    folder = write_folder(frames, tmp_path / "frames")
+    for video, warnings in ((frames, 1), (frames[:FRAMES], 0), (folder, 0)):
+        found = load_media(manifest, profile, Media(video=video))
+        assert len(found.warnings) == warnings
+        assert np.array_equal(found.arrays["start_video"], np.stack([*map(np.asarray, frames[:FRAMES])]))
+    assert media_facts(manifest, profile, Media(video=folder)) == found.facts
+    with pytest.raises(UsageError, match="expected 9 frames or more; found 8; give a longer video"):
+        load_media(manifest, profile, Media(video=frames[:8]))
 
 
 def test_vace_takes_larger_videos_of_its_aspect_ratio() -> None:

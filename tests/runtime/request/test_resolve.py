@@ -18,6 +18,7 @@ from helpers.fake_pipeline import make_two_experts
 from helpers.manifests import with_model
 from helpers.media_files import task_of
 from helpers.pictures import picture
+from wanbuild.variants.start import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
@@ -118,6 +119,34 @@ def test_media_that_the_model_does_not_take(toy_artifact: Path) -> None:
     media = Media(reference_image=(picture(90, 70),))
     with pytest.raises(UsageError, match=r"reference_image cannot be used with wan2.1-t2v"):
         chosen(read_manifest(toy_artifact), given=media)
+
+
+def test_a_video_to_begin_with(toy_artifact: Path) -> None:
+    """It has a strength, which is recorded, decides the steps, and is refused without it."""
+    plain = read_manifest(toy_artifact)
+    (profile,) = plain.profiles.values()
+    other = structs.replace(profile, width=192, options=structs.replace(profile.options, video_to_video=True))
+    manifest = plain.changed(
+        **with_start(plain, built=True), profiles={one.name: one for one in (profile, other)}
+    )
+    video, arrays = Media(video=[picture(96, 64)] * 9), Inputs({"start_video": np.zeros(1)})
+    for given, strength, steps in (((video, None), None, 8), ((None, arrays), 0.5, 5)):
+        found = of(manifest, other, *given, strength=strength, num_steps=10)
+        assert found.options["strength"] == (strength or 0.8) and len(found.table.timesteps) == steps
+        calls = found.cost().calls
+        assert calls["start"] == 1 and calls["window"] == 0 and found.options["num_steps"] == 10
+        assert (found.media is None) == (given[0] is None)
+    assert (
+        of(manifest, other).options.get("strength") is None and of(manifest, other).cost().calls["start"] == 0
+    )
+    with pytest.raises(UsageError, match="strength has no effect without video; pass video too"):
+        of(manifest, other, strength=0.5)
+    with pytest.raises(UsageError, match="strength has no effect without a video to begin with"):
+        of(plain, strength=0.5)
+    with pytest.raises(ArtifactError, match=f"expected one of {other.name}; .* --video-to-video --artifact"):
+        of(manifest, profile, video, None)
+    with pytest.raises(UsageError, match=r"video cannot be used with wan2.1-t2v; .* --video-to-video"):
+        of(plain, profile, video, None)
 
 
 def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
