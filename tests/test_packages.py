@@ -107,6 +107,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "building config devices listed progress published",
                 "staging targets",
                 "default_options",
+                "convert_options",
                 "models options",
                 "mapping variants",
                 "components",

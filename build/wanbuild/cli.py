@@ -79,8 +79,9 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.provenance import recognised_lines
     from wanbuild.conversion.sampling import sampling_doubts, with_sampling
+    from wanbuild.convert_options import PlainConvert
     from wanbuild.lora.merge import LoraRequest, parse_lora
-    from wanbuild.options import DTYPE_OF, PlainConvert
+    from wanbuild.options import DTYPE_OF
     from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
 

@@ -29,10 +29,10 @@ from wanbuild.conversion.defaults import check_defaults, model_record, with_defa
 from wanbuild.conversion.provenance import SmallFiles, read_small_files, source_record
 from wanbuild.conversion.replacement import check_place, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
+from wanbuild.convert_options import PlainConvert
 from wanbuild.hub.repository import locate_source, locate_tokenizer
 from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
-from wanbuild.options import PlainConvert
 from wanbuild.progress import Progress
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source

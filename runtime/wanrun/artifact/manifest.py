@@ -13,25 +13,25 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from wanrun import __version__
 from wanrun.artifact.adapter import Adapter, check_names
 from wanrun.artifact.formats import FORMAT_VERSION, is_read, upgraded
+from wanrun.artifact.header import FORMAT, header_of, of_another_format, undecodable
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
-from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.programs import LATER_OPTIONS, Profile, Program, ProgramSet
 from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Target
 from wanrun.artifact.wrong_path import wrong_path
-from wanrun.errors import ArtifactError, OtherReleaseError
+from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, read_bounded, replace_file, sha256_of
 
-FORMAT: Final = "wan-artifact"
 MANIFEST = "manifest.json"
 MAX_BYTES = 2**26
 """The largest manifest; that of a 14B model with two experts and one profile has a quarter of a megabyte."""
@@ -211,7 +211,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns all records; of fields that came later, those that are not empty."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         for profile in content["profiles"].values():
-            for name in ("lora_rank", "guiders", "vae_tile", "video_to_video", "nag"):
+            for name in LATER_OPTIONS:
                 if not profile["options"][name]:
                     del profile["options"][name]
         if content["model"]["task"]["start"] is None:
@@ -273,19 +273,6 @@ def _digest(content: Any) -> str:
     return "sha256:" + sha256_of(canonical_json(content))
 
 
-class _Header(msgspec.Struct):
-    """What shows whether a file is a manifest, of which format, and which release wrote it."""
-
-    format: Any = None
-    format_version: Any = None
-    tool: Any = None
-
-    @property
-    def version(self) -> str:
-        """The version of the release that wrote it; empty if it does not say so."""
-        return str(self.tool.get("version", ""))[:40] if isinstance(self.tool, dict) else ""
-
-
 def read_manifest(artifact: str | os.PathLike[str], again: bool = False) -> Manifest:
     """Reads and checks an artifact's manifest.
 
@@ -311,7 +298,7 @@ def read_manifest(artifact: str | os.PathLike[str], again: bool = False) -> Mani
 
 def runs_here(artifact: Path) -> bool:
     """Whether the programs of an artifact have a form that this release runs; as ``read_manifest`` else."""
-    header = _header(read_bounded(artifact / MANIFEST, MAX_BYTES), artifact / MANIFEST)
+    header = header_of(read_bounded(artifact / MANIFEST, MAX_BYTES), artifact / MANIFEST)
     return is_read(header.format_version, again=False)
 
 
@@ -326,9 +313,9 @@ def manifest_of(data: bytes, path: Path, again: bool = False) -> Manifest:
     Raises:
         ArtifactError, OtherReleaseError: as ``read_manifest``.
     """
-    header = _header(data, path)
+    header = header_of(data, path)
     if not is_read(header.format_version, again):
-        raise _of_another_format(header, path)
+        raise of_another_format(header, path)
     try:
         content = msgspec.json.decode(data)
         manifest = msgspec.convert(upgraded(content), type=Manifest)
@@ -336,7 +323,7 @@ def manifest_of(data: bytes, path: Path, again: bool = False) -> Manifest:
     except ArtifactError as error:  # of a record that names a file
         raise error.located(str(path)) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise _undecodable(header, path, error) from None
+        raise undecodable(header, path, error) from None
     _check_complete(manifest, path)
     for name, digest in written.items():
         if content.get(name) != digest:
@@ -347,52 +334,6 @@ def manifest_of(data: bytes, path: Path, again: bool = False) -> Manifest:
                 remedy="build the artifact again",
             )
     return manifest
-
-
-def _header(data: bytes, path: Path) -> _Header:
-    """Returns the header of a manifest; raises ArtifactError for other bytes."""
-    if not data:
-        raise ArtifactError(f"{path} is empty", remedy="build the artifact again")
-    try:
-        header = msgspec.json.decode(data, type=_Header)
-    except msgspec.ValidationError:  # JSON, but no object
-        header = _Header("no JSON object")
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
-    if header.format != FORMAT:
-        raise ArtifactError(
-            f"{path} is not a Wan artifact",
-            expected=f"format {FORMAT}",
-            found=header.format or "no format",
-            remedy="build the artifact again, or give another folder",
-        )
-    return header
-
-
-def _of_another_format(header: _Header, path: Path) -> OtherReleaseError:
-    """Returns the error of a manifest whose format is not read here, with what makes it one that is."""
-    if is_read(header.format_version, again=True):
-        remedy = f"run wanbuild compile {path.parent} --again"
-    else:
-        remedy = "use the release that wrote it, or convert and compile it again"
-    return OtherReleaseError(
-        f"{path.parent} has another format",
-        expected=f"format {FORMAT_VERSION} (release {__version__})",
-        found=f"format {repr(header.format_version)[:20]} (release {header.version or 'unknown'})",
-        remedy=remedy,
-    )
-
-
-def _undecodable(header: _Header, path: Path, error: Exception) -> ArtifactError:
-    """Returns the error of a manifest of a known format with other records: damage, or a newer release's."""
-    if header.version in ("", __version__):
-        return ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again")
-    return OtherReleaseError(
-        f"{path} is damaged, or of another release: {error}",
-        expected=f"one of release {__version__}",
-        found=f"one of release {header.version}",
-        remedy="use the release that wrote it, or build the artifact again",
-    )
 
 
 def _check_complete(manifest: Manifest, path: Path) -> None:

@@ -153,6 +153,12 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         return forms_of(self.loop)
 
 
+LATER_OPTIONS = tuple(
+    field.name for field in msgspec.structs.fields(ProfileOptions) if field.default in ((), 0)
+)
+"""Options that came later: a manifest leaves them out where they are not used."""
+
+
 class Profile(Record, frozen=True):
     """One static shape and the build options of its programs.
 
