@@ -9,7 +9,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.errors import WanError, escaped
+from wanrun.errors import WanError, escaped, field
 
 _PATH = re.compile(r"(?<![\w.~/-])(?:file://)?~?/(?:[^\s/;,'\")]+/)*([^\s/;,'\")]*)")
 
@@ -127,11 +127,11 @@ def refused(
         code: the kind of error.
         asked: the options that it is about, if it names none.
     """
-    named = error.fields or asked
     if error.what.startswith("unknown option"):
         code = "unknown_parameter"
     told = type(error)(**{**error.parts, "expected": _of_clients(error.expected, " or ")})
     told.remedy = _of_clients(error.remedy, ", or ")
+    named = told.fields or asked
     return RefusedError(told.spelled(spell), code=code, param=spell(named[0]) if named else None)
 
 
@@ -139,6 +139,6 @@ def _of_clients(text: Any, between: str) -> Any:
     """Returns a text without what a client cannot do: build, or name a folder; None if nothing is left."""
     if not isinstance(text, str):
         return text
-    own = ("wanbuild", "build one", "folder of images")
+    own = ("wanbuild", "build one", field("build"), "folder of images")
     kept = [one for one in text.split(between) if not any(word in one for word in own)]
     return between.join(kept) or None

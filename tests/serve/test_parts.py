@@ -15,7 +15,7 @@ from msgspec import Struct
 from helpers.manifests import full_manifest, plain_manifest
 from helpers.special_files import KINDS, within
 from helpers.videos import video
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 from wanserve.devices import environments
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
@@ -307,7 +307,10 @@ def test_how_a_worker_has_ended() -> None:
     ("remedy", "told"),
     [
         ("encode it again, or give a folder of images", "x; encode it again"),
-        ("choose one of these, or add one with wanbuild compile", "x; choose one of these"),
+        (
+            f"choose one of these, or {field('build')}, or add one with wanbuild compile",
+            "x; choose one of these",
+        ),
         ("run wanbuild compile", "x"),
     ],
 )

@@ -101,10 +101,12 @@ def inspect_command(artifact: Path, as_json: bool) -> None:
     import json
 
     from wanbuild.check.inspect import summary, table
-    from wanrun.artifact.manifest import read_manifest
+    from wanrun.artifact.artifact import open_artifact
+    from wanrun.artifact.overlay import overlaid
 
-    manifest = read_manifest(artifact)
+    found = overlaid(open_artifact(artifact))
+    built = () if found.built is None else found.built.profiles
     if as_json:
-        print_result(*json.dumps(summary(manifest), indent=2, sort_keys=True).split("\n"))
+        print_result(*json.dumps(summary(found.manifest, built), indent=2, sort_keys=True).split("\n"))
     else:
-        print_result(*table(manifest))
+        print_result(*table(found.manifest, built))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -20,8 +20,13 @@ from wanrun.artifact.targets import Target
 from wanrun.units import in_bytes, scaled
 
 
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """Returns the manifest without checksums, for ``--json``."""
+def summary(manifest: Manifest, built: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the manifest without checksums, for ``--json``.
+
+    Args:
+        manifest: the manifest.
+        built: the profiles that were built on this machine, beside the artifact.
+    """
     profiles = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
     embeddings = sorted(manifest.embeddings.values(), key=lambda record: (record.prompt, record.dtype))
     return {
@@ -37,6 +42,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
                 "options": msgspec.to_builtins(profile.options),
                 "guidance": profile.guidance,
                 "recorded": profile.name in manifest.golden,
+                "built_here": profile.name in built,
             }
             for profile in profiles
         },
@@ -116,9 +122,9 @@ def _division(manifest: Manifest, target: Target) -> dict[str, Any]:
     }
 
 
-def table(manifest: Manifest) -> Iterator[str]:
-    """Yields the lines that describe the artifact on a terminal."""
-    data = summary(manifest)
+def table(manifest: Manifest, built: Collection[str] = ()) -> Iterator[str]:
+    """Yields the lines that describe the artifact on a terminal; arguments as of ``summary``."""
+    data = summary(manifest, built)
     for section in (_model_lines, _component_lines, _profile_lines, _embedding_lines):
         yield from section(manifest, data)
     yield from _exports(manifest)
@@ -198,7 +204,8 @@ def _profile_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         )
         guidance = "by step" if profile["guidance"] else "none"
         recorded = "yes" if profile["recorded"] else "no"
-        yield f"{name:<24} {guidance:<8} {targets or 'none':<12} {recorded:<7} {options}"
+        here = ", built here" if profile["built_here"] else ""
+        yield f"{name:<24} {guidance:<8} {targets or 'none':<12} {recorded:<7} {options}{here}"
     if not data["profiles"]:
         yield "none: run wanbuild compile"
 

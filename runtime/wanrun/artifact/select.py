@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["UnbuiltError", "compared_targets", "named_profile", "select_target"]
+__all__ = ["BUILD_EXTRA", "UnbuiltError", "can_build", "compared_targets", "named_profile", "select_target"]
 
+import importlib.util
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,17 @@ from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, UsageError, artifact_mismatch, shortened
+from wanrun.errors import field as option
 from wanrun.machine.cpu import cpu_level_rank
 from wanrun.machine.environment import built_elsewhere, host_mismatches
+
+BUILD_EXTRA = "pip install '.[build]' in the checkout"
+"""What installs ``wanbuild``."""
+
+
+def can_build() -> bool:
+    """Whether ``wanbuild`` is installed here."""
+    return importlib.util.find_spec("wanbuild") is not None
 
 
 class UnbuiltError(ArtifactError):
@@ -73,10 +83,12 @@ def select_profile(
     shape = {**nearest.shape, **asked}
     width, height = shape.pop("size")
     lacking = msgspec.structs.replace(nearest, width=width, height=height, **shape)
+    how = option("build") if can_build() else f"{option('build')} (after {BUILD_EXTRA})"
     error = UnbuiltError(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
-        remedy=f"choose one of these, or add one with wanbuild compile {_options(lacking, artifact)}",
+        remedy=f"choose one of these, or have it built with {how}, "
+        f"or add one with wanbuild compile {_options(lacking, artifact)}",
     )
     error.lacking, error.nearest = lacking, nearest
     raise error

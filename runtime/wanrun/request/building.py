@@ -4,20 +4,18 @@ from __future__ import annotations
 
 __all__ = ["built"]
 
-import importlib.util
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import EXECUTABLE, PROGRAM
 from wanrun.artifact.overlay import merged_of, overlaid, overlay_of
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import UnbuiltError, select_target
+from wanrun.artifact.select import BUILD_EXTRA, UnbuiltError, can_build, select_target
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.machine.environment import built_elsewhere
 from wanrun.temporary import temporary_path
@@ -48,10 +46,9 @@ def built(
         UsageError: without ``wanbuild``, if the cache cannot be written, or naming what the build says.
     """
     name, kept = error.lacking.name, overlay_of(artifact.manifest)
-    if importlib.util.find_spec("wanbuild") is None:
+    if not can_build():
         raise UsageError(
-            f"{field('build')} needs wanbuild, which is not installed",
-            remedy="pip install '.[build]' in the checkout",
+            f"{field('build')} needs wanbuild, which is not installed", remedy=BUILD_EXTRA
         ) from error
     own = artifact.alone
     with timings.phase("build", name), kept.held():
@@ -88,14 +85,15 @@ def _prepared(artifact: Artifact, folder: Path, nearest: Profile, target: str | 
             raise
         place = "local"
     base = own.only(profiles={nearest.name}, targets={place} & own.manifest.targets.keys())
+    files = [one for one in base.named() if one.kind in (PROGRAM, EXECUTABLE)]
+    if not all(own.path(one).is_file() for one in files):  # of an address, of which a part was fetched
+        base, files = own.only(profiles={nearest.name}, targets=()), []
     profiles = {nearest.name: nearest}
     manifest = base.manifest.changed(profiles=profiles, golden={}, embeddings={}, adapters={}, schedules={})
     if artifact.built is not None:
         manifest = merged_of(manifest, artifact.built.manifest).changed()
-    for one in replace(base, manifest=manifest).named():
-        there = folder / one.name
-        if one.kind in (PROGRAM, EXECUTABLE) and own.has(one) and own.path(one).is_file():
-            _copied(own.path(one), there)
+    for one in files:
+        _copied(own.path(one), folder / one.name)
     manifest.write(folder)
     return place
 

@@ -95,7 +95,8 @@ def test_what_is_not_built_is_refused(asked: Mapping[str, Any], wanted: str, opt
         select_profile(Artifact(manifest_of(SMALL, LARGE, TWO), HERE), **asked)
     assert str(caught.value) == (
         f"no profile is built for {wanted}; expected one of {LARGE.name}, {SMALL.name}, {TWO.name}; "
-        f"choose one of these, or add one with wanbuild compile {options} --artifact artifact"
+        "choose one of these, or have it built with build, or add one with "
+        f"wanbuild compile {options} --artifact artifact"
     )
 
 

@@ -1,0 +1,40 @@
+"""``wanrun --build``: the real child builds a shape that the artifact lacks, and the run goes on with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from wanbuild.cli import wanbuild
+from wancli.console import run
+from wancli.run import wanrun
+from wanrun.artifact.artifact import open_artifact
+from wanrun.artifact.named import EXECUTABLE, PROGRAM
+from wanrun.artifact.overlay import overlay_of
+from wanrun.media.write_video import read_metadata
+
+LACKING = "96x64x1-b1-cfg"
+
+
+def test_a_shape_is_built_and_made(
+    artifact_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The nearest profile's own programs are not there, as in the copy of an artifact that is elsewhere."""
+    own = open_artifact(artifact_copy)
+    for one in own.named():
+        if one.kind in (PROGRAM, EXECUTABLE):
+            own.path(one).unlink()
+    before = sorted(artifact_copy.rglob("*"))
+    made = tmp_path / "out.npy"
+    asked = [str(artifact_copy), "-p", "a fox", "--frames", "1", "--steps", "1", "-o", str(made)]
+    assert run(wanrun, [*asked, "--build"]) == 0
+    assert made.is_file() and sorted(artifact_copy.rglob("*")) == before
+    assert read_metadata(made)["profile_built"] == "here"
+    capsys.readouterr()
+    assert run(wanbuild, ["inspect", "--artifact", str(artifact_copy), "--json"]) == 0
+    profiles = json.loads(capsys.readouterr().out)["profiles"]
+    assert {name for name, one in profiles.items() if one["built_here"]} == {LACKING}
+    (programs,) = (overlay_of(own.manifest).path / "programs").glob(f"{LACKING}*")
+    assert list(programs.iterdir())
