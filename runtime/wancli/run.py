@@ -30,6 +30,7 @@ from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
 from wanrun.terminal.lines import print_error, print_result, report
+from wanrun.terminal.pictures import pictures_here
 from wanrun.terminal.status import Status
 from wanrun.undo import undone_at_exit
 
@@ -186,7 +187,8 @@ def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup
 
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())
-    batch = Batch(work, how.overwrite, timings, leads, status, ahead=group is None)
+    pictures = pictures_here() if leads else None
+    batch = Batch(work, how.overwrite, timings, leads, status, group is None, pictures)
     batch.report_worklist()
     with work.store or contextlib.nullcontext(), contextlib.ExitStack() as ending:
         if how.report is not None:

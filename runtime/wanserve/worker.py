@@ -14,12 +14,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import wanrun
 from wanrun import Outcome, Progress
 from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, lacks_space
 from wanrun.generation.parts import remove_spool, spool_of
+from wanrun.job.previews import Previews
 from wanserve.messages import (
     Begin,
     Broken,
@@ -30,14 +32,17 @@ from wanserve.messages import (
     Make,
     OfWorker,
     OutOfMemoryError,
+    Preview,
     Ready,
     line,
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
-from wanserve.previews import Previews
+from wanserve.previews import moving
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wanrun import Pipeline
 
 OUT_OF_MEMORY: Final = 12
@@ -72,8 +77,11 @@ class Worker:
                 token.cancel()
             return
         self._tokens[message.job.id] = wanrun.CancelToken()
-        self._previews[message.job.id] = Previews(message.job.id, self._send)
+        self._previews[message.job.id] = Previews(partial(self._preview, message.job.id))
         self.jobs.put(message)
+
+    def _preview(self, id: str, done: int, frames: np.ndarray) -> None:
+        self._send(Preview(id, done, moving(frames)))
 
     def run(self, message: Make) -> bool:
         """Runs a job, and says how it ended; returns whether the worker can go on."""

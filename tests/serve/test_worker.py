@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +35,6 @@ from wanserve.messages import (
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
-from wanserve.previews import Previews
 from wanserve.worker import Worker, told
 
 FULL = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
@@ -172,29 +171,6 @@ def test_previews_are_made_while_somebody_looks(device: Device, tmp_path: Path) 
     assert (preview.id, preview.step) == ("1", 1) and of_worker(line(preview)[:-1]) == preview
     with Image.open(io.BytesIO(preview.image)) as image:
         assert (image.format, image.size, image.n_frames) == ("WEBP", (4, 4), 2)  # type: ignore[attr-defined]
-    now, shown = [0.0], list[int]()
-    previews = Previews("3", lambda one: shown.append(one.step), lambda: now[0])
-
-    def step(number: int, seconds: float, cost: float) -> None:
-        def frames() -> np.ndarray:
-            now[0] += cost
-            return np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
-
-        now[0] += seconds
-        previews.look()
-        previews.step(number, cast(Any, SimpleNamespace(preview=frames)))
-
-    for number, (seconds, cost) in enumerate([(1, 0.001), (1.9, 1), (0.2, 0.1), (11.9, 1), (0.2, 0.1)]):
-        step(number, seconds, cost)
-    assert shown == [0, 2, 4]
-
-    def without() -> np.ndarray:
-        raise UsageError("there is no preview")
-
-    previews = Previews("4", lambda one: shown.append(one.step))
-    previews.look()
-    previews.step(1, cast(Any, SimpleNamespace(preview=without)))
-    assert len(shown) == 3
 
 
 def test_a_job_is_cancelled(device: Device, tmp_path: Path) -> None:

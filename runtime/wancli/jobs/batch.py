@@ -18,13 +18,17 @@ from wanrun import CancelToken, Job, Outcome, Output, Progress, Timings, in_byte
 from wanrun.errors import ArtifactError, WanError
 from wanrun.job.line import Passed, in_line
 from wanrun.job.outputs import VIDEO
+from wanrun.job.previews import Previews
 from wanrun.request.prompts_file import key_of
 from wanrun.terminal.lines import print_error, report, warn
+from wanrun.terminal.pictures import Pictures
 from wanrun.terminal.status import Status
 from wanrun.undo import say
 
 if TYPE_CHECKING:
-    from wanrun import Pipeline
+    import numpy as np
+
+    from wanrun import Pipeline, Step
 
 
 class Batch:
@@ -37,6 +41,7 @@ class Batch:
         overwrite: whether existing files may be replaced.
         leads: whether this process prints and writes; one of a run of several processes does.
         status: the line that says what is waited for, which gives way to other lines; None for no such line.
+        pictures: what shows a video that is made; None for nothing.
         ahead: whether the next prompt is prepared while a video is decoded and written. Processes of one run
             make everything in one order.
     """
@@ -49,9 +54,10 @@ class Batch:
         leads: bool = True,
         status: Status | None = None,
         ahead: bool = True,
+        pictures: Pictures | None = None,
     ) -> None:
         self._work, self._overwrite, self._timings = work, overwrite, timings
-        self._leads, self._ahead = leads, ahead
+        self._leads, self._ahead, self._pictures = leads, ahead, pictures
         self._status = Status(lambda: ()) if status is None else status
         self.outcomes: dict[int, Outcome] = {}  # by the number of the prompt
         self._failures: list[WanError] = []
@@ -78,7 +84,13 @@ class Batch:
     def _print(self, printing: Callable[[str], None], message: str) -> None:
         if self._leads:
             with self._status.paused():
+                self._clear_pictures()
                 printing(message)
+
+    def _clear_pictures(self) -> None:
+        if self._pictures is not None:
+            with self._status.held():
+                self._pictures.clear()
 
     def report_worklist(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""
@@ -104,8 +116,11 @@ class Batch:
             WanError: if the prompt of the command line fails.
         """
         jobs = [partial(self._make, planned, pipeline) for planned in self._work.jobs]
-        for planned, outcome in zip(self._work.jobs, in_line(jobs), strict=True):
-            self._settle(planned, outcome)
+        try:
+            for planned, outcome in zip(self._work.jobs, in_line(jobs), strict=True):
+                self._settle(planned, outcome)
+        finally:
+            self._clear_pictures()
 
     def _settle(self, planned: Planned, outcome: Outcome) -> None:
         """Notes how a job ended; raises an error that ends the run."""
@@ -144,6 +159,7 @@ class Batch:
         progress = Progress(job.id, timings=Timings.from_now(self._timings))
         given: dict[str, Any] = {"latents": work.noise, "facts": planned.metadata}
         given |= {"warn": partial(self.warn, planned=planned), "overwrite": self._overwrite}
+        given |= {"look": self._look()} if self._pictures is not None else {}
         given |= {
             "written": self._deliver,
             **({"passed": passed, "spool": planned.spool} if self._ahead else {}),
@@ -159,6 +175,22 @@ class Batch:
         if outcome.error is None:
             self._report_videos(job, outcome)
         return outcome
+
+    def _look(self) -> Callable[[int, Step], None]:
+        """Returns what shows pictures of a job's steps on the terminal, now and then."""
+
+        def show(done: int, frames: np.ndarray) -> None:
+            assert self._pictures is not None
+            with self._status.held():
+                self._pictures.show(frames)
+
+        previews = Previews(show)
+
+        def look(done: int, step: Step) -> None:
+            previews.look()
+            previews.step(done, step)
+
+        return look
 
     @contextmanager
     def _shown_running(self, job: Job) -> Iterator[CancelToken]:

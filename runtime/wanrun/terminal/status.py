@@ -123,6 +123,13 @@ class Status:
                 self._pauses -= 1
                 self._since = now()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leaves an empty line while a block runs, which draws elsewhere; the time goes on."""
+        with self._lock:
+            self._line.clear()
+            yield
+
     def _run(self) -> None:
         live = self._line.live
         while not (self._line.gone or self._ended.wait(BLINK_SECONDS if live else LOG_SECONDS)):

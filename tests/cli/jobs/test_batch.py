@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -165,3 +166,29 @@ def test_what_cannot_be_delivered_is_made_by_the_next_run(
         batch.run(pipeline)  # type: ignore[arg-type]
     assert batch.exit_code == 2 and not (tmp_path / "z-1.npy").exists()
     assert len(worklist_of(prompts=file, output=output, save_latents=latents).jobs) == 1
+
+
+def test_a_terminal_that_shows_pictures(
+    worklist_of: WorklistOf,
+    pipeline: Fake,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first step's is drawn, the next one's so soon is not; it is gone before a line is printed."""
+    happened: list[object] = []
+    pictures = SimpleNamespace(
+        show=lambda frames: happened.append(frames.shape), clear=lambda: happened.append("clear")
+    )
+    monkeypatch.setattr("wancli.jobs.batch.report", lambda text: happened.append(text.split()[0]))
+    step = SimpleNamespace(preview=lambda: np.zeros((3, 8, 12, 3), np.uint8))
+    make = pipeline.run
+
+    def run(generation: Any, *, on_step: Callable[..., None], **others: Any) -> Any:
+        for done in (1, 2):
+            on_step(done, 9, step)
+        return make(generation, **others)
+
+    monkeypatch.setattr(pipeline, "run", run)
+    work = worklist_of({}, prompt="a fox")
+    Batch(work, False, Timings(), pictures=cast(Any, pictures)).run(cast(Any, pipeline))
+    assert happened == [(3, 8, 12, 3), "clear", "wrote", "clear"]
