@@ -67,9 +67,9 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             "wanrun wanhub wanreport",
             (
                 "devices log loras names process refusal retention settings video",
-                "room route sizes",
+                "held room route sizes",
                 "catalog folders forms hub keys messages metrics progress protocol values",
-                "lora_fields pipelines resolved store uploads",
+                "lora_fields pipelines resolved store turns uploads",
                 "bodies estimate fields previews",
                 "shown worker",
                 "board openapi",

@@ -72,7 +72,8 @@ class Board:
         Args:
             last: the video after which no other one is asked for; None for all.
         """
-        lefts = [self._progress(running.video, {}) for running in self._running.values()]
+        last_ones = [one.video for one in self._running.values() if not one.followed]
+        lefts = [self._progress(video, {}) for video in last_ones]
         before = [None if left is None else left.remaining for left in lefts]
         ahead = None if None in before else sum(one for one in before if one is not None)
         found = dict[str, VideoProgress]()

@@ -1,4 +1,4 @@
-"""A device at work: has its worker make videos one by one, and starts another worker when one has ended."""
+"""A device at work: has its worker make videos in a line, and starts another worker when one has ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 
 from wanrun import Event, Outcome
 from wanrun.errors import WanError, lacks_space
+from wanserve.held import Held
 from wanserve.log import LOG, WARNING, tell
 from wanserve.messages import (
     NO_ROOM,
@@ -77,11 +78,9 @@ class Device:
     ) -> None:
         self._queue, self._start, self._make, self._metrics = queue, start, make, metrics
         self._process = first
-        self._video: Video | None = None
-        self._told = False  # whether the worker has said anything of the video
-        self._free, self._stopping, self._hurried = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._free.set()
-        self._worked = self._leaving = False
+        self._held = Held()
+        self._stopping, self._hurried = asyncio.Event(), asyncio.Event()
+        self._worked = False
         self.ready = asyncio.Event()
         self.loaded: list[str] = []
         self.problem: str | None = None
@@ -94,7 +93,7 @@ class Device:
         """
         failures = 0
         while not self._stopping.is_set():
-            began, self._worked, self._leaving = time.monotonic(), False, False
+            began, self._worked, self._held.leaving = time.monotonic(), False, False
             try:
                 if (process := self._process) is None:
                     process = await asyncio.to_thread(self._start)
@@ -123,7 +122,7 @@ class Device:
         self.loaded = []
         code = await asyncio.to_thread(process.wait)
         self._process = None
-        if not self._stopping.is_set():  # else ``settle`` has the video
+        if not self._stopping.is_set():  # else ``settle`` has the videos
             await self._after(code)
         if broken is None:
             return how(code)
@@ -132,12 +131,13 @@ class Device:
         return broken.message
 
     async def _after(self, code: int) -> None:
-        """Queues the video of a worker that has ended again, or fails it."""
-        video, self._video = self._video, None
-        if video is not None:
+        """Queues the videos of a worker that has ended again, or fails them."""
+        videos = self._held.videos
+        for video in videos:
             with self._stored():
-                await self._queue.lost(video, code, how(code), self._told)
-        self._free.set()
+                alone = len(videos) == 1
+                await self._queue.lost(video, code, how(code), told=self._held.told(video), alone=alone)
+            self._held.drop(video)
 
     async def _session(self, process: WorkerProcess) -> Broken | None:
         """Talks to a worker until it ends; returns why it could not load the artifact."""
@@ -168,8 +168,9 @@ class Device:
                 case Broken():
                     return message
                 case Event():
-                    self._told = True
                     self._queue.take(message)
+                    if self._held.take(message):
+                        self._queue.turns.look_again()
                 case Preview():
                     self._queue.board.show(message)
                 case Outcome():
@@ -187,15 +188,20 @@ class Device:
 
     async def _ended(self, outcome: Outcome) -> None:
         """Records the end of a job."""
-        self._leaving = isinstance(outcome.error, OutOfMemoryError)
-        video, changed = self._video, isinstance(outcome.error, ChangedError)
+        held, full = self._held, isinstance(outcome.error, OutOfMemoryError)
+        if (video := next((one for one in held.videos if one.id == outcome.id), None)) is None:
+            return
+        alone = len(held.videos) == 1
+        held.leaving = held.leaving or full
+        held.most = held.most if alone or not full else 1
         with self._stored():
-            if changed and video is not None:
+            if isinstance(outcome.error, ChangedError):
                 await self._withhold(video, str(outcome.error))
-            else:
-                await self._queue.ended(outcome)
-        self._worked, self._video = True, None
-        self._free.set()
+            elif not (full and not alone and await self._queue.again(video, str(outcome.error))):
+                await self._queue.ended(outcome, held.shared(video))
+        self._worked = True
+        held.drop(video)
+        self._queue.turns.look_again()
 
     async def _withhold(self, video: Video, why: str) -> None:
         """Lets all videos of a model wait for the next start of the server."""
@@ -216,12 +222,10 @@ class Device:
             LOG.error("the state of a job cannot be stored: %s", error)
 
     async def _work(self, writer: asyncio.StreamWriter) -> None:
-        """Hands videos to the worker, until it leaves."""
+        """Hands videos to the worker: the next one when it may be begun."""
         await self.ready.wait()
-        while not self._leaving:
-            video = self._video = await self._queue.next()
-            self._told = False
-            self._free.clear()
+        while True:
+            video = await self._queue.turns.next(self._held)
             tell("begun", id=video.id, attempt=video.attempts if video.attempts > 1 else None)
             try:
                 writer.write(line(await asyncio.to_thread(self._make, video)))
@@ -229,8 +233,7 @@ class Device:
                 LOG.error("%s cannot be begun: %r", video.id, error)
                 with self._stored():
                     await self._queue.failed(video, *_not_begun(error))
-                self._video = None
-                self._free.set()
+                self._held.drop(video)
                 continue
             cancel = partial(writer.write, line(Cancel(video.id)))
             if video.unwanted:  # since before the worker knew the video
@@ -239,16 +242,15 @@ class Device:
             with self._stored():  # while the worker begins: no video is lost if that is not stored
                 await self._queue.begin(video, cancel)
             await writer.drain()
-            await self._free.wait()
 
     def hurry(self) -> None:
         """Lets ``stop`` wait no longer."""
         self._hurried.set()
 
     async def stop(self, seconds: float) -> None:
-        """Ends the worker; a video that runs may end within so many seconds. ``keep`` ends after it."""
+        """Ends the worker; videos that run may end within so many seconds. ``keep`` ends after it."""
         self._stopping.set()
-        waits = [asyncio.create_task(event.wait()) for event in (self._free, self._hurried)]
+        waits = [asyncio.create_task(event.wait()) for event in (self._held.empty, self._hurried)]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for one in waits:
             one.cancel()
@@ -256,12 +258,13 @@ class Device:
             process.kill()
 
     async def settle(self) -> None:
-        """Queues the video of a worker that ``stop`` has ended for the next start; after ``keep``."""
-        video, self._video = self._video, None
-        if video is not None and not video.over:
-            video.attempts -= 1  # it was not the video's fault
-            with self._stored():
-                await self._queue.put_back(video)
+        """Queues the videos of a worker that ``stop`` has ended for the next start; after ``keep``."""
+        for video in self._held.videos:
+            self._held.drop(video)
+            if not video.over:
+                video.attempts -= 1  # it was not the video's fault
+                with self._stored():
+                    await self._queue.put_back(video)
 
 
 def _not_begun(error: Exception) -> tuple[str, str]:

@@ -36,17 +36,22 @@ class Estimates:
             return name
         return f"{name} {round(10 * guided / steps)}"
 
-    def learn(self, video: Video, seconds: Mapping[str, float], steps: int) -> dict[str, float]:
+    def learn(
+        self, video: Video, seconds: Mapping[str, float], steps: int, shared: float | None = None
+    ) -> dict[str, float]:
         """Adds what a video's phases took to the means, and returns the new ones by name.
 
         Args:
             video: the video.
             seconds: by phase; loading, which most videos have not, is left out.
             steps: its denoising steps.
+            shared: for how long its worker had the one before it too; None if it was begun alone.
         """
         measured = {phase: value for phase, value in seconds.items() if phase in GUESSED_STEPS}
         if steps and "steps" in seconds:
             measured["step"] = seconds["steps"] / steps
+        if shared is not None:
+            measured["shared"] = shared
         news = dict[str, float]()
         for phase, value in measured.items():
             name = self.name(video, phase)
@@ -75,9 +80,14 @@ class Estimates:
         return {**parts, "steps": steps * one}
 
     def total(self, video: Video) -> float | None:
-        """Returns the seconds that a waiting video takes; None if none of its kind was measured."""
-        steps = video.shape["num_steps"] * video.shape.get("clips", 1)
-        return sum(self.parts(video, steps).values()) if self.known(video) else None
+        """Returns the seconds that a waiting video takes in a line; None if none of its kind was measured.
+
+        What it shares with the one before it is left out: so much earlier it begins.
+        """
+        if not self.known(video):
+            return None
+        parts = self.parts(video, video.shape["num_steps"] * video.shape.get("clips", 1))
+        return max(sum(parts.values()) - self.times.get(self.name(video, "shared"), 0.0), parts["steps"])
 
     def follow(self, progress: VideoProgress, clock: Mapping[str, Any]) -> None:
         """Sets the percent and the remaining seconds of a video that a worker has.

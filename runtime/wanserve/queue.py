@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import contextlib
 import sqlite3
 import time
 from collections.abc import Callable
@@ -26,16 +25,14 @@ from wanserve.process import from_outside
 from wanserve.progress import CANCELLING, VideoProgress
 from wanserve.refusal import RefusedError, closing
 from wanserve.resolved import Resolved
-from wanserve.room import Room, frames_bytes
+from wanserve.room import Room
 from wanserve.settings import Settings
 from wanserve.store import Store
+from wanserve.turns import Turns
 from wanserve.video import Failure, Video
 
 if TYPE_CHECKING:
     from wanrun import Event, Outcome
-
-ROOM_SECONDS = 2.0
-"""After which a video that waits for room on the disk looks again."""
 
 
 class Queue:
@@ -51,6 +48,7 @@ class Queue:
     Attributes:
         resolved: the generations of the videos.
         withheld: why the videos of a model wait for the next start, by model.
+        turns: gives the next one to a worker.
     """
 
     def __init__(
@@ -65,9 +63,8 @@ class Queue:
         videos = self._waiting, self._running, self.withheld
         self.board = Board(settings, folders, hub, *videos, store.times())
         self._unstored, self._unremoved = dict[str, Video](), set[str]()
-        self._wake = asyncio.Event()
-        self._broken = 0
-        self.closing = self.loads = False
+        self.turns = Turns(self._waiting, self._running, self.withheld, self.room)
+        self._broken, self.loads = 0, False
 
     async def restore(self) -> None:
         """Reads what is stored: what a worker had waits again, and files of no video are removed."""
@@ -86,7 +83,7 @@ class Queue:
         if unknown:
             LOG.warning("%d folders in %s are of no known job, and stay", len(unknown), unknown[0].parent)
         self._waiting[:] = self._store.waiting()
-        self._wake.set()
+        self.turns.look_again()
 
     # What clients ask for.
 
@@ -102,7 +99,7 @@ class Queue:
             RefusedError: if the queue is full, or the key is that of another request.
         """
         retry = str(self.board.retry_seconds())
-        if self.closing:
+        if self.turns.closing:
             raise closing()
 
         def put(connection: sqlite3.Connection) -> Video:
@@ -141,7 +138,7 @@ class Queue:
             raise
         if kept is video:
             bisect.insort(self._waiting, video, key=lambda one: one.rank)
-            self._wake.set()
+            self.turns.look_again()
             self.board.publish(video)
         return self._here(kept.id) or kept
 
@@ -248,27 +245,6 @@ class Queue:
 
     # What workers ask for.
 
-    async def next(self) -> Video:
-        """Waits for a video that has the room that it needs, and returns the first; it runs from now on."""
-        while (video := self._fitting()) is None:
-            self._wake.clear()
-            looks_again = ROOM_SECONDS if self._waiting and not self.closing else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(looks_again):
-                    await self._wake.wait()
-        self._waiting.remove(video)
-        video.status, video.started, video.attempts = "in_progress", time.time(), video.attempts + 1
-        self._running[video.id] = VideoProgress(video, steps=video.shape["num_steps"])
-        return video
-
-    def _fitting(self) -> Video | None:
-        """The first waiting video whose frames have room beside those of the videos that run."""
-        if self.closing or not self._waiting or self.lack():
-            return None
-        left = self.room.left() - sum(frames_bytes(one.video) for one in self._running.values())
-        may_run = (video for video in self._waiting if video.model not in self.withheld)
-        return next((video for video in may_run if frames_bytes(video) <= left), None)
-
     def lack(self) -> str | None:
         """Returns what there is too little of for any video; None for nothing."""
         return self.room.lack_logged()
@@ -285,8 +261,8 @@ class Queue:
         if (running := self._running.get(event.id)) is not None:
             self.board.take(running, event)
 
-    async def ended(self, outcome: Outcome) -> None:
-        """Records how a job ended, whose device is free now."""
+    async def ended(self, outcome: Outcome, shared: float | None = None) -> None:
+        """Records how a job ended, and for how many seconds its worker had the one before it too."""
         video = self._running[outcome.id].video
         if isinstance(outcome.error, CancelledError):
             await self._end(video, "cancelled")
@@ -295,7 +271,7 @@ class Queue:
         else:
             video.resolved, video.seconds = outcome.metadata, outcome.seconds
             video.warnings = [self.board.told(warning, video) for warning in outcome.warnings]
-            times = self.board.estimates.learn(video, outcome.seconds, outcome.steps)
+            times = self.board.estimates.learn(video, outcome.seconds, outcome.steps, shared)
             self._metrics.phases(outcome.seconds)
             await self._end(video, "completed", lambda connection: stored.put_times(connection, times))
 
@@ -304,7 +280,15 @@ class Queue:
         video.error = Failure(code, self.board.told(message, video))
         await self._end(video, "failed")
 
-    async def lost(self, video: Video, code: int, reason: str, told: bool = True) -> None:
+    async def again(self, video: Video, reason: str) -> bool:
+        """Lets a video run again if that was not tried too often; returns whether it may."""
+        if video.attempts >= self._settings.attempts:
+            return False
+        tell("runs again", WARNING, id=video.id, reason=reason)
+        await self.put_back(video)
+        return True
+
+    async def lost(self, video: Video, code: int, reason: str, *, told: bool, alone: bool) -> None:
         """Handles the end of a worker that had a video.
 
         Args:
@@ -312,11 +296,11 @@ class Queue:
             code: the exit code, negative for a signal.
             reason: the same in words.
             told: whether the worker had begun the video.
+            alone: whether it had no other one, which may be to blame.
         """
-        if (from_outside(code) or not told) and video.attempts < self._settings.attempts:
-            tell("runs again", WARNING, id=video.id, reason=reason)
-            await self.put_back(video)
-        elif video.unwanted:
+        if (from_outside(code) or not told or not alone) and await self.again(video, reason):
+            return
+        if video.unwanted:
             await self._end(video, "cancelled")
         else:
             times = f" (attempt {video.attempts})" if video.attempts > 1 else ""
@@ -331,7 +315,7 @@ class Queue:
         video.status, video.started = "queued", None
         self._running.pop(video.id, None)
         bisect.insort(self._waiting, video, key=lambda one: one.rank)
-        self._wake.set()
+        self.turns.look_again()
         self.board.publish(video)
         self.board.moved()
         await self._put(video)

@@ -81,7 +81,7 @@ class ServerRoutes:
     @route("GET", "/readyz", answer=STATE, failure=STATE, needs_key=False)
     async def ready(self, request: Request) -> Response:
         """Answers whether a first step could run, and there is room for its video."""
-        if self._queue.closing:
+        if self._queue.turns.closing:
             return json_answer({"status": "ending"}, 503)
         if (lack := self._queue.lack()) is not None:
             return json_answer({"status": lack}, 503)

@@ -190,7 +190,7 @@ class Service:
         try:
             await asyncio.wait({*keeping, answering, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.queue.closing = True
+            self.queue.turns.closing = True
             await asyncio.gather(*(device.stop(self._grace) for device in self.devices))
             results = await asyncio.gather(*keeping, return_exceptions=True)
             await asyncio.gather(*(device.settle() for device in self.devices))
@@ -246,7 +246,7 @@ class Service:
             if self._end.is_set():
                 for device in self.devices:
                     device.hurry()
-            self.queue.closing = True
+            self.queue.turns.closing = True
             self._end.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,7 @@
-"""The process that has a device: it loads artifacts and makes the videos of one job after another.
+"""The process that has a device: it loads artifacts and makes the videos of jobs in a line.
 
-A crash of XLA ends it alone. The server starts another one.
+A job begins while the videos of the one before are decoded and written: see ``wanrun.job.line``. A crash of
+XLA ends the process alone. The server starts another one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ import wanrun
 from wanrun import Outcome, Progress
 from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, lacks_space
 from wanrun.generation.parts import remove_spool, spool_of
+from wanrun.job.line import Passed, in_line
 from wanrun.job.previews import Previews
 from wanserve.messages import (
     Begin,
@@ -64,7 +66,7 @@ class Worker:
         self._send, self._pipelines = send, pipelines
         self._tokens: dict[str, wanrun.CancelToken] = {}
         self._previews: dict[str, Previews] = {}
-        self.jobs: queue.SimpleQueue[Make] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Make | None] = queue.SimpleQueue()
 
     def take(self, message: Make | Cancel | Look) -> None:
         """Queues a job, cancels one, or has a preview made of one; from any thread."""
@@ -83,11 +85,24 @@ class Worker:
     def _preview(self, id: str, done: int, frames: np.ndarray) -> None:
         self._send(Preview(id, done, moving(frames)))
 
-    def run(self, message: Make) -> bool:
-        """Runs a job, and says how it ended; returns whether the worker can go on."""
+    def serve(self) -> int:
+        """Runs the jobs that come, until one has taken the memory; returns the exit code.
+
+        What runs beside that job ends first.
+        """
+        for _ in in_line(self._coming()):
+            pass
+        return OUT_OF_MEMORY
+
+    def _coming(self) -> Iterator[Callable[[Passed], None]]:
+        while (message := self.jobs.get()) is not None:
+            yield partial(self.run, message)
+
+    def run(self, message: Make, passed: Passed) -> None:
+        """Runs a job, and says how it ended; none comes after one that has taken the memory."""
         progress, error = Progress(message.job.id, self._send), None  # type: Progress, Exception | None
         try:
-            outcome = self._run(message, progress)
+            outcome = self._run(message, progress, passed)
             error = outcome.error
         except Exception as raised:
             error = raised
@@ -96,9 +111,10 @@ class Worker:
         self._tokens.pop(message.job.id, None)
         self._previews.pop(message.job.id, None)
         self._send(outcome)
-        return not isinstance(outcome.error, OutOfMemoryError)
+        if isinstance(outcome.error, OutOfMemoryError):
+            self.jobs.put(None)
 
-    def _run(self, message: Make, progress: Progress) -> Outcome:
+    def _run(self, message: Make, progress: Progress, passed: Passed) -> Outcome:
         """Loads the artifact of a job, which its events and times show too, and runs it."""
         token = self._tokens[message.job.id]
         token.check()
@@ -108,18 +124,11 @@ class Worker:
             self._send(Ready(self._pipelines.loaded))
         job = message.job.unpack(pipeline.manifest)
         look, spool = self._previews[message.job.id].step, spool_of(job.outputs[0].path)
+        given = {"look": look, "spool": spool, "passed": passed}
         try:
-            return wanrun.run_job(
-                pipeline, job, progress, cancel=token, overwrite=True, look=look, spool=spool
-            )
+            return wanrun.run_job(pipeline, job, progress, cancel=token, overwrite=True, **given)
         finally:  # what is left by the death of this process is continued
             remove_spool(spool)
-
-    def serve(self) -> int:
-        """Runs all jobs that come; returns the exit code once it cannot go on."""
-        while self.run(self.jobs.get()):
-            pass
-        return OUT_OF_MEMORY
 
 
 def told(error: Exception) -> WanError:

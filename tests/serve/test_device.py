@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import sqlite3
 import threading
 import time
@@ -15,140 +13,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers.videos import make, video
+from helpers.house import House, Worker, cancelled, makes, run, workers, works_on
+from helpers.videos import video
 from wanrun import Event, Outcome
-from wanrun.errors import CancelledError, UsageError
 from wanserve import store as stored
-from wanserve.device import BrokenError, Device
-from wanserve.folders import Folders
+from wanserve.device import BrokenError
+from wanserve.held import Held
 from wanserve.hub import Hub
 from wanserve.messages import (
     Broken,
-    Cancel,
     ChangedError,
-    Make,
     OutOfMemoryError,
     Preview,
-    Ready,
-    line,
-    to_worker,
 )
 from wanserve.metrics import Metrics
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.room import frames_bytes
-from wanserve.settings import Settings
-from wanserve.store import Store
 from wanserve.video import Video
-
-Talk = Callable[["Worker", str], Any]
-
-
-class Worker:
-    """What a process of a worker is for a device: a socket, and an exit code."""
-
-    def __init__(self, talk: Talk, code: int = 0, first: Any = None) -> None:
-        self.socket, self._theirs = socket.socketpair()
-        self.runs, self.pid, self._code = list[str](), 0, code
-        self._talk, self._first = talk, first or Ready(["toy"])
-        self._thread = threading.Thread(target=self._live, daemon=True)
-        self._thread.start()
-
-    def say(self, message: Any) -> None:
-        self._theirs.sendall(line(message))
-
-    def _live(self) -> None:
-        with (
-            self._theirs,
-            self._theirs.makefile("rb") as lines,
-            contextlib.suppress(OSError),  # killed, maybe before its first word
-        ):
-            self.say(self._first)
-            if isinstance(self._first, Broken):
-                return
-            for data in lines:
-                message = to_worker(data)
-                if isinstance(message, Make):
-                    self.runs.append(message.job.id)
-                    if self._talk(self, message.job.id) == "ends":
-                        return
-                elif isinstance(message, Cancel):
-                    self.say(cancelled(message.id))
-
-    def wait(self) -> int:
-        self._thread.join()
-        return self._code
-
-    def kill(self) -> None:
-        self._code = -9
-        with contextlib.suppress(OSError):
-            self._theirs.shutdown(socket.SHUT_RDWR)
-
-
-def cancelled(id: str) -> Outcome:
-    return Outcome(id=id, error=CancelledError("it was cancelled"))
-
-
-def makes(worker: Worker, id: str) -> None:
-    """Makes a video at once."""
-    worker.say(Event(id, "steps", 1, 1))
-    worker.say(Outcome(id=id, seconds={"steps": 0.1}, steps=1))
-
-
-def works_on(worker: Worker, id: str) -> None:
-    worker.say(Event(id, "steps", 1, 9))
-
-
-class House:
-    """A queue with a device, whose workers are what ``start`` gives."""
-
-    def __init__(self, folder: Path, start: Callable[[], Any], **settings: Any) -> None:
-        self.folders = Folders(folder)
-        self.store = Store(self.folders.database)
-        self.settings = Settings({}, folder, **settings)
-        self.queue = Queue(self.settings, self.folders, self.store, Hub(), Metrics())
-        self.device = Device(self.queue, start, self.make, Metrics())
-
-    @staticmethod
-    def make(video: Video) -> Make:
-        if video.model == "gone":
-            raise KeyError(video.model)
-        if video.model == "other":
-            raise UsageError("it has no such profile any more")
-        return make(video.id, video.model)
-
-    async def ask(self, **fields: Any) -> Video:
-        return await self.queue.accept(video(**fields), lambda: None)
-
-    async def until(self, check: Callable[[], Any], seconds: float = 5) -> None:
-        end = time.monotonic() + seconds
-        while not check():
-            assert time.monotonic() < end
-            await asyncio.sleep(0.005)
-
-    async def stop(self, keeping: asyncio.Task[None], seconds: float = 0) -> None:
-        """As the service does."""
-        self.queue.closing = True
-        await self.device.stop(seconds)
-        async with asyncio.timeout(5):
-            await asyncio.gather(keeping, return_exceptions=True)
-        await self.device.settle()
-        self.store.close()
-
-
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
-
-
-def workers(*given: Worker) -> tuple[Callable[[], Worker], list[Worker]]:
-    """What starts these one after the other, and those that were started."""
-    left, started = iter(given), list[Worker]()
-
-    def start() -> Worker:
-        started.append(next(left))
-        return started[-1]
-
-    return start, started
 
 
 def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
@@ -311,7 +193,7 @@ def test_a_stop_gives_back_what_runs_and_cancels_what_was_to_be(tmp_path: Path) 
         house = House(tmp_path / "b", start)
         one = await house.ask()
         keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: house.device._told)
+        await house.until(lambda: house.device._held.told(one))
         one.unwanted = True  # its worker does not listen
         await house.stop(keeping)
         assert one.status == "cancelled"
@@ -408,7 +290,7 @@ def test_a_removal_that_cannot_be_stored(queue: Callable[[], House], monkeypatch
     async def test() -> None:
         house = queue()
         runs, again, _ = [await house.ask(idempotency=key) for key in "abc"]
-        await house.queue.begin(await house.queue.next(), lambda: None)
+        await house.queue.begin(await house.queue.turns.next(Held()), lambda: None)
         videos, listener = [runs, again], house.queue.hub.listen(None)
         folders = [house.folders.out(one.id) for one in videos]
 
@@ -446,10 +328,10 @@ def test_a_job_that_has_no_room_holds_up_no_other(
         large = await house.ask(shape={**plain.shape, "num_frames": 10**9})
         small = [await house.ask() for _ in range(2)]
         monkeypatch.setattr(house.queue.room, "left", lambda: frames_bytes(plain) * 3 // 2)
-        first = await house.queue.next()
+        first = await house.queue.turns.next(Held())
         assert first is small[0] and house.queue.lack() is None
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(house.queue.next(), 0.02)
+            await asyncio.wait_for(house.queue.turns.next(Held()), 0.02)
         assert house.queue.waiting == [large, small[1]]
         listener = house.queue.hub.listen(None)
         await house.queue.put_back(first)
@@ -488,7 +370,7 @@ def test_a_preview_is_asked_for_by_those_who_listen(queue: Callable[[], House]) 
         house, looks = queue(), list[str]()
         await house.ask()
         waits = await house.ask()
-        one = await house.queue.next()
+        one = await house.queue.turns.next(Held())
         house.queue.board.looked_at(one, lambda: looks.append(one.id))
         house.queue.take(Event(one.id, "steps", 1, 9))
         house.queue.hub.listen("somebody else")
@@ -515,7 +397,7 @@ def test_nobody_hears_of_a_job_after_it_was_deleted(queue: Callable[[], House]) 
     async def test() -> None:
         house = queue()
         await house.ask()
-        one, listener = await house.queue.next(), house.queue.hub.listen(None)
+        one, listener = await house.queue.turns.next(Held()), house.queue.hub.listen(None)
         await house.queue.begin(one, lambda: None)
         await house.queue.delete(one)
         house.queue.take(Event(one.id, "steps", 3, 9))
@@ -542,7 +424,7 @@ def test_moves_and_restarts(queue: Callable[[], House], tmp_path: Path) -> None:
         await house.queue.move(videos[0], 99)
         order = [videos.index(one) for one in house.queue.waiting]
         assert order == [4, 1, 2, 3, 0]  # the one of b has kept its place
-        first = await house.queue.next()
+        first = await house.queue.turns.next(Held())
         await house.queue.begin(first, lambda: None)
         other = Queue(house.settings, house.folders, house.store, Hub(), Metrics())
         await other.restore()

@@ -26,6 +26,7 @@ from wanserve.bodies import Bodies
 from wanserve.catalog import Model
 from wanserve.fields import OWN
 from wanserve.folders import Folders
+from wanserve.held import Held
 from wanserve.keys import Client, Keys
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, options_by_name
 from wanserve.protocol import BoundedProtocol
@@ -189,9 +190,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                         ready = await server.call("GET", "/readyz")
                         assert (ready.status, ready.json) == (503, {"status": NO_SPACE})
                         with pytest.raises(TimeoutError):
-                            await asyncio.wait_for(server.service.queue.next(), 0.02)
+                            await asyncio.wait_for(server.service.queue.turns.next(Held()), 0.02)
             assert len(server.service.queue.waiting) == 1
-            await asyncio.wait_for(server.service.queue.next(), 1)
+            await asyncio.wait_for(server.service.queue.turns.next(Held()), 1)
 
     for comes_back in (False, True):
         asyncio.run(test(comes_back))

@@ -21,6 +21,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanserve.catalog import Model
+from wanserve.held import Held
 from wanserve.intake import PROBES, Intake
 from wanserve.keys import Client
 from wanserve.refusal import RefusedError
@@ -91,7 +92,7 @@ def test_a_request_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             queue, intake = server.service.queue, server.service.intake
             asks = {"model": "text", "prompt": "a fox", **steps}
             id = (await server.call("POST", "/v1/videos", asks)).json["id"]
-            video = await queue.next()
+            video = await queue.turns.next(Held())
             made = intake.make(video)
             assert (video.id, made.job.id, made.model, times) == (id, id, "text", ["a fox"])
             assert made.job.options["seed"] == 7 and len(made.job.outputs) == 3
@@ -99,7 +100,7 @@ def test_a_request_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert intake.make(video) == made and len(times) == 2
             await queue.put_back(video)
             await server.call("PATCH", f"/v1/videos/{id}", {"seed": 8})
-            assert intake.make(await queue.next()).job.options["seed"] == 8 and len(times) == 3
+            assert intake.make(await queue.turns.next(Held())).job.options["seed"] == 8 and len(times) == 3
             await queue.ended(wanrun.Outcome(id=id))
             assert queue.resolved.find(id) is None
 
@@ -121,7 +122,7 @@ def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
             assert answer.status == 200, answer.body
             path = f"/v1/videos/{answer.json['id']}"
             assert (await server.call("PATCH", path, {"image": image("blue")})).status == 200
-            video = await queue.next()
+            video = await queue.turns.next(Held())
             media = intake.make(video).job.media
             assert media is not None and not list((tmp_path / "incoming").iterdir())
             assert [data_url(Path(str(one)).read_bytes()) for one in (media.image, media.video)] == [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from wanserve.messages import (
     ChangedError,
     InternalError,
     Look,
+    Make,
     OfWorker,
     OutOfMemoryError,
     Preview,
@@ -35,7 +38,7 @@ from wanserve.messages import (
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
-from wanserve.worker import Worker, told
+from wanserve.worker import OUT_OF_MEMORY, Worker, told
 
 FULL = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
@@ -46,6 +49,7 @@ class Device:
     def __init__(self, memory: int) -> None:
         self.free, self.closed, self.loads = memory, list[str](), list[str]()
         self.happens: Callable[[], object] = lambda: None
+        self.decodes: Callable[[], object] = lambda: None
         self.preview: Callable[[], np.ndarray] = lambda: (
             np.array([0, 255], np.uint8).repeat(48).reshape(2, 4, 4, 3)
         )
@@ -74,6 +78,7 @@ class Device:
                 cancel.check()
             timings.steps("step", 3, 0.3)
         with timings.phase("decode"):
+            self.decodes()
             frames = np.zeros((1, 2, 4, 4, 3), np.uint8)
         return wanrun.Result(frames, np.zeros(1), {"seed": 1, "fps": 16}, timings, ("cut",))
 
@@ -137,9 +142,15 @@ def run(device: Device, folder: Path, cancel: bool = False) -> tuple[list[OfWork
     if cancel:
         worker.take(Cancel("1"))
     worker.take(Cancel("another"))
-    goes_on = worker.run(worker.jobs.get())
+    worker.run(next_job(worker), lambda: None)
     assert isinstance(said[-1], Outcome)
-    return said, said[-1], goes_on
+    return said, said[-1], worker.jobs.empty()
+
+
+def next_job(worker: Worker) -> Make:
+    job = worker.jobs.get()
+    assert job is not None
+    return job
 
 
 def test_a_job_is_told_step_by_step(device: Device, tmp_path: Path) -> None:
@@ -166,7 +177,7 @@ def test_previews_are_made_while_somebody_looks(device: Device, tmp_path: Path) 
     for id, looks_at in (("1", "1"), ("2", "another")):
         worker.take(make(id, "a", tmp_path))
         device.happens = partial(worker.take, Look(looks_at))
-        worker.run(worker.jobs.get())
+        worker.run(next_job(worker), lambda: None)
     (preview,) = [one for one in said if isinstance(one, Preview)]
     assert (preview.id, preview.step) == ("1", 1) and of_worker(line(preview)[:-1]) == preview
     with Image.open(io.BytesIO(preview.image)) as image:
@@ -182,8 +193,10 @@ def test_a_job_is_cancelled(device: Device, tmp_path: Path) -> None:
     worker = Worker(said.append, pipelines(device, tmp_path))
     worker.take(make("1", "a", tmp_path))
     device.happens = lambda: worker.take(Cancel("1"))  # while it loads
-    assert worker.run(worker.jobs.get())
-    assert isinstance(said[-1], Outcome) and isinstance(said[-1].error, CancelledError)
+    worker.run(next_job(worker), lambda: None)
+    assert (
+        worker.jobs.empty() and isinstance(said[-1], Outcome) and isinstance(said[-1].error, CancelledError)
+    )
 
 
 def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +214,28 @@ def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert goes_on and isinstance(outcome.error, InternalError)
     assert str(outcome.error) == "internal error: ValueError; see the server's log"
     assert "a secret in /srv/x" in capsys.readouterr().err
+
+
+def test_a_job_begins_behind_the_steps_of_another(device: Device, tmp_path: Path) -> None:
+    """And ends, although the other one takes the memory; then the worker leaves."""
+    said, steps, both = list[OfWorker](), itertools.count(1), threading.Event()
+    worker = Worker(said.append, pipelines(device, tmp_path))
+
+    def happens() -> None:
+        if next(steps) > 4:  # a load, and three steps
+            both.set()
+
+    def decodes() -> None:
+        device.decodes = lambda: None
+        assert both.wait(10)
+        raise FULL
+
+    device.happens, device.decodes = happens, decodes
+    for id in "12":
+        worker.take(make(id, "a", tmp_path))
+    assert worker.serve() == OUT_OF_MEMORY
+    outcomes = {one.id: one.error for one in said if isinstance(one, Outcome)}
+    assert isinstance(outcomes["1"], OutOfMemoryError) and outcomes["2"] is None
 
 
 @pytest.mark.parametrize(

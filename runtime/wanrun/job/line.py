@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Passed", "in_line"]
+__all__ = ["AT_ONCE", "Passed", "in_line"]
 
 import threading
 from collections import deque

@@ -1,0 +1,83 @@
+"""The videos that a worker has: one whose steps are made, and one that is decoded and written meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from wanrun import Event
+from wanrun.job.line import AT_ONCE
+from wanserve.video import Video
+
+
+@dataclass
+class _One:
+    """A video, whether its worker has said anything of it, and whether all of its steps are made."""
+
+    video: Video
+    told: bool = False
+    passed: bool = False
+
+
+class Held:
+    """The videos that a worker has.
+
+    Attributes:
+        empty: set while there is none.
+        leaving: whether the worker ends after these.
+        most: the number of videos at once; 1 once two have taken too much memory.
+    """
+
+    def __init__(self) -> None:
+        self._ones: dict[str, _One] = {}
+        self._last_end = 0.0
+        self.empty, self.leaving, self.most = asyncio.Event(), False, AT_ONCE
+        self.empty.set()
+
+    @property
+    def videos(self) -> list[Video]:
+        """The videos, the one that was begun first before the other."""
+        return [one.video for one in self._ones.values()]
+
+    def fits(self, video: Video) -> bool:
+        """Whether a waiting video may be begun now.
+
+        Beside another one it may once that has made its steps, with the same model, and if no worker has
+        ended with either: a worker loads nothing while it computes, and what is tried again is tried alone.
+        """
+        if self.leaving or not self._ones:
+            return not self.leaving
+        others = self._ones.values()
+        first = video.attempts == 0 and all(one.video.attempts == 1 for one in others)
+        ready = all(one.passed and one.video.model == video.model for one in others)
+        return first and ready and len(others) < self.most
+
+    def add(self, video: Video) -> None:
+        """Takes a video that is given to the worker."""
+        self._ones[video.id] = _One(video)
+        self.empty.clear()
+
+    def take(self, event: Event) -> bool:
+        """Records what the worker does; returns whether another video may be begun for it."""
+        if (one := self._ones.get(event.id)) is None:
+            return False
+        before, one.told = one.passed, True
+        one.passed = before or event.step == event.steps
+        return one.passed and not before
+
+    def told(self, video: Video) -> bool:
+        """Whether the worker has said anything of a video that it has."""
+        return (one := self._ones.get(video.id)) is not None and one.told
+
+    def shared(self, video: Video) -> float | None:
+        """Returns the seconds between a video's begin and the end of the one before; None if it was alone."""
+        seconds = self._last_end - (video.started or self._last_end)
+        return seconds if seconds > 0 else None
+
+    def drop(self, video: Video) -> None:
+        """Forgets a video, which has ended."""
+        self._ones.pop(video.id, None)
+        self._last_end = time.time()
+        if not self._ones:
+            self.empty.set()

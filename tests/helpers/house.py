@@ -1,0 +1,134 @@
+"""A queue with a device, whose workers are threads of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from helpers.videos import make, video
+from wanrun import Event, Outcome
+from wanrun.errors import CancelledError, UsageError
+from wanserve.device import Device
+from wanserve.folders import Folders
+from wanserve.hub import Hub
+from wanserve.messages import Broken, Cancel, Make, Ready, line, to_worker
+from wanserve.metrics import Metrics
+from wanserve.queue import Queue
+from wanserve.settings import Settings
+from wanserve.store import Store
+from wanserve.video import Video
+
+Talk = Callable[["Worker", str], Any]
+
+
+class Worker:
+    """What a process of a worker is for a device: a socket, and an exit code."""
+
+    def __init__(self, talk: Talk, code: int = 0, first: Any = None) -> None:
+        self.socket, self._theirs = socket.socketpair()
+        self.runs, self.pid, self._code = list[str](), 0, code
+        self._talk, self._first = talk, first or Ready(["toy"])
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def say(self, message: Any) -> None:
+        self._theirs.sendall(line(message))
+
+    def _live(self) -> None:
+        with (
+            self._theirs,
+            self._theirs.makefile("rb") as lines,
+            contextlib.suppress(OSError),  # killed, maybe before its first word
+        ):
+            self.say(self._first)
+            if isinstance(self._first, Broken):
+                return
+            for data in lines:
+                message = to_worker(data)
+                if isinstance(message, Make):
+                    self.runs.append(message.job.id)
+                    if self._talk(self, message.job.id) == "ends":
+                        return
+                elif isinstance(message, Cancel):
+                    self.say(cancelled(message.id))
+
+    def wait(self) -> int:
+        self._thread.join()
+        return self._code
+
+    def kill(self, code: int = -9) -> None:
+        self._code = code
+        with contextlib.suppress(OSError):
+            self._theirs.shutdown(socket.SHUT_RDWR)
+
+
+def cancelled(id: str) -> Outcome:
+    return Outcome(id=id, error=CancelledError("it was cancelled"))
+
+
+def makes(worker: Worker, id: str) -> None:
+    """Makes a video at once."""
+    worker.say(Event(id, "steps", 1, 1))
+    worker.say(Outcome(id=id, seconds={"steps": 0.1}, steps=1))
+
+
+def works_on(worker: Worker, id: str) -> None:
+    worker.say(Event(id, "steps", 1, 9))
+
+
+class House:
+    """A queue with a device, whose workers are what ``start`` gives."""
+
+    def __init__(self, folder: Path, start: Callable[[], Any], **settings: Any) -> None:
+        self.folders = Folders(folder)
+        self.store = Store(self.folders.database)
+        self.settings = Settings({}, folder, **settings)
+        self.queue = Queue(self.settings, self.folders, self.store, Hub(), Metrics())
+        self.device = Device(self.queue, start, self.make, Metrics())
+
+    @staticmethod
+    def make(video: Video) -> Make:
+        if video.model == "gone":
+            raise KeyError(video.model)
+        if video.model == "other":
+            raise UsageError("it has no such profile any more")
+        return make(video.id, video.model)
+
+    async def ask(self, **fields: Any) -> Video:
+        return await self.queue.accept(video(**fields), lambda: None)
+
+    async def until(self, check: Callable[[], Any], seconds: float = 5) -> None:
+        end = time.monotonic() + seconds
+        while not check():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.005)
+
+    async def stop(self, keeping: asyncio.Task[None], seconds: float = 0) -> None:
+        """As the service does."""
+        self.queue.turns.closing = True
+        await self.device.stop(seconds)
+        async with asyncio.timeout(5):
+            await asyncio.gather(keeping, return_exceptions=True)
+        await self.device.settle()
+        self.store.close()
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def workers(*given: Worker) -> tuple[Callable[[], Worker], list[Worker]]:
+    """What starts these one after the other, and those that were started."""
+    left, started = iter(given), list[Worker]()
+
+    def start() -> Worker:
+        started.append(next(left))
+        return started[-1]
+
+    return start, started
