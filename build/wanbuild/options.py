@@ -110,6 +110,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
             choices=BUILT,
             default="none",
             flag="--guider",
+            commands=_PLANNED,
         ),
     ] = ()
     video_to_video: Annotated[

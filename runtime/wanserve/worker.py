@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import wanrun
 from wanrun import Outcome, Progress
@@ -124,7 +124,7 @@ class Worker:
             self._send(Ready(self._pipelines.loaded))
         job = message.job.unpack(pipeline.manifest)
         look, spool = self._previews[message.job.id].step, spool_of(job.outputs[0].path)
-        given = {"look": look, "spool": spool, "passed": passed}
+        given: dict[str, Any] = {"look": look, "spool": spool, "passed": passed}
         try:
             return wanrun.run_job(pipeline, job, progress, cancel=token, overwrite=True, **given)
         finally:  # what is left by the death of this process is continued

@@ -30,6 +30,7 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import mesh_problem
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.targets.mesh import parse_mesh
+from wanrun.artifact.guiders import BUILT, SKIPPED_LAYERS
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices
 from wanrun.artifact.programs import Kernels
@@ -55,6 +56,7 @@ class Comparison:
         dtype: compute dtype of transformer and text encoder on one device.
         mesh_dtype: the same on the mesh.
         lora_rank: rank of the transformer's slots, which are filled.
+        guiders: those beside ``cfg``; all of them act, and the middle layer is skipped.
     """
 
     manifest: Manifest
@@ -62,10 +64,11 @@ class Comparison:
     dtype: str
     mesh_dtype: str
     lora_rank: int
+    guiders: Sequence[str] = ()
     results: dict[str, Any] = field(default_factory=dict)
 
     def builder(self, sizes: Sizes, dtype: str) -> ProgramBuilder:
-        options = BuildOptions(dtype=dtype, lora_rank=self.lora_rank)
+        options = BuildOptions(dtype=dtype, lora_rank=self.lora_rank, guiders=self.guiders)
         return ProgramBuilder(self.manifest, self.shape, options, KERNELS, sizes, jax.devices())
 
     def specs(self, sizes: Sizes, names: Sequence[str], dtype: str) -> Iterator[ProgramSpec]:
@@ -88,6 +91,9 @@ class Comparison:
             if spec.name == "denoise_step":  # the latents less the velocity, and of all that is carried some
                 row = np.append(1.0, fitted_rows([(0.4, 1.0, -0.2, 0.1)])[0])
                 arguments["coefficients"] = row.astype(np.float32)
+            if SKIPPED_LAYERS in arguments:
+                layers = np.arange(len(arguments[SKIPPED_LAYERS]))
+                arguments[SKIPPED_LAYERS] = np.float32(layers == len(layers) // 2)
             if spec.name not in self.results:
                 self.results[spec.name] = run(whole[spec.name], {}, arguments)
             padded = fitted(arguments, dict(zip(spec.inputs, spec.arguments, strict=True)))
@@ -204,6 +210,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--mesh-dtype", help="where it is another than on one device")
     parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--guiders", action="store_true", help="with all that there are")
     parser.add_argument("--all", action="store_true", help="every mesh of 1, 2, 4 and 8 devices that works")
     given = parser.parse_intermixed_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
@@ -211,7 +218,10 @@ def main() -> None:
     width, height, frames = map(int, given.size.split("x"))
     references = int("reference_image" in manifest.model.task.inputs)
     shape = Shape(width, height, frames, given.videos, not given.no_guidance, references)
-    comparison = Comparison(manifest, shape, given.dtype, given.mesh_dtype or given.dtype, given.lora_rank)
+    guiders = BUILT if given.guiders else ()
+    comparison = Comparison(
+        manifest, shape, given.dtype, given.mesh_dtype or given.dtype, given.lora_rank, guiders
+    )
     meshes = (
         list(all_meshes(comparison))
         if given.all

@@ -147,6 +147,15 @@ def test_the_page_says_what_the_artifact_can_do() -> None:
     assert "expert" not in text["guidance_scale"]["description"]
     assert "high-noise expert" in full["guidance_scale"]["description"]
     assert full["image"]["description"] == "The character."
+    assert {"guider", "zero_steps", "skip_layers"} & {*text, *full} == {"guider", "zero_steps"}
+    assert full["guider"]["choices"] == ["cfg", "cfg-zero"]
+    manifest = (artifact := catalog().models["text"].artifact).manifest
+    plain = [
+        msgspec.structs.replace(one, options=msgspec.structs.replace(one.options, guiders=()))
+        for one in manifest.profiles.values()
+    ]
+    assert "guider" not in Model("text", Artifact(with_profiles(manifest, plain), artifact.folder)).options
+    assert "CFG-Zero" in full["guider"]["description"] and "skip" not in full["guider"]["description"]
     assert (full["fit"]["choices"], full["fit"]["default"]) == (["stretch", "crop", "pad"], "stretch")
 
 

@@ -22,10 +22,12 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
+from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
 from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
 from wanrun.artifact.slots import LORA, slots_bytes, slots_of
+from wanrun.denoising.guidance import skipping_steps
 from wanrun.weights.layers import OUTSIDE, parts_of
 
 ENCODERS = ("text_encoder", "image_encoder")
@@ -98,6 +100,7 @@ class Generation:
             form=self.options.forms[0],
             steps=self.steps,
             guided=self.steps if self.shape.guidance else 0,
+            skipping=len(self._skipping),
             experts=len(self.experts),
             windows=1,
             prompts=2 if self.shape.guidance or self.options.nag else 1,
@@ -106,6 +109,13 @@ class Generation:
             starts=self.options.video_to_video,
             noise=False,
         )
+
+    @property
+    def _skipping(self) -> range:
+        """The steps of a third pass, as a request has them that says no other, if steps are built for it."""
+        guider = GUIDERS["skip-layer"]
+        built = self.shape.guidance and guider.name in self.options.guiders
+        return skipping_steps(guider.options if built else {}, self.steps)
 
     def _turns(self, role: RoleName, sizes: Sizes = MappingProxyType({})) -> float:
         """Returns the passes of all steps of one call of a step or a loop; 1 for any other program."""

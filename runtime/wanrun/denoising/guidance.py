@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GUIDED"]
+__all__ = ["GUIDED", "skipping_steps"]
 
 from collections.abc import Mapping
 from types import MappingProxyType

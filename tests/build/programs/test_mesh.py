@@ -63,8 +63,8 @@ def test_several_videos(toy_artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "mesh", "programs", "options"),
     [
-        ("wan2.1-i2v", "data=2,context=4", "encode_image,encode_video,prepare,denoise_step", ()),
-        ("wan2.1-vace", "ring=2,fsdp=2,tensor=2", "prepare,denoise_step", ("--lora-rank", "4")),
+        ("wan2.1-i2v", "data=2,context=4", "encode_image,encode_video,prepare,denoise_step", ("--guiders",)),
+        ("wan2.1-vace", "ring=2,fsdp=2,tensor=2", "prepare,denoise_step", ("--lora-rank", "4", "--guiders")),
         ("wan2.2-animate", "context=4,tensor=2", "prepare,denoise_step", ("--size", "112x64x13")),
     ],
 )
@@ -75,7 +75,10 @@ def test_media(
     programs: str,
     options: tuple[str, ...],
 ) -> None:
-    """Image tokens with padding, control blocks, and faces by frame; the second with slots, in parts too."""
+    """Image tokens with padding, control blocks, and faces by frame; the second with slots, in parts too.
+
+    Guiders combine the passes of both halves, and those that follow one another.
+    """
     _, artifact = media_toy(variant)
     check(differences(artifact, [mesh], "--programs", programs, *options), programs)
 
@@ -89,7 +92,7 @@ def test_a_timestep_per_token(ti2v_artifact: Path) -> None:
 
 def test_bfloat16(toy_artifact: Path) -> None:
     """Within its own rounding: on a mesh it is as far from float32 as on one device."""
-    meshes = ["one device", "ring=2,context=4"]
-    options = ("--programs", "denoise_step", "--mesh-dtype", "bfloat16")
+    meshes = ["one device", "data=2,ring=2,context=2"]
+    options = ("--programs", "denoise_step", "--mesh-dtype", "bfloat16", "--guiders")
     alone, shared = (found["denoise_step"] for found in differences(toy_artifact, meshes, *options).values())
     assert 1e-3 < shared < 1.5 * alone  # the largest of 5 376 differences

@@ -77,6 +77,9 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     for together, passes in ((False, 42), (True, 30)):
         counted = dict.fromkeys(steps.keys() & calls.keys(), passes)
         assert {role.name: role.cost(facts, together) for role in roles_of(form)} == calls | counted
+    third = replace(facts, skipping=2)
+    extra = {role.name: role.cost(third) - role.cost(facts) for role in roles_of(form)}
+    assert extra == dict.fromkeys(extra, 0) | dict.fromkeys(steps.keys() & calls.keys(), 6)
     tiny = {role.name: role.calls(replace(facts, decoder="tiny")) for role in roles_of(form, "tiny")}
     assert tiny == {key.replace("decode", "decode_tiny"): value for key, value in calls.items()}
     of_text = replace(facts, media=False)

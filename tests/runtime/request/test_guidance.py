@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import msgspec
+import pytest
 
 from helpers.manifests import built_with, with_model
 from helpers.options import ONE, PROFILE, TWO, profile, refusal, resolve
+from wanrun.artifact.guiders import OWN_OPTIONS, GuiderName
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.nag import NAG_DEFAULTS
+from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.errors import ArtifactError, UsageError
 
 
@@ -53,3 +59,59 @@ def test_nag_needs_a_profile_that_is_built_for_it() -> None:
         assert not resolve(ONE, able, **none).keys() & NAG_DEFAULTS.keys()
         assert "nag_scale" in refusal(UsageError, ONE, able, nag_alpha=0.5, **none)
     assert "--nag" in refusal(ArtifactError, ONE, profile(), nag_scale=11)
+
+
+def guided(*guiders: GuiderName) -> tuple[Manifest, Profile]:
+    """A profile of three layers that is built for these, and its manifest."""
+    where = msgspec.structs.replace(profile(), options=built_with(loop="both", max_steps=50, guiders=guiders))
+    avals: Any = {"inputs": {"skip_layers": "float32[3]"}, "outputs": {}}
+    program = Program(
+        file="a", sha256="0" * 64, inputs=("skip_layers",), donate=(), avals=avals, role="layer", place=0
+    )
+    one: Any = ProgramSet(
+        platform="cpu",
+        kernels=cast(Any, None),
+        mesh={},
+        jax="0",
+        programs={where.name: {"a": program}},
+    )
+    return ONE.changed(profiles={where.name: where}, program_sets={one.key: one}), where
+
+
+def test_the_options_of_a_guider() -> None:
+    """Recorded with it alone, and complete."""
+    both = guided("cfg-zero", "skip-layer")
+    assert resolve(*both, guider="cfg") == resolve(*both) == resolve(ONE, profile())
+    zero = resolve(*both, guider="cfg-zero")
+    assert zero == resolve(ONE, profile()) | {"guider": "cfg-zero", "zero_steps": 1}
+    found = resolve(*both, guider="skip-layer", skip_layers=[2, 1, 2], skip_end=0.5)
+    own = {"skip_layers": [1, 2], "skip_scale": 2.8, "skip_start": 0.01, "skip_end": 0.5}
+    assert {name: found[name] for name in OWN_OPTIONS if name in found} == own
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"zero_steps": 1}, {"zero_steps", "guider"}),
+        ({"guider": "skip-layer", "zero_steps": 1}, {"zero_steps", "guider"}),
+        ({"guider": "cfg-zero", "skip_layers": [1]}, {"skip_layers", "guider"}),
+        ({"guider": "cfg-zero", "guidance_scale": 1}, {"guider", "guidance_scale"}),
+        ({"guider": "cfg-zero", "zero_steps": 40}, {"zero_steps"}),
+        ({"guider": "skip-layer"}, {"skip_layers", "guider"}),
+        ({"guider": "skip-layer", "skip_layers": [3]}, {"skip_layers"}),
+        ({"guider": "skip-layer", "skip_layers": [0, 1, 2]}, {"skip_layers"}),
+        ({"guider": "skip-layer", "skip_layers": [1], "num_steps": 5}, {"skip_end", "guider"}),
+        ({"guider": "skip-layer", "skip_layers": [1], "skip_scale": 0}, {"skip_scale", "guider"}),
+    ],
+    ids=str,
+)
+def test_a_guider_that_cannot_be(options: dict[str, Any], fields: set[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(*guided("cfg-zero", "skip-layer"), **options)
+    assert fields <= {*caught.value.fields}
+
+
+def test_a_guider_that_the_profile_is_not_built_for() -> None:
+    """The remedy keeps those that it is built for."""
+    said = refusal(ArtifactError, *guided("cfg-zero"), guider="skip-layer", skip_layers=[1])
+    assert "--guider cfg-zero --guider skip-layer" in said

@@ -137,6 +137,9 @@ def test_options_without_effect_are_refused() -> None:
     assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
 
 
+# What some models have.
+
+
 def having(**options: Any) -> Manifest:
     return with_model(ONE, options=options)
 
