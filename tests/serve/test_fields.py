@@ -20,6 +20,7 @@ from starlette.datastructures import UploadFile
 import wanrun
 from helpers.asked import catalog
 from helpers.manifests import with_profiles
+from wanbuild.variants.start import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import ArtifactError, UsageError
 from wanserve.catalog import Catalog, Model
@@ -150,12 +151,21 @@ def test_the_page_says_what_the_artifact_can_do() -> None:
     assert {"guider", "zero_steps", "skip_layers"} & {*text, *full} == {"guider", "zero_steps"}
     assert full["guider"]["choices"] == ["cfg", "cfg-zero"]
     manifest = (artifact := catalog().models["text"].artifact).manifest
-    plain = [
+    unguided = [
         msgspec.structs.replace(one, options=msgspec.structs.replace(one.options, guiders=()))
         for one in manifest.profiles.values()
     ]
-    assert "guider" not in Model("text", Artifact(with_profiles(manifest, plain), artifact.folder)).options
+    assert "guider" not in Model("text", Artifact(with_profiles(manifest, unguided), artifact.folder)).options
     assert "CFG-Zero" in full["guider"]["description"] and "skip" not in full["guider"]["description"]
+    assert "strength" not in text and "video" not in text
+    plain = catalog().models["text"]
+    started = plain.manifest.changed(**with_start(plain.manifest, built=True))
+    shown = Model("text", Artifact(started, plain.artifact.folder)).shown(0.0)
+    assert {"strength", "video", "fit"} <= shown["fields"].keys()
+    assert [(one["name"], one["kind"], one["required"]) for one in shown["inputs"]] == [
+        ("video", "video", False)
+    ]
+    assert "made anew" in shown["inputs"][0]["description"]
     assert (full["fit"]["choices"], full["fit"]["default"]) == (["stretch", "crop", "pad"], "stretch")
 
 
