@@ -1,7 +1,8 @@
 """Times a denoising step with guidance and without, by one program, beside a program that has no guidance.
 
-A transformer of 1.3B's widths with few layers and random weights; programs take turns in one process. The
-floor of a step with guidance is twice the program without, and that of a step at a scale of 1 the same once.
+Likewise a step with NAG and without. A transformer of 1.3B's widths with few layers and random weights;
+programs take turns in one process. The floor of a step with guidance is twice the program without, and of
+any other step the same once.
 
     python benchmarks/guidance.py [--size 448x256x9] [--layers 4] [--rounds 9]
 """
@@ -21,8 +22,14 @@ from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import resolve_target
+from wanrun.artifact.nag import NAG, nag_settings
 
-SCALES = {"guidance 5": 5.0, "guidance 1": 1.0}
+PROGRAMS = (
+    (False, False, {"none": {}}),
+    (True, False, {f"guidance {scale}": {"guidance_scale": np.float32(scale)} for scale in (5, 1)}),
+    (False, True, {f"nag {scale}": {NAG: nag_settings({"nag_scale": scale})} for scale in (11, 1)}),
+)
+"""Programs with guidance or not, with NAG or not, and their steps by name with what these take besides."""
 
 
 def main() -> None:
@@ -35,20 +42,21 @@ def main() -> None:
     options = parser.parse_args()
     width, height, frames = map(int, options.size.split("x"))
     manifest, target = few_layers(options.layers, None), resolve_target("cpu")
-    names, programs, given, memory = ["none", *SCALES], [], [], []
-    for guided in (False, True):
-        shape = Shape(width, height, frames, 1, guided)
-        spec = ProgramBuilder(manifest, shape, BuildOptions(loop="step"), *target.programs_for).named(STEP)
+    names, programs, given, memory = [], [], [], []
+    for guided, nag, steps in PROGRAMS:
+        shape, built = Shape(width, height, frames, 1, guided), BuildOptions(loop="step", nag=nag)
+        spec = ProgramBuilder(manifest, shape, built, *target.programs_for).named(STEP)
         program, arguments = (
             compiled_for(target, spec.name, export_program(spec, target.platform), ()),
             arguments_of(spec),
         )
-        for scale in SCALES.values() if guided else (None,):
-            own = {} if scale is None else {"guidance_scale": np.float32(scale)}
+        for name, own in steps.items():
+            names.append(name)
             programs.append(program)
             given.append({**arguments, **own})
             memory.append(program.memory_analysis().temp_size_in_bytes)
-    # The same keys and values of the first prompt.
+    for one in given[2:]:
+        one["kv"] = given[1]["kv"]
     given[0]["kv"] = jax.tree.map(lambda array: array[:, :1], given[1]["kv"])
     seconds, results = measured(programs, given, options.rounds)
     print(f"{cpu_name()}, {options.layers} layers of 1.3B, {options.size}, bfloat16\n")

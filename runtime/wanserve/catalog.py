@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import wanrun
 from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
+from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
 from wanserve.names import files, page_text
@@ -60,6 +61,7 @@ class Model:
             "strength": task.start is not None,
             "decoder": TINY_VAE in self.manifest.components,
             "guider": bool(self._guiders),
+            **dict.fromkeys(NAG_DEFAULTS, any(one.options.nag for one in self._profiles)),
         }
         shown |= {name: one.name in self._guiders for one in GUIDERS.values() for name in one.options}
         shown |= {name: name in task.inputs for name in files()}
