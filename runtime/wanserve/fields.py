@@ -46,8 +46,11 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 MAX_NAME = 200
 """Characters of a field's name."""
 
-OWN = ("model", "seconds", "width", "height", "format", "output_format")
+OWN = ("model", "seeds", "seconds", "width", "height", "format", "output_format")
 """Fields beside the options of the record."""
+
+MOST_SEEDS = 100
+"""Videos of one request."""
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Body:
         media: the images and videos, which are stored.
         format: suffix of the videos.
         spelled: the client's name of each option that was given.
+        seeds: that of each video; None for one video with the option ``seed``.
     """
 
     model: Model
@@ -67,6 +71,7 @@ class Body:
     media: list[Upload] = field(default_factory=list)
     format: str = "mp4"
     spelled: dict[str, str] = field(default_factory=dict)
+    seeds: list[int] | None = None
 
     def spell(self, option: str) -> str:
         """Returns the client's name of an option."""
@@ -94,7 +99,7 @@ def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = No
     body = Body(catalog.find(named))
     if (suffix := _format(given)) is not None:
         body.format, body.spelled["format"] = suffix, "format"
-    seconds = given.pop("seconds", None)
+    seconds, seeds = given.pop("seconds", None), given.pop("seeds", None)
     _take_size(given, body)
     if (lora := single_lora(given)) is not None:
         body.options["lora"], body.spelled["lora"] = lora
@@ -111,6 +116,7 @@ def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = No
             _take_option(name, value, name in form.fields, body)
     if seconds is not None:
         _take_seconds(seconds, body)
+    _take_seeds(seeds, body)
     if len(arrived) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for one in arrived:
@@ -270,6 +276,19 @@ def _take_seconds(value: Any, body: Body) -> None:
         )
     body.options["num_frames"] = min(fitting, key=lambda frames: abs(frames - number * rate))
     body.spelled["num_frames"] = "seconds"
+
+
+def _take_seeds(value: Any, body: Body) -> None:
+    """Takes the seeds of several videos: a list, or a text such as ``1,2,3``."""
+    if value in (None, ""):
+        return
+    if "seed" in body.options:
+        raise RefusedError(f"{body.spell('seed')} and seeds exclude each other; leave one out", param="seeds")
+    items = value.strip("[] ").split(",", MOST_SEEDS) if isinstance(value, str) else value
+    seeds = [number_of(item, int) for item in items] if isinstance(items, list) else []
+    if not 1 <= len(seeds) <= MOST_SEEDS or any(type(one) is not int for one in seeds):
+        raise mistyped("seeds", f"1 to {MOST_SEEDS} whole numbers", value)
+    body.seeds, body.spelled["seed"] = seeds, "seeds"
 
 
 def _option_of(name: str) -> str:

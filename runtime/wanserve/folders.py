@@ -105,9 +105,11 @@ class Folders:
             if folder.exists():
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def keep(self, folder: Path, id: str) -> None:
-        """Makes the folder of a request that of a video, if any files came."""
-        if folder.exists():
+    def keep(self, folder: Path, id: str, more: bool = False) -> None:
+        """Makes the folder of a request that of a video, if any files came; if more have them, by links."""
+        if folder.exists() and more:
+            shutil.copytree(folder, self.of(id), copy_function=os.link)
+        elif folder.exists():
             folder.rename(self.of(id))
 
     def of(self, id: str) -> Path:

@@ -7,8 +7,9 @@ import hashlib
 import time
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -43,6 +44,14 @@ _STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size", **dict
 _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
 
 
+class Accepted(NamedTuple):
+    """The videos of a request, whether its idempotency key had them already, and whether it had seeds."""
+
+    videos: list[Video]
+    earlier: bool
+    several: bool
+
+
 class Intake:
     """Makes videos of requests.
 
@@ -60,11 +69,16 @@ class Intake:
         self._own_probe = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._bodies = Bodies(folders)
 
-    async def accept(self, request: Request, client: Client) -> tuple[Video, bool]:
-        """Makes a video of a request; returns it, and whether its idempotency key had it already.
+    async def accept(self, request: Request, client: Client, several: bool = False) -> Accepted:
+        """Makes the videos of a request: one, or one for each of its seeds.
+
+        Args:
+            request: the request.
+            client: whose it is.
+            several: whether it may have seeds.
 
         Raises:
-            RefusedError: for a request that cannot be served.
+            RefusedError: for a request that cannot be served; then none of its videos is made.
         """
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
@@ -73,30 +87,58 @@ class Intake:
         async with self._folders.incoming() as folder:
             async with self._bodies.read(request, client.name) as form:
                 body = await asyncio.to_thread(read_body, form, self._catalog, folder)
+            if body.seeds is not None and not several:
+                raise RefusedError("seeds are for v1/videos; here one video is answered", param="seeds")
+            fingerprint, media = _fingerprint(body), _paths(body.model, body.media, folder)
             with told_with(self._names(body, folder)):
-                paths = _paths(body.model, body.media, folder)
-                generation = await self._resolve(client, body, body.options, paths)
-            video = Video(
-                owner=client.name,
-                model=body.model.name,
-                options={**body.options, "seed": generation.options["seed"]},
-                media=body.media,
-                format=body.format,
-                shape=_shape(generation),
-                created=time.time(),
-                idempotency=key,
-                fingerprint=_fingerprint(body),
-            )
+                each = [{}] if body.seeds is None else [{"seed": seed} for seed in body.seeds]
+                made = [
+                    await self._resolve(client, body, {**body.options, **seed}, media, probe=seed is each[0])
+                    for seed in each
+                ]
+            videos = [
+                Video(
+                    owner=client.name,
+                    model=body.model.name,
+                    options={**body.options, "seed": generation.options["seed"]},
+                    media=body.media,
+                    format=body.format,
+                    shape=_shape(generation),
+                    created=time.time(),
+                    idempotency=key if key is None or number == 0 else f"{key}\n{number}",
+                    fingerprint=fingerprint,
+                )
+                for number, generation in enumerate(made)
+            ]
+            kept = await self._put(client, folder, videos, made)
+        earlier = not any(one is video for one, video in zip(kept, videos, strict=True))
+        return Accepted(kept, earlier, body.seeds is not None)
 
-            def keep() -> None:
-                self._folders.keep(folder, video.id)
-                self._keep(video, generation)
+    async def _put(
+        self, client: Client, folder: Path, videos: list[Video], made: list[Generation]
+    ) -> list[Video]:
+        """Lets all of these videos wait, or none; returns them, or those that their key has."""
+        kept = list[Video]()
+        try:
+            for video, generation in zip(videos, made, strict=True):
+                keep = partial(self._settle, folder, video, generation, video is not videos[-1])
+                kept.append(await self._queue.accept(video, keep, client.max_waiting))
+                if kept[-1] is video:
+                    tell(
+                        "accepted", id=video.id, model=video.model, client=video.owner or None, **video.shape
+                    )
+                    tell("options", DEBUG, id=video.id, **video.options)
+        except Exception:
+            for one in kept:
+                if one in videos:
+                    await self._queue.delete(one)
+            raise
+        return kept
 
-            kept = await self._queue.accept(video, keep, client.max_waiting)
-            if kept is video:
-                tell("accepted", id=video.id, model=video.model, client=video.owner or None, **video.shape)
-                tell("options", DEBUG, id=video.id, **video.options)
-            return kept, kept is not video
+    def _settle(self, folder: Path, video: Video, generation: Generation, more: bool) -> None:
+        """Puts the files of a request at a video, and keeps what it was resolved to."""
+        self._folders.keep(folder, video.id, more)
+        self._keep(video, generation)
 
     async def change(self, request: Request, client: Client, video: Video) -> None:
         """Changes the options, the files or the position of a waiting video.
@@ -124,6 +166,8 @@ class Intake:
         gone = {option for name in empty for option in _named(name, video)}
         form.fields = {name: value for name, value in form.fields.items() if name not in empty}
         body = await asyncio.to_thread(read_body, form, self._catalog, folder, video.model)
+        if body.seeds is not None:
+            raise RefusedError("seeds make other videos, and a job has one; change its seed", param="seeds")
         if body.model.name != video.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
         place = None if position is None else whole(position, 1, 10**9, "position")
@@ -159,9 +203,14 @@ class Intake:
         self._queue.resolved.keep(video.id, generation)
 
     async def _resolve(
-        self, client: Client, body: Body, options: dict[str, Any], paths: dict[str, Any]
+        self,
+        client: Client,
+        body: Body,
+        options: dict[str, Any],
+        paths: dict[str, Any],
+        probe: bool = True,
     ) -> Generation:
-        """Checks a request with its files, and returns what it makes.
+        """Checks a request, and with ``probe`` its files; returns what it makes.
 
         Raises:
             RefusedError: with the line of ``wanrun``.
@@ -170,7 +219,7 @@ class Intake:
             # In a thread, one of each client: ten thousand steps take a while.
             async with self._own_check[client.name]:
                 generation = await asyncio.to_thread(body.model.resolve, {**options, **paths}, body.spell)
-            if paths:
+            if paths and probe:
                 async with self._own_probe[client.name], self._probes:
                     await asyncio.to_thread(generation.probe_media, cancel=self._ending)
         except CancelledError:
@@ -258,5 +307,12 @@ def _shape(generation: Generation) -> dict[str, Any]:
 
 def _fingerprint(body: Body) -> str:
     """Returns a digest that is equal for equal requests."""
-    facts = [body.model.name, body.options, body.format, [(one.option, one.digest) for one in body.media]]
+    facts: list[Any] = [
+        body.model.name,
+        body.options,
+        body.format,
+        [(one.option, one.digest) for one in body.media],
+    ]
+    if body.seeds is not None:
+        facts.append(body.seeds)
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()

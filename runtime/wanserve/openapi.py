@@ -10,7 +10,7 @@ import msgspec
 
 import wanrun
 from wanserve.catalog import Catalog
-from wanserve.fields import FORMATS
+from wanserve.fields import FORMATS, MOST_SEEDS
 from wanserve.names import LORA, MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
 from wanserve.route import ERROR, TEXT, Content, Parameter, Route, schema_of
 from wanserve.shown import ShownVideo
@@ -87,6 +87,13 @@ def _own(catalog: Catalog) -> Mapping[str, Any]:
         "seconds": {
             "anyOf": [{"type": "number"}, {"type": "string"}],
             "description": "Length, instead of num_frames. Only built lengths.",
+        },
+        "seeds": {
+            "anyOf": [
+                {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": MOST_SEEDS},
+                {"type": "string"},
+            ],
+            "description": "Instead of seed, as a list or `1,2,3`: a video of its own for each of them.",
         },
         "width": pixels,
         "height": pixels,

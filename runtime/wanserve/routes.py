@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,6 +78,7 @@ VIDEOS: Final = Content(
         },
     }
 )
+CREATED: Final = Content({"anyOf": [VIDEO.schema, VIDEOS.schema]})
 
 IDEMPOTENCY_KEY: Final = Parameter(
     "Idempotency-Key", TEXT, "The same request under it makes no second job.", place="header"
@@ -120,11 +121,18 @@ class Routes:
         self._folders, self._store, self._loaded = folders, store, loaded
         self._searching = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
-    @route("POST", "/v1/videos", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO)
+    @route("POST", "/v1/videos", IDEMPOTENCY_KEY, body=CREATE, answer=CREATED)
     async def create(self, request: Request) -> Response:
-        """Makes a job of a request (multipart, a form or JSON), and answers the job at once."""
-        video, earlier = await self._intake.accept(request, _client(request))
-        return self._shown(video, {"idempotent-replayed": "true"} if earlier else {})
+        """Makes a job of a request (multipart, a form or JSON), and answers the job at once.
+
+        With `seeds` it makes a job for each, or none, and answers a list as `GET /v1/videos` does.
+        """
+        videos, earlier, several = await self._intake.accept(request, _client(request), several=True)
+        headers = {"idempotent-replayed": "true"} if earlier else {}
+        if not several:
+            return self._shown(videos[0], headers)
+        data = self._queue.board.shown(*videos)
+        return json_answer(_page(videos, data, more=False), headers=headers)
 
     @route("GET", "/v1/videos", LIMIT, AFTER, ORDER, STATUS, WORDS, answer=VIDEOS)
     async def videos(self, request: Request) -> Response:
@@ -147,15 +155,7 @@ class Routes:
             if data and size > MAX_PAGE:
                 break
             data.append(msgspec.Raw(encoded))
-        return json_answer(
-            {
-                "object": "list",
-                "data": data,
-                "first_id": found[0].id if data else None,
-                "last_id": found[len(data) - 1].id if data else None,
-                "has_more": more or len(found) > len(data),
-            }
-        )
+        return json_answer(_page(found, data, more or len(found) > len(data)))
 
     @route("POST", "/v1/videos/sync", IDEMPOTENCY_KEY, body=CREATE, answer=VIDEO_FILE)
     async def sync(self, request: Request) -> Response:
@@ -172,7 +172,7 @@ class Routes:
 
     async def _made(self, request: Request) -> Response:
         """Answers the first video of a request, once it is made."""
-        video, _ = await self._intake.accept(request, _client(request))
+        ((video,), _, _) = await self._intake.accept(request, _client(request))
         gone = asyncio.create_task(_gone(request))
         try:
             while not (now := self._current(video)).over:
@@ -361,6 +361,17 @@ class Routes:
             pause = 500 if left is None else min(max(int(left * 500), least), most)
             given["openai-poll-after-ms"] = str(pause)
         return json_answer(shown, headers=given)
+
+
+def _page(videos: Sequence[Video], data: Sequence[Any], more: bool) -> dict[str, Any]:
+    """A list of jobs, with the first of these as the API answers them."""
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": videos[0].id if data else None,
+        "last_id": videos[len(data) - 1].id if data else None,
+        "has_more": more,
+    }
 
 
 def _client(request: Request) -> Client:

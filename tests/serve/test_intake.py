@@ -135,3 +135,38 @@ def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
             assert video.error.message == damaged.what.replace(str(media.image), "data")
 
     asyncio.run(test())
+
+
+def test_each_seed_is_a_job_of_its_own(tmp_path: Path) -> None:
+    """All or none of them wait, each with the files; the same key has them all again."""
+    full = catalog().models["full"]
+    (profile,) = full.manifest.profiles.values()
+    plain = with_profiles(full.manifest, [Profile(96, 64, 9, 1, True, 0, profile.options)])
+    models = {"full": Model("full", Artifact(plain, full.artifact.folder))}
+    asks = {"prompt": "p", "mode": "animate", "image": image("red"), "video": image("black")}
+
+    async def test() -> None:
+        async with asked(tmp_path, models, max_waiting=3) as server:
+            queue, intake, key = server.service.queue, server.service.intake, {"idempotency-key": "k"}
+            made, again = [
+                (await server.call("POST", "/v1/videos", {**asks, "seeds": seeds}, **key)).json["data"]
+                for seeds in ([3, 1], "3, 1")
+            ]
+            assert [one["seed"] for one in made] == [3, 1] and again == made
+            status, code, _ = await server.refused("POST", "/v1/videos", {**asks, "seeds": [5, 6]})
+            assert (status, code) == (429, "queue_full") and len(queue.waiting) == 2
+            assert (await server.refused("POST", "/v1/videos", {**asks, "seeds": [3]}, **key))[0] == 409
+            for one in made:
+                job = intake.make(video := await queue.turns.next(Held())).job
+                assert (job.id, job.options["seed"]) == (one["id"], one["seed"]) and job.media is not None
+                assert data_url(Path(str(job.media.video)).read_bytes()) == image("black")
+                await queue.delete(video)
+                await queue.ended(wanrun.Outcome(id=job.id))
+            for path, more in (("/v1/videos/sync", {}), ("/v1/videos", {"seed": 1})):
+                _, _, message = await server.refused("POST", path, {**asks, "seeds": [1, 2], **more})
+                assert "seeds" in message
+            for seeds in ([], [1.5], ["x"], "1,", 3, list(range(101))):
+                assert (await server.refused("POST", "/v1/videos", {**asks, "seeds": seeds}))[0] == 400
+            assert not list((tmp_path / "incoming").iterdir()) and not list((tmp_path / "videos").iterdir())
+
+    asyncio.run(test())

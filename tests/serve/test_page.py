@@ -177,6 +177,9 @@ def test_the_queue(page: Page) -> None:
     page.click("[data-action=confirm-delete]")
     expect(page.locator("#gallery [data-status=cancelled]")).to_have_count(0)
     expect(page.locator("#clear-cancelled")).to_be_hidden()
+    page.locator("#random").set_checked(False)
+    ask(page, "both of them", LONG, seed="3, 1")
+    expect(row(page, "both of them")).to_have_count(2)
 
 
 def test_dragging(page: Page) -> None:

@@ -107,7 +107,7 @@ function showPreset() {
 function showSeed() {
   const random = byId("random").checked;
   byId("seed").disabled = random;
-  byId("seed").placeholder = random ? "Random" : "A number";
+  byId("seed").placeholder = random ? "Random" : "A number, or 1, 2, 3";
 }
 
 /** All that was typed, as `fill` takes it. */
@@ -184,10 +184,17 @@ export function given() {
     ...(negative.trim() && !byId("negative").hidden ? { negative_prompt: negative } : {}),
     ...shapeValues(),
     ...(preset ? { schedule: preset } : {}),
-    seed: byId("random").checked ? "random" : byId("seed").value.trim(),
+    ...seedValues(),
     ...loraValues(),
     ...optionValues(),
   };
+}
+
+/** The seed, or with commas the seeds of several videos. */
+function seedValues() {
+  const seed = byId("seed").value.trim();
+  if (byId("random").checked) return { seed: "random" };
+  return seed.includes(",") ? { seeds: seed } : { seed };
 }
 
 /** Whether the form can be sent; otherwise the first error is shown. */
@@ -203,7 +210,9 @@ function firstWrong() {
   const missing = missingInput();
   if (missing) return [missing.name, `Choose ${missing.kind === "video" ? "a video" : "an image"}. The model needs it.`];
   const seed = byId("seed").value.trim();
-  if (!byId("random").checked && !/^[0-9]+$/.test(seed)) return ["seed", "Enter a whole number, or choose a random one."];
+  if (!byId("random").checked && !/^[0-9]+(\s*,\s*[0-9]+)*$/.test(seed)) {
+    return ["seed", "Enter a whole number, several with commas, or choose a random one."];
+  }
   return wrongOption();
 }
 

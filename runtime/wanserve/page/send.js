@@ -38,7 +38,7 @@ async function send() {
     if (change && !change.started) await saveChange(change);
     else await makeNew();
   } catch (error) {
-    showError(error.param ?? "form", wordsOf(error));
+    showError(error.param === "seeds" ? "seed" : (error.param ?? "form"), wordsOf(error));
   } finally {
     button.removeAttribute("aria-disabled");
   }
@@ -48,9 +48,10 @@ async function makeNew() {
   const values = given();
   const files = mediaFiles();
   const asked = now();
-  learn(await postOnce(values, files), asked);
+  const made = await postOnce(values, files);
+  for (const video of made.data ?? [made]) learn(video, asked);
   if (changing()) leave();
-  done("Added to the queue.");
+  done(made.data ? `Added ${made.data.length} videos to the queue.` : "Added to the queue.");
 }
 
 /** Posts a new video. After an attempt without an answer, the same request has the same key again. */
