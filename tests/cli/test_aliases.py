@@ -26,7 +26,7 @@ def test_no_name_means_two_things() -> None:
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
 def test_a_request_understands_an_alias(alias: str, name: str) -> None:
     value = {"seed": 3, "num_frames": 5, "num_steps": 4, "num_videos": 2, "size": "96x64", "solver": "euler"}
-    value |= {"steps_high": 2, "steps_low": 2, "clips": 2}
+    value |= {"steps_high": 2, "steps_low": 2, "clips": 2, "window_frames": 9, "window_overlap": 4}
     number = {"boundary": 0.5, "guidance_scale": 2.0, "flow_shift": 3.0, "fps": 24.0, "strength": 0.5}
     number |= {"skip_layers": (1, 2), "skip_scale": 2.0, "skip_start": 0.1, "skip_end": 0.3}
     given = {**value, **number, "lora": (LoraChoice(name="a"),)}.get(name, "a.png")

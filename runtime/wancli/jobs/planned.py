@@ -16,7 +16,7 @@ from wancli.jobs.outputs import check_folder, expand, numbered
 from wancli.jobs.run import RunOptions
 from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
-from wanrun.denoising.latents import check_latents, latents_shape
+from wanrun.denoising.latents import check_latents
 from wanrun.errors import UsageError
 from wanrun.generation.parts import spool_for, spool_of
 from wanrun.job.outputs import LATENTS
@@ -109,7 +109,7 @@ class Planner:
         entry = self._with_its_seed(entry)
         generation = self.resolved(entry)
         if self.noise is not None:
-            check_latents(self.noise, latents_shape(self.artifact.manifest, generation.profile))
+            check_latents(self.noise, generation.latents_shape)
         path = self.path(entry, "output")
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
@@ -163,7 +163,7 @@ class Planner:
             outputs = tuple(one for one in job.outputs if self._is_missing(one, missing))
         if not outputs:
             self.media.spare(job.generation)
-        elif job.generation.clips > 1 and not overwrite:
+        elif job.generation.in_parts and not overwrite:
             spool_for(job.generation, planned.spool, metadata)
         return replace(planned, job=replace(job, outputs=outputs), metadata=metadata)
 

@@ -11,15 +11,25 @@ from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 
 
+def latent_frames(manifest: Manifest, num_frames: int) -> int:
+    """Returns the latent frames of so many frames."""
+    return (num_frames - 1) // manifest.model.vae_temporal + 1
+
+
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
     """Returns the latent frames in front of the video's own: the model's, and one per reference image."""
     return manifest.model.leading_latents + profile.num_references
 
 
-def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
-    """Returns the shape (B, C, T, h, w) of a profile's latents, in diffusers' layout, with leading frames."""
+def latents_shape(
+    manifest: Manifest, profile: Profile, num_frames: int | None = None
+) -> tuple[int, int, int, int, int]:
+    """Returns the shape (B, C, T, h, w) of a profile's latents, in diffusers' layout, with leading frames.
+
+    ``num_frames`` are those of a video that is made in blended windows; None for the profile's.
+    """
     model = manifest.model
-    frames = (profile.num_frames - 1) // model.vae_temporal + 1
+    frames = latent_frames(manifest, profile.num_frames if num_frames is None else num_frames)
     return (
         profile.num_videos,
         model.latent_channels,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,24 @@ def start_state(noise: np.ndarray, program: Program) -> dict[str, Any]:
     """Returns the state for the first call: the loop's donated inputs, with names and shapes of the manifest.
 
     ``latents`` is the noise, float32 (B, C, T, h, w), in the program's dtype; every other array, a solver's
-    history, is zeros.
+    history, is zeros. Where the noise has more latent frames than the program's latents, so has what has
+    their shape.
     """
     carried = {name: program.avals["inputs"][name] for name in program.donated}
-    state = {name: zeros(avals) for name, avals in carried.items() if name != "latents"}
+    shapes = {aval(carried["latents"])[1]: noise.shape}
+    state = {name: zeros(avals, shapes) for name, avals in carried.items() if name != "latents"}
     return {"latents": noise.astype(_dtype(carried["latents"]), copy=False), **state}
 
 
-def zeros(avals: Any) -> Any:
-    """Returns zeros for a manifest's avals: text such as ``float32[2,3]``, or nested dicts of text."""
+def zeros(avals: Any, shapes: Mapping[tuple[int, ...], tuple[int, ...]] = MappingProxyType({})) -> Any:
+    """Returns zeros for a manifest's avals: text such as ``float32[2,3]``, or nested dicts of text.
+
+    ``shapes`` are others by the shape that they replace.
+    """
     if isinstance(avals, Mapping):
-        return {name: zeros(item) for name, item in avals.items()}
-    return np.zeros(aval(avals)[1], _dtype(avals))
+        return {name: zeros(item, shapes) for name, item in avals.items()}
+    shape = tuple(aval(avals)[1])
+    return np.zeros(shapes.get(shape, shape), _dtype(avals))
 
 
 def _dtype(text: str) -> np.dtype[Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from wanrun.artifact.guiders import GUIDERS, SKIPPED_LAYERS
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.roles import FORMS, Form, RoleName
+from wanrun.denoising.blending import Blending
 from wanrun.denoising.guidance import guided_steps, skipping_steps
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.denoising.state import State
@@ -250,6 +251,7 @@ class Denoising:
         windows: how many there are.
         maker: the role whose program makes all steps; None for those that the form of the loop has.
         loras: what changes the experts.
+        blending: the windows of every step; None where the programs take the whole video.
     """
 
     table: SolverTable
@@ -263,6 +265,7 @@ class Denoising:
     windows: int = 1
     maker: RoleName | None = None
     loras: Sequence[AppliedLora] = ()
+    blending: Blending | None = None
 
     @property
     def form(self) -> Form:
@@ -325,16 +328,18 @@ def scan_calls(
     max_steps: int,
     guidance: bool,
     guiding: Shapes = MappingProxyType({}),
+    single: bool = False,
 ) -> Iterator[Call]:
     """Yields one call for all steps, or one per step of a solver that adds noise after each.
 
     Args:
         table, steps, guidance, guiding: as of ``step_calls``.
         max_steps: rows in the program's tables.
+        single: whether there is one call per step in any case.
     """
     columns = _rows(table, steps, guidance, guiding)
     rows = {TABLES[name]: _padded(column, max_steps) for name, column in columns.items()}
-    length = 1 if table.noise.any() else steps.last - steps.first
+    length = 1 if single or table.noise.any() else steps.last - steps.first
     for first in range(steps.first, steps.last, length):
         last = first + length
         arguments = {**rows, "first": np.int32(first), "last": np.int32(last)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -326,19 +327,15 @@ class Pipeline:
             loras = applied_loras(generation.loras, self.artifact)
             agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
-                check_latents(latents, session.latents_shape)
+                check_latents(latents, generation.latents_shape)
             here = self.artifact.built_here(generation.profile.name)
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
             parts = None if spool is None else spool_for(generation, spool, facts, overwrite)
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
-                table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
-                decoder = generation.options.get("decoder")
-
-                def behind() -> None:
-                    session.load_behind(decoder)
-
-                run = Denoising(table, ranges, embeddings, loop, timings, behind, step, loras=loras)
+                behind = partial(session.load_behind, generation.options.get("decoder"))
+                what = (generation.table, generation.ranges, embeddings, generation.options["loop"])
+                run = Denoising(*what, timings, behind, step, loras=loras, blending=generation.blending)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents, parts)
         count = leading_latents(self.manifest, generation.profile)

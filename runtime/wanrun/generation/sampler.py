@@ -55,6 +55,7 @@ class Sampler:
     ) -> None:
         self.programs, self.profile, self.conditioning = programs, profile, conditioning
         self.latents_shape = latents_shape(manifest, profile)
+        self._temporal = manifest.model.vae_temporal
         self.leading, self._task = leading_latents(manifest, profile), manifest.model.task
         self.guiding = inputs_of(profile.options.guiders, manifest.skippable_layers(profile))
 
@@ -85,6 +86,8 @@ class Sampler:
             window if there are several.
         """
         parts, clips = Parts() if parts is None else parts, options.get("clips", 1)
+        if run.blending is not None:
+            return self._blended(run, options, latents, parts)
         noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
         carried = self._continued(parts.last) if parts.count else {}
         for window in self._windows(inputs, overlap, clips)[parts.count :]:
@@ -102,6 +105,24 @@ class Sampler:
             carried = self._carried(made, frames) if count > 1 else {}
             parts.add(frames[:, overlap if parts.count else 0 :], final)
         return parts.frames[:, : None if inputs is None else inputs.num_frames], parts.latents
+
+    def _blended(
+        self, run: Denoising, options: Mapping[str, Any], latents: np.ndarray | None, parts: Parts
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Makes the videos of text alone in windows, which make each step together, and are then decoded."""
+        windows, noise = run.blending, Noise(options["seed"])
+        assert windows is not None
+        if not parts.count:
+            shape = (*self.latents_shape[:2], windows.total, *self.latents_shape[3:])
+            start = noise(shape) if latents is None else latents
+            final = self.denoise(run, start, self.conditioning(None, timings=run.timings), noise)
+        else:
+            final = parts.latents
+        # Of a later window's frames those are left out that the one before it has.
+        for begin, first in [*zip(windows.starts, windows.firsts, strict=True)][parts.count :]:
+            frames, _ = self.decode(final[:, :, windows.of(begin)], run.timings, options.get("decoder"))
+            parts.add(frames[:, -(windows.length - first) * self._temporal :] if first else frames, final)
+        return parts.frames, final
 
     def denoise(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
         """Runs the experts' steps, one expert after the other.
@@ -180,10 +201,13 @@ class Sampler:
             else:
                 (name,) = self.programs.with_role(role)
                 makers[role] = self.programs.of_expert(name, steps.transformer, run.loras)
+        if run.blending is not None:
+            makers = {role: run.blending.blended(maker, tuple(state)) for role, maker in makers.items()}
         constant = {} if run.form.streams else constant
         options, guidance = self.profile.options, self.profile.guidance
         if run.form.looped:
-            calls = scan_calls(run.table, steps, options.max_steps, guidance, self.guiding)
+            single = run.blending is not None
+            calls = scan_calls(run.table, steps, options.max_steps, guidance, self.guiding, single)
         else:
             calls = step_calls(run.table, steps, guidance, self.guiding)
         if run.form.looped or steps.last - steps.first == 1:

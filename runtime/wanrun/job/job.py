@@ -89,7 +89,7 @@ def run_job(
     """
     progress, sizes = Progress(job.id) if progress is None else progress, dict[str, int]()
     spooled: dict[str, Any] = (
-        {} if spool is None or job.generation.clips == 1 else {"spool": spool, "overwrite": overwrite}
+        {} if spool is None or not job.generation.in_parts else {"spool": spool, "overwrite": overwrite}
     )
     try:
         result = pipeline.run(

@@ -17,6 +17,8 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import paired
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.artifact.roles import Facts, roles_of
+from wanrun.denoising.blending import Blending
+from wanrun.denoising.latents import latent_frames, latents_shape
 from wanrun.denoising.noise import clip_seed
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import ExpertRange, schedule
@@ -132,14 +134,38 @@ class Generation:
         """The clips of the video, each with the profile's frames; the first of a later one is left out."""
         return int(self.options.get("clips", 1))
 
+    @property
+    def blending(self) -> Blending | None:
+        """The windows of a video of more frames than the profile has, which are blended, or None."""
+        if "window_frames" not in self.options:
+            return None
+        total, length = (
+            latent_frames(self.manifest, self.options[name]) for name in ("num_frames", "window_frames")
+        )
+        return Blending(total, length, self.options["window_overlap"] // self.manifest.model.vae_temporal)
+
+    @property
+    def latents_shape(self) -> tuple[int, int, int, int, int]:
+        """Shape (B, C, T, h, w) of the initial latents, with frames of reference images."""
+        return latents_shape(self.manifest, self.profile, self.options["num_frames"])
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether finished frames can be kept in a folder while later ones are made."""
+        return self.clips > 1 or (self.blending is not None and self.profile.num_videos == 1)
+
     def num_frames(self, inputs: Inputs | None) -> int:
         """Returns the frames of the video; the inputs may decide their number."""
         if inputs is not None and inputs.num_frames is not None:
             return inputs.num_frames
+        if self.blending is not None:
+            return int(self.options["num_frames"])
         return joined_frames(self.clips, self.profile.num_frames, 1)
 
     def num_windows(self, inputs: Inputs | None) -> int:
         """Returns the number of windows or clips, each of which has all steps; inputs may decide it."""
+        if self.blending is not None:
+            return len(self.blending.starts)
         if inputs is None or inputs.num_frames is None:
             return self.clips
         return num_windows(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
@@ -161,7 +187,7 @@ class Generation:
             seeds = [clip_seed(self.options["seed"], clip) for clip in range(self.clips)]
             facts |= {"num_frames": self.num_frames(inputs), "clip_frames": self.profile.num_frames}
             facts |= {"clip_seeds": seeds}
-        if "latents_sha256" in facts and self.num_windows(inputs) == 1:
+        if "latents_sha256" in facts and (self.blending is not None or self.num_windows(inputs) == 1):
             facts["seed"] = None  # the latents replace the noise of the first window, which is the only one
         return {
             **self.options,

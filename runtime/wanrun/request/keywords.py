@@ -61,6 +61,10 @@ class Options(TypedDict, total=False):
     target_video_length: int | None
     clips: int | None
     num_clips: int | None
+    window_frames: int | None
+    context_frames: int | None
+    window_overlap: int | None
+    context_overlap: int | None
     num_steps: int | None
     infer_steps: int | None
     num_inference_steps: int | None

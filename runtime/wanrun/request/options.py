@@ -24,8 +24,12 @@ from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
 
+WINDOW = ("window_frames", "window_overlap")
+"""The options of windows that are blended, which are recorded where there are several."""
+
 _NOT_RECORDED = frozenset(
     {*MEDIA_KINDS, "mode", "fit", "profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps"}
+    | set(WINDOW)
 )
 """Options that ``resolve_options`` leaves out: media and LoRAs, of which the metadata has digests, the
 profile's shape, and the file's fps."""

@@ -132,6 +132,24 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             also="num_clips",
         ),
     ] = None
+    window_frames: Annotated[
+        Count | None,
+        option(
+            "Frames that are denoised together, of a built profile, where --frames are more: windows of text "
+            "to video, which are blended where they overlap.",
+            page="Frames that are denoised together, of those that are built, where the video has more.",
+            default="those of --frames",
+            also="context_frames",
+        ),
+    ] = None
+    window_overlap: Annotated[
+        Count | None,
+        option(
+            "Frames that neighbouring windows share, a multiple of 4.",
+            default="a quarter of --window-frames, rounded up",
+            also="context_overlap",
+        ),
+    ] = None
     num_steps: Annotated[
         Steps | None,
         option(

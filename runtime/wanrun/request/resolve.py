@@ -27,11 +27,19 @@ from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
-from wanrun.request.options import check_effects, resolve_options, scheduled, with_split_steps, with_strength
+from wanrun.request.options import (
+    WINDOW,
+    check_effects,
+    resolve_options,
+    scheduled,
+    with_split_steps,
+    with_strength,
+)
 from wanrun.request.profiles import choose_profile, has_guidance
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
+from wanrun.request.windows import blended_windows
 from wanrun.request.written import parse_size
 from wanrun.rows import rows_of
 
@@ -124,6 +132,8 @@ def resolve_request(
         count = 0
     unguided = not has_guidance(manifest, request.guidance_scale)
     shape = _shape(manifest, request, count)
+    if any(getattr(request, name) is not None for name in WINDOW):
+        shape["num_frames"] = request.window_frames
     profile = choose_profile(replace(artifact, manifest=manifest), shape, loaded, unguided)
     chosen.check(profile)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
@@ -131,8 +141,9 @@ def resolve_request(
         changes["segment_overlap"] = said.segment_overlap
     request = with_strength(manifest, profile, request, _begins(manifest, given, inputs))
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
-    if "clips" in options:
-        _check_clips(manifest, profile, given)
+    options |= blended_windows(manifest, profile, request)
+    if "clips" in options or "window_frames" in options:
+        _check_parts(manifest, profile, given, options)
     if chosen.loras:
         options["lora"] = [one.facts for one in chosen.loras]
     table, ranges = schedule(options, manifest)
@@ -154,9 +165,19 @@ def resolve_request(
     )
 
 
-def _check_clips(manifest: Manifest, profile: Profile, media: Media | None) -> None:
-    """Raises UsageError where a clip cannot continue another one."""
+def _check_parts(
+    manifest: Manifest, profile: Profile, media: Media | None, options: Mapping[str, Any]
+) -> None:
+    """Raises UsageError where a clip cannot continue another one, or windows are not of text alone."""
     task, clips = manifest.model.task, field("clips")
+    if "window_frames" in options:
+        if task.always_encodes or media is not None or "clips" in options:
+            raise UsageError(
+                f"{field('num_frames')} in windows is for text alone",
+                expected=f"no image, no video and no {clips}",
+                remedy=f"leave them out, or {field('window_frames')} and {field('window_overlap')}",
+            )
+        return
     others = (name for name, item in task.inputs.items() if item is not task.chained)
     if other := next((name for name in others if media is not None and is_given(media, name)), None):
         what = f"{clips} and {field(other)} exclude each other"

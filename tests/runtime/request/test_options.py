@@ -43,7 +43,7 @@ def test_every_option_of_a_model_is_resolved() -> None:
     """But those that are the profile's, or the file's; timesteps and another decoder where there are some."""
     everywhere = {row.name for row in rows() if not row.models}
     others = {"profile", "schedule", "lora", "size", "num_frames", "num_videos", "fps", "timesteps", *GUIDED}
-    others |= {"decoder"}
+    others |= {"decoder", "window_frames", "window_overlap"}
     others |= {"guider", *OWN_OPTIONS}  # where it is another guider than cfg
     others |= NAG_DEFAULTS.keys()  # where NAG is on
     assert resolve(ONE, profile()).keys() == (everywhere - others) | {"width", "height", "num_frames"}

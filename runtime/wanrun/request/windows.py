@@ -1,0 +1,53 @@
+"""The windows of a video of text alone that has more frames than its profile."""
+
+from __future__ import annotations
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.denoising.latents import latent_frames
+from wanrun.errors import UsageError, field
+from wanrun.request.request import Request
+
+
+def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> dict[str, int]:
+    """Returns the options of the windows of a video, where there are several.
+
+    Args:
+        profile: whose frames are those of a window.
+        request: asks for the frames of the video, and for windows.
+
+    Returns:
+        ``num_frames`` of the video, ``window_frames`` and ``window_overlap``; nothing for one window.
+
+    Raises:
+        UsageError: for frames that windows do not make, and for an overlap that is none.
+    """
+    asked = request.window_frames is not None or request.window_overlap is not None
+    temporal, length, total = manifest.model.vae_temporal, profile.num_frames, request.num_frames
+    if not asked or total in (None, length):
+        if request.window_overlap is not None:
+            raise UsageError(
+                f"{field('window_overlap')} has no effect: the video has one window of {length} frames",
+                remedy=f"leave it out, or ask for more {field('num_frames')}",
+            )
+        return {}
+    assert total is not None
+    if total < length or (total - 1) % temporal:
+        raise UsageError(
+            f"{field('num_frames')} cannot be made in windows of {length}",
+            expected=f"a multiple of {temporal} more",
+            found=total,
+            remedy="give another number",
+        )
+    latents = latent_frames(manifest, length)
+    overlap = -(-latents // 4) * temporal if request.window_overlap is None else request.window_overlap
+    if overlap % temporal or not 0 < overlap // temporal < latents:
+        most = (latents - 1) * temporal
+        raise UsageError(
+            f"windows of {length} frames cannot share {overlap}",
+            expected=f"a multiple of {temporal}, at most {most}"
+            if most
+            else "a window of several latent frames",
+            remedy=f"give another {field('window_overlap')}, or a larger profile",
+        )
+    return {"num_frames": total, "window_frames": length, "window_overlap": overlap}
