@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.latents import latent_frames
 from wanrun.errors import UsageError, field
 from wanrun.request.request import Request
+
+MAX_WINDOWS: Final = 100
+"""The most windows without overlap: the latents of all are in memory."""
 
 
 def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> dict[str, int]:
@@ -32,10 +37,10 @@ def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> d
             )
         return {}
     assert total is not None
-    if total < length or (total - 1) % temporal:
+    if not length <= total <= MAX_WINDOWS * length or (total - 1) % temporal:
         raise UsageError(
             f"{field('num_frames')} cannot be made in windows of {length}",
-            expected=f"a multiple of {temporal} more",
+            expected=f"a multiple of {temporal} more, and no more than {MAX_WINDOWS * length}",
             found=total,
             remedy="give another number",
         )
