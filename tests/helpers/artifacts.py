@@ -116,7 +116,7 @@ def build_artifact(
         if shipping is True:
             compile_artifact(request, print)
             continue
-        others = () if (size, num_frames) == ((96, 64), 9) else ("decode_video",)
+        others = () if (size, num_frames) == ((96, 64), 9) else ("decode_first", "decode_video")
         fast = [name for name in (*OWN_PROGRAMS, *others) if name not in (shipping or ())]
         compile_fast(request, None if mesh else fast)
 

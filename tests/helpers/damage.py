@@ -15,7 +15,7 @@ from helpers.manifests import programs_of
 from wanrun.artifact.manifest import digests_of, read_manifest
 
 PROFILE = "96x64x9-b1-cfg"
-USED = ("decode_video", "denoise_step", "encode_text_64", "prepare")
+USED = ("decode_first", "decode_video", "denoise_step", "encode_text_64", "prepare")
 """The programs that a run with short prompts loads."""
 PROGRAMS = tuple(sorted((*USED, "denoise_loop", "encode_text_128", "encode_text_256", "encode_text")))
 

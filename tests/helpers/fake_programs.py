@@ -27,6 +27,7 @@ class FakeProgram:
         compute: of the inputs by name.
         role: when it runs; by default as a program of its name does.
         place: its place among those of its role.
+        donated: names of its state.
     """
 
     inputs: tuple[str, ...]
@@ -35,6 +36,7 @@ class FakeProgram:
     sha256: str = "digest"
     role: str = ""
     place: int = 0
+    donated: tuple[str, ...] = ()
 
     @property
     def avals(self) -> Mapping[str, Any]:

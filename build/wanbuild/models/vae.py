@@ -45,6 +45,9 @@ from wanbuild.models.vae_residual import ResidualDownBlock, ResidualUpBlock, pat
 
 FRAMES_PER_LATENT = 4
 
+Past = dict[str, jax.Array]
+"""The history of the decoder's layers, by names in their order."""
+
 
 class Encoder(nnx.Module):
     """diffusers' WanEncoder3d; down_blocks is a flat list or a list of levels, as in the checkpoint."""
@@ -190,6 +193,40 @@ class WanVAE(nnx.Module):
         if columns is None:
             return decode(latents)  # type: ignore[no-any-return]
         return columns.run(decode, latents, self.spatial)  # type: ignore[no-any-return]
+
+    def decode_piece(
+        self,
+        latents: jax.Array,
+        past: Past | None,
+        *,
+        dtype: Any = jnp.float32,
+        algorithm: Algorithm = "direct",
+        first: jax.Array | None = None,
+        finish: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> tuple[jax.Array, Past]:
+        """Decodes one piece of a video, after all earlier ones: together they are what ``decode`` returns.
+
+        Args:
+            latents: (B, z, n, h, w), denormalised. The first piece is the first frame; the frames that fill a
+                last piece are any.
+            past: what the piece before has left; None before the first one.
+            dtype, algorithm, finish: as for ``decode``.
+            first: where pieces are alike, bool scalar, whether this is the first one: the first frame is its
+                last, and ``past`` is zeros.
+
+        Returns:
+            The frames (B, 4 n, s h, s w, 3), of the first frame one, and what the next piece takes, by names
+            in the order of the layers. Of a first piece that is like all others the last frame counts.
+        """
+
+        def piece(z: jax.Array) -> tuple[jax.Array, Past]:
+            caches = None if past is None else [past[name] for name in sorted(past)]
+            stream = Stream(caches, algorithm, None, first)
+            y = self._pixels(self.decoder(self.post_quant_conv(z), stream))
+            left = {f"{number:02}": cache for number, cache in enumerate(stream.caches)}
+            return (finish(y) if finish else y), left
+
+        return piece(jnp.moveaxis(latents, 1, -1).astype(dtype))
 
     def _pixels(self, y: jax.Array) -> jax.Array:
         """Returns the decoder's result as pixels, float32 in [-1, 1]."""

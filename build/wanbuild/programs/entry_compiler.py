@@ -145,7 +145,8 @@ class EntryCompiler:
         """
         kept = {key: value for key, value in figures.items() if key != "alias_bytes"}
         parts = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
-        used = sum(figures[part] for part in parts) - figures["alias_bytes"]
+        kept["output_bytes"] -= figures["alias_bytes"]  # they lie where donated arguments were
+        used = sum(kept[part] for part in parts)
         if used > self.target.memory_bytes:
             raise TooLargeError(name, self.target, used)
         return kept

@@ -22,10 +22,9 @@ import jax.numpy as jnp
 from wanbuild.components import KINDS
 from wanbuild.models.params import bind
 from wanbuild.models.partition import PARAMETERS
-from wanbuild.models.tiny_vae import TinyVAE
 from wanbuild.models.umt5 import UMT5Encoder
-from wanbuild.models.vae import WanVAE
 from wanbuild.programs import streaming
+from wanbuild.programs.decoding import begins_apart, decode_first, decode_tiny, decode_video
 from wanbuild.programs.parts import Maker, Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.spreading import is_staged, spread
@@ -93,77 +92,6 @@ def encode_text(parts: Parts, length: int | None = None) -> ProgramSpec:
     return parts.spec(encode_text, arguments)
 
 
-def decode_video(parts: Parts) -> ProgramSpec:
-    """Returns the program normalised latents (C, T, h, w) float32 of one video -> uint8 (F, H, W, 3).
-
-    T is without the latent frames in front of the video's own, so that profiles which differ only in those
-    share the program. Its output is frames; for a model with windows also last_frames, float32 in [-1, 1]:
-    the next window may begin with them.
-    """
-    module: WanVAE = parts.modules["vae"]
-    config = parts.configs["vae"]
-    # The reference divides by a rounded 1/std; the same order of roundings keeps uint8 equal.
-    inverse_std = 1.0 / jnp.asarray(config.latents_std, jnp.float32)
-    mean = jnp.asarray(config.latents_mean, jnp.float32)
-    keep = parts.variant.previous_frames
-
-    def to_uint8(frames: jax.Array) -> jax.Array:
-        unit = jnp.clip(frames.astype(jnp.float32) / 2 + 0.5, 0, 1)
-        return jnp.round(unit * 255).astype(jnp.uint8)
-
-    def decode_video(vae: Any, latents: jax.Array) -> dict[str, Any]:
-        z = latents / inverse_std[:, None, None, None] + mean[:, None, None, None]
-        decoded = bind(module, vae).decode(
-            z[None],
-            parts.options.vae_decode_chunk,
-            dtype=parts.vae_dtype,
-            algorithm=parts.kernels.convolution,
-            alike=parts.kernels.pieces_alike,
-            finish=to_uint8,
-            keep_last=keep,
-            tile=parts.options.vae_tile,
-        )
-        if not keep:
-            return {"frames": decoded[0]}
-        frames, last = decoded
-        return {"frames": frames[0], "last_frames": last[0]}
-
-    return parts.spec(decode_video, {"vae": parts.weights["vae"], "latents": _one_video(parts)})
-
-
-def decode_tiny(parts: Parts) -> ProgramSpec:
-    """Returns the program that does what ``decode_video`` does by the tiny decoder, on each device of a mesh.
-
-    It takes latents as they are, without mean and deviation. The frames with which a next window may begin
-    are its own.
-    """
-    module: TinyVAE = parts.modules[TINY_VAE]
-    keep = parts.variant.previous_frames
-
-    def decode_tiny(tiny_vae: Any, latents: jax.Array) -> dict[str, Any]:
-        frames = bind(module, tiny_vae).decode(
-            latents[None],
-            parts.options.vae_decode_chunk,
-            dtype=parts.vae_dtype,
-            algorithm=parts.kernels.convolution,
-            finish=lambda frames: jnp.round(frames * 255).astype(jnp.uint8),
-        )[0]
-        if not keep:
-            return {"frames": frames}
-        last = frames[-keep:].astype(jnp.float32) / 127.5 - 1
-        before = ((keep - len(last), 0), (0, 0), (0, 0), (0, 0))
-        return {"frames": frames, "last_frames": jnp.pad(last, before)}
-
-    arguments = {TINY_VAE: parts.weights[TINY_VAE], "latents": _one_video(parts)}
-    return parts.spec(decode_tiny, arguments)
-
-
-def _one_video(parts: Parts) -> jax.ShapeDtypeStruct:
-    """Returns the latents of one video, without those in front of its own."""
-    channels, frames, *cells = parts.latents.shape[1:]
-    return jax.ShapeDtypeStruct((channels, frames - parts.leading, *cells), jnp.float32)
-
-
 def _spread(component: str) -> ProgramKind:
     """Returns the row of the program that spreads a component's weights over a mesh."""
 
@@ -217,6 +145,7 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     _streamed("enter", "enter", streaming.enter),
     *(kind for stack in STACKS for kind in _streamed_layers(stack)),
     _streamed("leave", "leave", streaming.leave),
+    ProgramKind("decode_first", "decode_first", decode_first, begins_apart),
     ProgramKind("decode_video", "decode", decode_video),
     ProgramKind("decode_tiny", "decode_tiny", decode_tiny, lambda parts: TINY_VAE in parts.modules),
     *(_spread(name) for name in KINDS if name != TRANSFORMERS[1]),  # two experts share one

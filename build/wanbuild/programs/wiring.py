@@ -18,7 +18,7 @@ from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.nag import NAG
 from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
-from wanrun.artifact.roles import FORMS, ROLES, Form, roles_when
+from wanrun.artifact.roles import DECODERS, FORMS, ROLES, Form, roles_when
 from wanrun.artifact.slots import LORA, slots_of
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 from wanrun.denoising.latents import latents_shape, leading_latents
@@ -120,8 +120,8 @@ class _Wiring:
         """Checks that there is a program for all that the runtime calls."""
         needed = {"window": bool(self._task.conditions), "start": self._options.video_to_video}
         media = [role for role, is_so in needed.items() if is_so]
-        decoders = roles_when("video")
-        decoders = decoders if TINY_VAE in self._manifest.components else decoders[:1]
+        full, tiny = DECODERS["full"][-1], DECODERS["tiny"][-1]
+        decoders = (full, tiny) if TINY_VAE in self._manifest.components else (full,)
         for role in (*roles_when("prompts"), *decoders, *media, *self._looped):
             found = with_role(self._programs, role)
             stacks = [stack for name in found for stack in self._stacks(self._programs[name])]
@@ -167,7 +167,7 @@ class _Wiring:
         if role.when == "prompts":
             return self._encoding(program)
         if role.when == "video":
-            return self._decoding()
+            return self._decoding(program)
         if role.name == "start":
             return self._arrays(), {"start": self._one_video()}
         made = self._made(program)
@@ -237,16 +237,28 @@ class _Wiring:
         rows = aval_text(self._options.dtype, 1, length, self._model.text_width)
         return {"ids": ids, "mask": ids}, {"embeddings": rows}
 
-    def _decoding(self) -> tuple[Trees, Trees]:
-        """Returns the latents of one video, without those in front of its own, and its frames."""
+    def _decoding(self, program: Program) -> tuple[Trees, Trees]:
+        """Returns the latents of one video, or of a piece of it, and their frames; pieces pass on a state."""
         profile = self._profile
-        frames = aval_text("uint8", profile.num_frames, profile.height, profile.width, 3)
-        return {"latents": self._one_video()}, {"frames": frames}
+        (last,) = with_role(self._programs, DECODERS["full"][-1])
+        carried = self._programs[last]
+        state = {name: carried.avals["inputs"][name] for name in carried.donated}
+        times, count = None, profile.num_frames
+        if program.role == DECODERS["full"][0]:
+            times, count = 1, 1
+        elif program is carried and state:
+            times = program.array("latents")[1][1]
+            count = times * self._model.vae_temporal
+        else:
+            state = {}
+        frames = aval_text("uint8", count, profile.height, profile.width, 3)
+        return {"latents": self._one_video(times), "first": COUNT, **state}, {"frames": frames, **state}
 
-    def _one_video(self) -> str:
-        """Returns the latents of one video, without those in front of its own."""
-        _, channels, times, *cells = self._latents
-        return aval_text("float32", channels, times - leading_latents(self._manifest, self._profile), *cells)
+    def _one_video(self, times: int | None = None) -> str:
+        """Returns the latents of one video, without those in front of its own; or so many of them."""
+        _, channels, all_times, *cells = self._latents
+        times = all_times - leading_latents(self._manifest, self._profile) if times is None else times
+        return aval_text("float32", channels, times, *cells)
 
     def _calls(self, form: Form) -> dict[str, Any]:
         """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""

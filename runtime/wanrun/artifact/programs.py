@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -78,6 +78,12 @@ class Program(Record, frozen=True):
         """Names of donated arguments."""
         return tuple(self.inputs[index] for index in self.donate)
 
+    def pieces(self, frames: int) -> int:
+        """Returns how often it runs for a video of so many latent frames where any other one runs once."""
+        if ROLES[self.role].when != "video" or not self.donate:
+            return 1
+        return num_pieces(frames, self.array("latents")[1][1], self.inputs)
+
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Returns dtype and shape of an input that is one array.
 
@@ -93,6 +99,17 @@ class Program(Record, frozen=True):
                 remedy="build the artifact again",
             )
         return aval(text)
+
+
+def num_pieces(frames: int, size: int, inputs: Collection[str]) -> int:
+    """Returns how often a decoder that makes one piece of a video in a call is called for a video.
+
+    Args:
+        frames: latent frames of the video.
+        size: those of a piece.
+        inputs: names of its inputs: with ``first``, the first frame is a piece too, else another program's.
+    """
+    return -(-(frames - 1) // size) + ("first" in inputs)
 
 
 def with_role(programs: Mapping[str, Program], *roles: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 RoleName = Literal[
     "text", "once", "window", "start", "prepare", "context", "step", "scan", "enter", "keys", "layer",
-    "leave", "decode", "decode_tiny", "spread",
+    "leave", "decode_first", "decode", "decode_tiny", "spread",
 ]  # fmt: skip
 """What the manifest says of a program.
 
@@ -33,20 +33,24 @@ RoleName = Literal[
 | ``keys`` | before a layer's first run | ``context`` | ``kv`` of this layer |
 | ``layer`` | once per layer and step | ``carry``, ``kv`` | ``carry`` |
 | ``leave`` | at the end of a streamed step | ``carry``, state, a row of the solver's table | state |
-| ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
+| ``decode_first`` | after the last step, once per video | ``latents`` of one frame | ``frames``, state |
+| ``decode`` | next, once per piece of a video | ``latents`` of a piece, state | ``frames``, state |
 | ``decode_tiny`` | instead of ``decode``, where a request asks for it | ``latents`` | ``frames`` |
 | ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
 
 A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
-State is the inputs that a program donates: latents, and whatever else steps pass on. Programs of streamed
+State is the inputs that a program donates: latents, and whatever else steps pass on; of a decoder what pieces
+do. A decoder without state makes a whole video in one call. Programs of streamed
 layers take one layer of a stack of the transformer, by the stack's name, or ``outside``, what is in no stack.
 """
 
 DecoderName = Literal["full", "tiny"]
 """What makes frames of the last latents: the VAE's decoder, or a tiny one beside it."""
 
-DECODERS: Mapping[str, RoleName] = MappingProxyType({"full": "decode", "tiny": "decode_tiny"})
-"""The role of each decoder's programs."""
+DECODERS: Mapping[str, tuple[RoleName, ...]] = MappingProxyType(
+    {"full": ("decode_first", "decode"), "tiny": ("decode_tiny",)}
+)
+"""The roles of each decoder's programs."""
 
 FormName = Literal["step", "scan", "stream"]
 """A form of the denoising loop."""
@@ -121,7 +125,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: as the manifest has it.
         when: the part of a generation in which its programs run.
-        calls: the calls of each of its programs in a generation; of a program of a layer, for each layer.
+        calls: the calls of each of its programs in a generation; of a program of a layer, for each layer; of
+            one of a piece of a video, for each piece.
         makes: whether a program that ends steps makes the one with this number; None for all other programs.
         body: of a loop over steps on the device, the role whose programs are its body, which the compiler
             counts once; None for no loop.
@@ -317,6 +322,16 @@ _ROWS = (
         proven=_UPDATE,
     ),
     Role(
+        name="decode_first",
+        when="video",
+        calls=lambda facts: _videos(facts, "full"),
+        makes=None,
+        body=None,
+        passes=False,
+        warm=True,
+        proven=_RECORD,
+    ),
+    Role(
         name="decode",
         when="video",
         calls=lambda facts: _videos(facts, "full"),
@@ -375,8 +390,9 @@ def roles_of(form: str, decoder: str = "full") -> tuple[Role, ...]:
         form: one of ``FORMS``.
         decoder: one of ``DECODERS``.
     """
-    chosen = {name for one in FORMS.values() for name in one.roles} | set(DECODERS.values())
-    others = chosen - {*FORMS[form].roles, DECODERS[decoder]}
+    forms = {name for one in FORMS.values() for name in one.roles}
+    others = forms | {name for roles in DECODERS.values() for name in roles}
+    others -= {*FORMS[form].roles, *DECODERS[decoder]}
     return tuple(role for name, role in ROLES.items() if role.when != "loading" and name not in others)
 
 

@@ -252,6 +252,7 @@ class Denoising:
         maker: the role whose program makes all steps; None for those that the form of the loop has.
         loras: what changes the experts.
         blending: the windows of every step; None where the programs take the whole video.
+        check: called as frames leave the decoder; what it raises ends the generation.
     """
 
     table: SolverTable
@@ -266,6 +267,7 @@ class Denoising:
     maker: RoleName | None = None
     loras: Sequence[AppliedLora] = ()
     blending: Blending | None = None
+    check: Callable[[], object] = _nothing
 
     @property
     def form(self) -> Form:

@@ -111,7 +111,8 @@ def _unread_adapters(artifact: Artifact, loras: Collection[str] | None) -> set[t
 
 def _unread_decoders(artifact: Artifact, decoders: Collection[str]) -> set[tuple[Kind, str]]:
     """Returns the components that only programs of other decoders take."""
-    manifest, others = artifact.manifest, {DECODERS[name] for name in DECODERS.keys() - set(decoders)}
+    manifest = artifact.manifest
+    others = {role for name in DECODERS.keys() - set(decoders) for role in DECODERS[name]}
     taken: dict[bool, set[str]] = {True: set(), False: set()}
     for one in manifest.program_sets.values():
         for program in (program for named in one.programs.values() for program in named.values()):

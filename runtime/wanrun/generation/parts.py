@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of
+from wanrun.generation.decoding import Clips, Take
 from wanrun.request.generation import Generation, deciding_facts
 
 _STATE, _FRAMES, _LATENTS = "parts.json", "frames", "latents.npy"
@@ -26,7 +28,11 @@ _PIECE_BYTES = 2**24
 
 
 def spool_for(
-    generation: Generation, folder: Path, metadata: Mapping[str, Any], overwrite: bool = False
+    generation: Generation,
+    folder: Path,
+    metadata: Mapping[str, Any],
+    take: Take | None = None,
+    overwrite: bool = False,
 ) -> Spool:
     """Returns the parts of a generation in a folder, with those that are there.
 
@@ -34,6 +40,7 @@ def spool_for(
         generation: the generation.
         folder: their folder.
         metadata: of its videos: parts whose video had other metadata are another video's.
+        take: as of ``Parts``.
         overwrite: whether those are replaced.
 
     Raises:
@@ -41,7 +48,9 @@ def spool_for(
     """
     deciding = {name: value for name, value in deciding_facts(metadata).items() if name != "latents"}
     profile = generation.profile
-    return Spool(folder, sha256_of(canonical_json(deciding)), (profile.height, profile.width), overwrite)
+    return Spool(
+        folder, sha256_of(canonical_json(deciding)), (profile.height, profile.width), take, overwrite
+    )
 
 
 def remove_spool(folder: Path) -> None:
@@ -58,31 +67,45 @@ def spool_of(video: Path) -> Path:
 
 
 class Parts:
-    """The frames of the parts so far, in memory.
+    """The frames of a video's parts, its windows or clips, in their order: passed on, or kept in memory.
+
+    It is a ``Take`` of the part that is being made.
+
+    Args:
+        take: gets the frames; None to keep them.
 
     Attributes:
         count: the parts that are there.
-        latents: the final latents of the last one, float32 (B, C, T, h, w); empty if there is none.
+        num_frames: the frames of one video that are there.
+        latents: the final latents of the last part, float32 (B, C, T, h, w); empty if there is none.
     """
 
-    def __init__(self) -> None:
-        self.count, self.latents = 0, np.empty(0, np.float32)
-        self._frames: list[np.ndarray] = []
+    def __init__(self, take: Take | None = None) -> None:
+        self.count, self.num_frames, self.latents = 0, 0, np.empty(0, np.float32)
+        self._clips, self._last = Clips(), np.empty(0, np.uint8)
+        self._take: Take = take or self._clips
 
-    def add(self, frames: np.ndarray, latents: np.ndarray) -> None:
-        """Adds a part: its own frames, uint8 (B, F, H, W, 3), and its final latents."""
-        self._frames.append(frames)
+    def resume(self) -> None:
+        """Passes on the frames that an earlier run has made: none, in memory."""
+
+    def __call__(self, video: int, frames: np.ndarray) -> None:
+        """Adds frames of a video, uint8 (N, H, W, 3)."""
+        self._last = frames[-1:]
+        self.num_frames += len(frames) if video == 0 else 0
+        self._take(video, frames)
+
+    def end(self, latents: np.ndarray) -> None:
+        """Ends a part, of which these are the final latents."""
         self.count, self.latents = self.count + 1, latents
 
     @property
     def last(self) -> np.ndarray:
-        """The last frame, uint8 (B, 1, H, W, 3)."""
-        return self._frames[-1][:, -1:]
+        """The last frame, uint8 (1, 1, H, W, 3)."""
+        return self._last[None]
 
-    @property
-    def frames(self) -> np.ndarray:
-        """All frames, uint8 (B, F, H, W, 3)."""
-        return self._frames[0] if self.count == 1 else np.concatenate(self._frames, axis=1)
+    def joined(self, profile: Profile) -> np.ndarray:
+        """Returns all frames, uint8 (B, F, H, W, 3); F is 0 if they were passed on."""
+        return self._clips.joined(self.latents, profile)
 
 
 class Spool(Parts):
@@ -94,18 +117,27 @@ class Spool(Parts):
         folder: the folder; it is made with the first part.
         key: what decides the video.
         size: height and width of the frames, in pixels.
+        take: gets the frames too, of which the result has none then; those that are there by ``resume``.
         overwrite: whether the parts of another video are replaced.
 
     Raises:
         UsageError: for parts of another video, and for a folder that cannot be read.
     """
 
-    def __init__(self, folder: Path, key: str, size: tuple[int, int], overwrite: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        size: tuple[int, int],
+        take: Take | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        super().__init__(take or _nobody)
+        self._mapped, self._pending = take is None, list[np.ndarray]()
         self._folder, self._key, self._size, self._checksums = folder, key, size, list[list[int]]()
         try:
             self._checksums = self._found()
-            self.count = len(self._checksums)
+            self.count, self.num_frames = len(self._checksums), self._written
             if self.count:
                 self.latents = np.load(folder / _LATENTS, allow_pickle=False)
         except FileNotFoundError:
@@ -136,40 +168,55 @@ class Spool(Parts):
         return 3 * height * width
 
     @property
-    def _num_frames(self) -> int:
+    def _written(self) -> int:
         return sum(frames for frames, _ in self._checksums)
 
-    def add(self, frames: np.ndarray, latents: np.ndarray) -> None:
-        """Adds a part, as ``Parts.add``; the frames are of one video.
+    def resume(self) -> None:
+        if self.count:
+            found, step = self._frames[0], max(1, _PIECE_BYTES // self._frame_bytes)
+            self._last = np.array(found[-1:])
+            for first in range(0, len(found), step):
+                self._take(0, found[first : first + step])
+
+    def __call__(self, video: int, frames: np.ndarray) -> None:
+        super().__call__(video, frames)
+        self._pending.append(frames)
+
+    def end(self, latents: np.ndarray) -> None:
+        """Ends a part of one video, as ``Parts.end``.
 
         Raises:
             UsageError: if it cannot be written; NoSpaceError if the disk is full.
         """
-        (own,) = frames
-        data = np.ascontiguousarray(own)
+        data = np.concatenate(self._pending)
+        self._pending = []
         try:
             self._folder.mkdir(exist_ok=True)
             with (self._folder / _FRAMES).open("ab") as file:
-                file.truncate(self._num_frames * self._frame_bytes)
+                file.truncate(self._written * self._frame_bytes)
                 file.write(data.data.cast("B"))
                 file.flush()
                 os.fsync(file.fileno())
             with (self._folder / _LATENTS).open("wb") as file:
                 np.lib.format.write_array(file, latents, allow_pickle=False)
-            parts = [*self._checksums, [len(own), zlib.crc32(data.data.cast("B"))]]
+            parts = [*self._checksums, [len(data), zlib.crc32(data.data.cast("B"))]]
             replace_file(self._folder / _STATE, canonical_json({"key": self._key, "parts": parts}))
         except OSError as error:
             raise unwritable(f"the parts in {self._folder}", error, "choose another --output") from error
-        self._checksums, self.count, self.latents = parts, self.count + 1, latents
+        self._checksums = parts
+        super().end(latents)
+
+    def joined(self, profile: Profile) -> np.ndarray:
+        return self._frames if self._mapped else super().joined(profile)
 
     @property
-    def last(self) -> np.ndarray:
-        return np.array(self.frames[:, -1:])
-
-    @property
-    def frames(self) -> np.ndarray:
-        shape = (1, self._num_frames, *self._size, 3)
+    def _frames(self) -> np.ndarray:
+        shape = (1, self._written, *self._size, 3)
         return np.memmap(self._folder / _FRAMES, np.uint8, "r", shape=shape)
+
+
+def _nobody(video: int, frames: np.ndarray) -> None:
+    pass
 
 
 def _checksum_of(read: Any, size: int) -> int:

@@ -22,8 +22,9 @@ from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
+from wanrun.generation.decoding import OnFrames, Telling
 from wanrun.generation.loras import applied_loras
-from wanrun.generation.parts import spool_for
+from wanrun.generation.parts import Parts, spool_for
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
 from wanrun.generation.step import OnStep, telling
@@ -213,6 +214,7 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda done, total: None,
+        on_frames: OnFrames | None = None,
         timings: Timings | None = None,
         cancel: CancelToken | None = None,
         spool: Path | None = None,
@@ -234,6 +236,8 @@ class Pipeline:
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: called after each program call with the number of steps done and the total; one of three
                 parameters with a ``Step`` too, which has the latents and a preview.
+            on_frames: gets the frames of each video while later ones are decoded, in the thread that has the
+                device, and the result has none; None for frames in the result.
             timings: where the times are recorded; None for new ones in the result.
             cancel: ends the generation when another thread asks for it.
             spool: as for ``run``.
@@ -244,7 +248,8 @@ class Pipeline:
         """
         generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
         given: dict[str, Any] = {"inputs": inputs, "latents": latents, "on_step": on_step}
-        return self.run(generation, **given, timings=timings, cancel=cancel, spool=spool)
+        given |= {"on_frames": on_frames, "spool": spool}
+        return self.run(generation, **given, timings=timings, cancel=cancel)
 
     def resolve(
         self,
@@ -277,6 +282,7 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda done, total: None,
+        on_frames: OnFrames | None = None,
         timings: Timings | None = None,
         warn: Warn = silent,
         cancel: CancelToken | None = None,
@@ -288,7 +294,7 @@ class Pipeline:
         Args:
             generation: what is made, of ``resolve`` or ``wanrun.resolve``.
             inputs: its images and videos, if they were already read.
-            latents, on_step, timings, cancel: as for ``generate``.
+            latents, on_step, on_frames, timings, cancel: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
             spool: folder of the frames of several clips, from which the same generation goes on after an end;
                 the result's frames are mapped files of it. None keeps them in memory.
@@ -302,7 +308,8 @@ class Pipeline:
             CancelledError: once ``cancel`` is cancelled.
             WanError: if the latents are not finite.
         """
-        check_objects(inputs=inputs, timings=timings, cancel=cancel, on_step=on_step, warn=warn)
+        functions = {"on_step": on_step, "on_frames": on_frames or silent, "warn": warn}
+        check_objects(inputs=inputs, timings=timings, cancel=cancel, **functions)
         check_resolved(generation, self.manifest)
         latents, told = None if latents is None else array_of(latents), list(generation.warnings)
 
@@ -330,12 +337,17 @@ class Pipeline:
                 check_latents(latents, generation.latents_shape)
             here = self.artifact.built_here(generation.profile.name)
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
-            parts = None if spool is None else spool_for(generation, spool, facts, overwrite)
+            take = None if on_frames is None else Telling(on_frames, generation.num_frames(inputs), facts)
+            parts = Parts(take) if spool is None else spool_for(generation, spool, facts, take, overwrite)
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
-                behind = partial(session.load_behind, generation.options.get("decoder"))
-                what = (generation.table, generation.ranges, embeddings, generation.options["loop"])
-                run = Denoising(*what, timings, behind, step, loras=loras, blending=generation.blending)
+                run = Denoising(
+                    *(generation.table, generation.ranges, embeddings, generation.options["loop"]),
+                    *(timings, partial(session.load_behind, generation.options.get("decoder")), step),
+                    loras=loras,
+                    blending=generation.blending,
+                    check=token.check,
+                )
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents, parts)
         count = leading_latents(self.manifest, generation.profile)

@@ -15,13 +15,14 @@ import numpy as np
 from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.roles import DECODERS, RoleName
+from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise, clip_seed
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, scan_calls, step_calls
 from wanrun.generation.conditioning import Conditioning
+from wanrun.generation.decoding import Clips, Decoder, Part, Take
 from wanrun.generation.parts import Parts
 from wanrun.generation.streamed import StreamedStep
 from wanrun.media.types import Inputs
@@ -79,7 +80,7 @@ class Sampler:
             options: the generation's resolved options.
             inputs: images and videos; None for text alone.
             latents: initial noise of the first window, instead of the seed's.
-            parts: gets the frames of each window or clip; clips that are there are not made. None for memory.
+            parts: gets the frames as they are made; parts that are there are not made. None for memory.
 
         Returns:
             Frames, uint8 (B, F, H, W, 3), and the final latents, float32 (B, C, T, h, w); those of the last
@@ -89,6 +90,7 @@ class Sampler:
         if run.blending is not None:
             return self._blended(run, options, latents, parts)
         noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
+        parts.resume()
         carried = self._continued(parts.last) if parts.count else {}
         for window in self._windows(inputs, overlap, clips)[parts.count :]:
             if carried and inputs is None:
@@ -101,10 +103,13 @@ class Sampler:
             start = latents if latents is not None and not parts.count else noise(self.latents_shape)
             count = 1 if window is None else window.count
             final = self.denoise(replace(run, window=parts.count, windows=count), start, conditions, noise)
-            frames, made = self.decode(final[:, :, self.leading :], run.timings, options.get("decoder"))
-            carried = self._carried(made, frames) if count > 1 else {}
-            parts.add(frames[:, overlap if parts.count else 0 :], final)
-        return parts.frames[:, : None if inputs is None else inputs.num_frames], parts.latents
+            whole = None if inputs is None else inputs.num_frames
+            left = None if whole is None else whole - parts.num_frames
+            part = Part(parts, overlap if parts.count else 0, left, run.check)
+            made = self.decode_to(part, final[:, :, self.leading :], run.timings, options.get("decoder"))
+            carried = self._carried(made, parts) if count > 1 else {}
+            parts.end(final)
+        return parts.joined(self.profile), parts.latents
 
     def _blended(
         self, run: Denoising, options: Mapping[str, Any], latents: np.ndarray | None, parts: Parts
@@ -112,17 +117,25 @@ class Sampler:
         """Makes the videos of text alone in windows, which make each step together, and are then decoded."""
         windows, noise = run.blending, Noise(options["seed"])
         assert windows is not None
+        parts.resume()
         if not parts.count:
             shape = (*self.latents_shape[:2], windows.total, *self.latents_shape[3:])
             start = noise(shape) if latents is None else latents
             final = self.denoise(run, start, self.conditioning(None, timings=run.timings), noise)
         else:
             final = parts.latents
+        decoder = options.get("decoder")
         # Of a later window's frames those are left out that the one before it has.
-        for begin, first in [*zip(windows.starts, windows.firsts, strict=True)][parts.count :]:
-            frames, _ = self.decode(final[:, :, windows.of(begin)], run.timings, options.get("decoder"))
-            parts.add(frames[:, -(windows.length - first) * self._temporal :] if first else frames, final)
-        return parts.frames, final
+        decoded = [
+            (windows.of(start), first) for start, first in zip(windows.starts, windows.firsts, strict=True)
+        ]
+        if Decoder(self.programs, decoder).any_length:
+            decoded = [(slice(None), 0)]
+        for own, first in decoded[parts.count :]:
+            part = Part(parts, 1 + (first - 1) * self._temporal if first else 0, None, run.check)
+            self.decode_to(part, final[:, :, own], run.timings, decoder)
+            parts.end(final)
+        return parts.joined(self.profile), final
 
     def denoise(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
         """Runs the experts' steps, one expert after the other.
@@ -240,33 +253,37 @@ class Sampler:
     def decode(
         self, latents: np.ndarray, timings: Timings, decoder: str | None = None
     ) -> tuple[np.ndarray, Mapping[str, Any]]:
-        """Decodes latents, one video at a time.
+        """Decodes latents to frames, uint8 (B, F, H, W, 3); for arguments and outputs see ``decode_to``."""
+        made = self.decode_to(clips := Clips(), latents, timings, decoder)
+        return clips.joined(latents, self.profile), made
+
+    def decode_to(
+        self, take: Take, latents: np.ndarray, timings: Timings, decoder: str | None = None
+    ) -> Mapping[str, Any]:
+        """Decodes latents, one video at a time, and gives the frames away while later ones are decoded.
 
         Args:
-            latents: normalised, float32 (B, C, T, h, w), without the leading latent frames.
+            take: gets the frames of each piece. What it raises ends the decoding.
+            latents: normalised, float32 (B, C, T, h, w), without the leading latent frames. T is the
+                profile's; or any, where the decoder makes a video piece by piece.
             timings: where the time is recorded.
             decoder: one of ``DECODERS``; None for the VAE's.
 
         Returns:
-            Frames, uint8 (B, F, H, W, 3), and all outputs of the programs for the last video, on the device.
+            All outputs of the last call of a program, on the device.
         """
-        programs = [
-            self.programs.bound(name) for name in self.programs.with_role(DECODERS[decoder or "full"])
-        ]
+        decode = Decoder(self.programs, decoder)
         with timings.phase("decode", f"{len(latents) * self.profile.num_frames} frames"):
-            frames, made = [], dict[str, Any]()
-            for one in latents:
-                made = {"latents": one}
-                for program in programs:
-                    made |= program(**made)
-                frames.append(np.asarray(made["frames"]))
-            return np.stack(frames), made
+            for video, one in enumerate(latents):
+                for frames in decode(one):
+                    take(video, frames)
+        return decode.made
 
-    def _carried(self, made: Mapping[str, Any], frames: np.ndarray) -> dict[str, Any]:
+    def _carried(self, made: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
         """Returns the outputs of a window that the next one takes, by its inputs' names."""
         windowing = self._task.windows
         if windowing is None:
-            return self._continued(frames[:, -1:])
+            return self._continued(parts.last)
         return {key: made[name] for key, name in windowing.carried.items()}
 
     def _continued(self, last: np.ndarray) -> dict[str, Any]:

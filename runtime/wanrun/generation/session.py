@@ -13,6 +13,7 @@ from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
+from wanrun.generation.decoding import Decoder
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
@@ -155,7 +156,7 @@ class Session(Sampler):
 
     def load_behind(self, decoder: str | None = None) -> None:
         """Requests a decoder's program and weights, for after the last step; raises a failed load's error."""
-        programs = self.programs.with_role(DECODERS[decoder or "full"])
+        programs = self.programs.with_role(*DECODERS[decoder or "full"])
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
 
@@ -178,7 +179,7 @@ class Session(Sampler):
             for maker in (name for name in self._form.makers if ROLES[name].warm):
                 run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
                 latents = self.denoise(run, noise, conditions, Noise(0))
-        self.decode(latents[:1, :, self.leading :], timings)
+        self.decode(latents[:1, :, self.leading :][:, :, : Decoder(self.programs).enough], timings)
 
 
 def _place(weights: WeightStore, profile: Profile) -> Placement | None:

@@ -16,7 +16,7 @@ from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import paired
 from wanrun.artifact.programs import Profile, Program, with_role
-from wanrun.artifact.roles import Facts, roles_of
+from wanrun.artifact.roles import DECODERS, Facts, roles_of
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.latents import latent_frames, latents_shape
 from wanrun.denoising.noise import clip_seed
@@ -208,6 +208,13 @@ class Generation:
             return any(item.array in inputs.arrays for item in taken.values())
         return self.media is not None and any(is_given(self.media, name) for name in taken)
 
+    @property
+    def _decodes_any_length(self) -> bool:
+        """Whether the decoder passes on a state."""
+        role = DECODERS[self.options.get("decoder", "full")][-1]
+        sets = (one.programs.get(self.profile.name, {}) for one in self.manifest.program_sets.values())
+        return any(one.donate for programs in sets for one in programs.values() if one.role == role)
+
     def cost(self, inputs: Inputs | None = None) -> Cost:
         """Returns what the generation will take. Inputs that were read may decide the number of windows."""
         profile, windows, steps = self.profile, self.num_windows(inputs), len(self.table.timesteps)
@@ -227,14 +234,22 @@ class Generation:
         )
         roles = roles_of(facts.form, facts.decoder)
         frames = profile.num_videos * self.num_frames(inputs)
-        flops, most = dict[str, float](), dict[str, int]()
+        decoded, latents = facts, latent_frames(self.manifest, profile.num_frames)
+        if self.blending is not None and self._decodes_any_length:
+            decoded, latents = msgspec.structs.replace(facts, windows=1), self.blending.total
+        facts_of = {role: decoded if role.when == "video" else facts for role in roles}
+        flops, most, pieces = dict[str, float](), dict[str, int](), dict[str, int]()
         for name, target in self.manifest.targets.items():
             figures = target.statistics.get(profile.name, {})
             programs = self.manifest.programs(target, profile)
             program_set = self.manifest.program_sets[target.program_set]
             layers, together = program_set.layers, paired(program_set.mesh)
+            pieces |= {one.role: one.pieces(latents) for one in programs.values()}
             run = [
-                (one, role.cost(facts, together) * _layers(programs[one], layers))
+                (
+                    one,
+                    role.cost(facts_of[role], together) * _layers(programs[one], layers) * pieces[role.name],
+                )
                 for role in roles
                 # Of the text encoder's programs the longest is counted.
                 for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]
@@ -243,7 +258,15 @@ class Generation:
                 if all("flops" in figures[one] for one, _ in run):
                     flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
                 most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _ in run)
-        calls: dict[str, int] = {role.name: role.calls(facts) for role in roles}
+        # Not every artifact has a program for the first frame.
+        having = (
+            role
+            for role in roles
+            if role.when != "video" or role.name in (pieces or DECODERS[facts.decoder][-1:])
+        )
+        calls: dict[str, int] = {
+            role.name: role.calls(facts_of[role]) * pieces.get(role.name, 1) for role in having
+        }
         known = self.manifest.model.task.windows is None or inputs is not None
         pixels = frames * profile.width * profile.height
         return Cost(windows if known else None, windows * steps, calls, frames, pixels, flops, most)

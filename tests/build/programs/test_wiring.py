@@ -145,7 +145,7 @@ IMAGE = {"image": {"kind": "image", "array": "image"}}
 HELD = {"condition": "c", "latents": "l", "mask": "latents"}
 
 CHANGES: list[tuple[Changed, str]] = [
-    (model(latent_channels=17), "program decode_video of|inputs.latents"),
+    (model(latent_channels=17), "program decode_first of|inputs.latents"),
     (model(vae_spatial=16), "inputs.latents"),
     (model(leading_latents=1), "inputs.latents"),
     (model(text_width=64), "program encode_text_64 of|outputs.embeddings"),
@@ -189,7 +189,7 @@ CHANGES: list[tuple[Changed, str]] = [
         "inputs.timestep; expected float32[]; found nothing",
     ),
     (outputs("denoise_step", history=NEW), "outputs.history; expected a dict of"),
-    (outputs("decode_video", frames="uint8[9,64,96,4]"), "outputs.frames; expected uint8[9,64,96,3]"),
+    (outputs("decode_video", frames="uint8[4,64,96,4]"), "outputs.frames; expected uint8[4,64,96,3]"),
     (inputs("encode_text", mask="int32[512]"), "program encode_text of|inputs.mask"),
     (inputs("stream_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected a dict of"),
     (outputs("stream_keys_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected uint8[3]"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import Refused, one_error
+from helpers.options import PROFILE
 from helpers.pictures import picture
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.noise import clip_seed
@@ -117,15 +118,15 @@ def test_the_command_goes_on_after_an_end(
         files = ("--image", tmp_path / "first.png", "--output", output, "--clips", CLIPS)
         return run(wanrun, [str(word) for word in (*words, *files, *more)])
 
-    add = Spool.add
+    end = Spool.end
 
-    def full(spool: Spool, frames: np.ndarray, latents: np.ndarray) -> None:
+    def full(spool: Spool, latents: np.ndarray) -> None:
         if spool.count == CLIPS - 1:
             raise UsageError("full")
-        add(spool, frames, latents)
+        end(spool, latents)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Spool, "add", full)
+        patched.setattr(Spool, "end", full)
         assert call() == 2
     assert spool_of(output).is_dir() and not output.exists()
     capsys.readouterr()
@@ -141,13 +142,19 @@ def test_what_takes_no_first_image_has_no_clips(toy_artifact: Path, refused: Ref
 
 
 def test_parts_that_are_damaged_are_not_continued(tmp_path: Path) -> None:
-    frames = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(1, 2, 4, 6, 3)
+    frames = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
+    told = list[np.ndarray]()
     memory, spool = Parts(), Spool(tmp_path / "o", "key", (4, 6))
-    for parts in (memory, spool):
-        parts.add(frames, np.ones(1, np.float32))
-        parts.add(frames[:, 1:], np.zeros(1, np.float32))
-    np.testing.assert_array_equal(memory.frames, spool.frames)
+    passing = Spool(tmp_path / "passed", "key", (4, 6), lambda video, some: told.append(some))
+    for parts in (memory, spool, passing):
+        for own, latents in ((frames, np.ones(1, np.float32)), (frames[1:], np.zeros(1, np.float32))):
+            parts(0, own)
+            parts.end(latents)
+    np.testing.assert_array_equal(memory.joined(PROFILE), spool.joined(PROFILE))
     np.testing.assert_array_equal(memory.last, spool.last)
+    assert passing.joined(PROFILE).shape == (1, 0, 64, 96, 3)
+    Spool(tmp_path / "passed", "key", (4, 6), lambda video, some: told.append(some)).resume()
+    np.testing.assert_array_equal(np.concatenate(told[:2]), told[2])
     again = Spool(tmp_path / "o", "key", (4, 6))
     assert again.count == 2 and not again.latents.any()
     with (tmp_path / "o" / "frames").open("r+b") as file:

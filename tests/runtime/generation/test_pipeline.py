@@ -30,6 +30,7 @@ from wanrun.timing.timings import Timings
 from wanrun.weights.programs import Programs
 
 PROMPT = "a fox in the snow"
+DECODE = "decode_first", "decode_video"
 TEXT = ["encode_text_64", "encode_text_128", "encode_text_256", "encode_text"]
 
 
@@ -64,8 +65,8 @@ def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: 
         pipeline.generate(PROMPT, num_steps=1, timings=timings)
         pipeline.generate("another " * 100, num_steps=1, timings=timings)
         assert reads == ["text_encoder", "transformer", "vae"]
-        assert loads == [*TEXT, "prepare", "denoise_step", "decode_video"]
-        assert (timings.cache_hits, timings.cache_misses) == (7, 0)
+        assert loads == [*TEXT, "prepare", "denoise_step", *DECODE]
+        assert (timings.cache_hits, timings.cache_misses) == (8, 0)
 
 
 def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> None:
@@ -95,7 +96,7 @@ def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> 
 def test_only_the_length_that_a_known_prompt_needs(toy_artifact: Path, loads: list[str]) -> None:
     with wanrun.load(toy_artifact, prompts=[PROMPT, ""], embeddings="none") as pipeline:
         pipeline.generate(PROMPT, "", num_steps=1)
-    assert loads == ["encode_text_64", "prepare", "denoise_step", "decode_video"]
+    assert loads == ["encode_text_64", "prepare", "denoise_step", *DECODE]
 
 
 def test_no_text_encoder_where_both_embeddings_are_at_hand(
@@ -110,7 +111,7 @@ def test_no_text_encoder_where_both_embeddings_are_at_hand(
     with wanrun.load(embedded, prompts=[PROMPT, ""]) as pipeline:
         pipeline.warmup()
         found = pipeline.generate(PROMPT, "", num_steps=2)
-        assert reads == ["transformer", "vae"] and loads == ["prepare", "denoise_step", "decode_video"]
+        assert reads == ["transformer", "vae"] and loads == ["prepare", "denoise_step", *DECODE]
         assert np.array_equal(found.latents, expected.latents)
         assert np.array_equal(found.frames, expected.frames)
         with pytest.raises(ArtifactError, match="weights are damaged: text_encoder/shared"):
@@ -210,7 +211,7 @@ def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         timings = Timings()
         pipeline.warmup(timings)
-        assert ran == [*TEXT, "prepare", "denoise_step", "decode_video"]
+        assert ran == [*TEXT, "prepare", "denoise_step", *DECODE]
         assert sorted([*ran, "denoise_loop"]) == sorted(programs_of(pipeline.manifest, pipeline.profile.name))
         assert timings.step_seconds == []
         assert timings.seconds.keys() == {"warmup", "restore", "transfer", "executables", "decode"}

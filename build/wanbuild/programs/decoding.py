@@ -1,0 +1,176 @@
+"""The programs that make frames of the last latents.
+
+A video's frames leave while later ones are decoded: ``decode_first`` makes the first frame and begins
+``past``, the history of the decoder's layers; ``decode_video`` makes the frames of one piece of latents after
+all earlier ones, and ``past`` is donated to it. So one program decodes a video of any number of frames, in
+memory that does not grow with them. Where ``flows`` says no, ``decode_video`` makes a whole video at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.models.params import bind
+from wanbuild.models.tiny_vae import TinyVAE
+from wanbuild.models.vae import Past, WanVAE
+from wanbuild.programs.parts import Parts
+from wanbuild.programs.spec import ProgramSpec
+from wanrun.artifact.manifest import TINY_VAE
+
+
+def flows(parts: Parts) -> bool:
+    """Returns whether frames leave while later ones are decoded.
+
+    They do not for a single frame, for tiles (each has all frames), for windows (the next one begins with
+    frames of this one), and on a mesh.
+    """
+    whole = parts.options.vae_tile or parts.variant.previous_frames or parts.mesh is not None
+    return parts.shape.num_frames > 1 and not whole
+
+
+def begins_apart(parts: Parts) -> bool:
+    """Returns whether the first frame has a program of its own: where pieces are alike it needs none."""
+    return flows(parts) and not parts.kernels.pieces_alike
+
+
+def decode_first(parts: Parts) -> ProgramSpec:
+    """Returns the program normalised latents (C, 1, h, w) float32 -> uint8 (1, H, W, 3), and ``past``."""
+    channels, _, *cells = _one_video(parts).shape
+
+    def decode_first(vae: Any, latents: jax.Array) -> dict[str, Any]:
+        return _piece(parts, vae, latents, None)
+
+    latents = jax.ShapeDtypeStruct((channels, 1, *cells), jnp.float32)
+    return parts.spec(decode_first, {"vae": parts.weights["vae"], "latents": latents})
+
+
+def decode_video(parts: Parts) -> ProgramSpec:
+    """Returns the program normalised latents (C, n, h, w) float32 of one piece -> uint8 (4 n, H, W, 3).
+
+    It takes what the piece before has left, ``past``, and returns what the next one takes. Where pieces are
+    alike, ``first`` is 1 for the first one, whose last latent and last frame are the video's first; its
+    ``past`` is zeros. For a video that is decoded at once: see ``_decode_whole``.
+    """
+    if not flows(parts):
+        return _decode_whole(parts)
+    channels, frames, *cells = _one_video(parts).shape
+    # As many pieces as the option requires, of equal length.
+    count = -(-(frames - 1) // parts.options.vae_decode_chunk)
+    latents = jax.ShapeDtypeStruct((channels, -(-(frames - 1) // count), *cells), jnp.float32)
+    arguments = {"vae": parts.weights["vae"], "latents": latents, "past": _past(parts, latents)}
+    if parts.kernels.pieces_alike:
+        arguments["first"] = jax.ShapeDtypeStruct((), jnp.int32)
+
+    def decode_video(
+        vae: Any, latents: jax.Array, past: Past, first: jax.Array | None = None
+    ) -> dict[str, Any]:
+        return _piece(parts, vae, latents, past, None if first is None else first > 0)
+
+    return parts.spec(decode_video, arguments, donate=("past",))
+
+
+def _past(parts: Parts, latents: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    """Returns the abstract history that pieces of these latents pass on."""
+    if not parts.kernels.pieces_alike:
+        return parts.outputs(decode_first)["past"]  # type: ignore[no-any-return]
+
+    def begun(vae: Any, latents: jax.Array) -> dict[str, Any]:
+        return _piece(parts, vae, latents, None, jnp.bool_(True))
+
+    arguments = {"vae": parts.weights["vae"], "latents": latents}
+    return parts.spec(begun, arguments).outputs["past"]  # type: ignore[no-any-return]
+
+
+def _piece(
+    parts: Parts, vae: Any, latents: jax.Array, past: Past | None, first: jax.Array | None = None
+) -> dict[str, Any]:
+    """Returns the frames of a piece, and what the next one takes."""
+    module: WanVAE = parts.modules["vae"]
+    frames, left = bind(module, vae).decode_piece(
+        _denormalised(parts, latents)[None],
+        past,
+        dtype=parts.vae_dtype,
+        algorithm=parts.kernels.convolution,
+        first=first,
+        finish=_to_uint8,
+    )
+    return {"frames": frames[0], "past": left}
+
+
+def _decode_whole(parts: Parts) -> ProgramSpec:
+    """Returns the program normalised latents (C, T, h, w) float32 of one video -> uint8 (F, H, W, 3).
+
+    T is without the latent frames in front of the video's own, so that profiles which differ only in those
+    share the program. Its output is frames; for a model with windows also last_frames, float32 in [-1, 1]:
+    the next window may begin with them.
+    """
+    module: WanVAE = parts.modules["vae"]
+    keep = parts.variant.previous_frames
+
+    def decode_video(vae: Any, latents: jax.Array) -> dict[str, Any]:
+        decoded = bind(module, vae).decode(
+            _denormalised(parts, latents)[None],
+            parts.options.vae_decode_chunk,
+            dtype=parts.vae_dtype,
+            algorithm=parts.kernels.convolution,
+            alike=parts.kernels.pieces_alike,
+            finish=_to_uint8,
+            keep_last=keep,
+            tile=parts.options.vae_tile,
+        )
+        if not keep:
+            return {"frames": decoded[0]}
+        frames, last = decoded
+        return {"frames": frames[0], "last_frames": last[0]}
+
+    return parts.spec(decode_video, {"vae": parts.weights["vae"], "latents": _one_video(parts)})
+
+
+def _denormalised(parts: Parts, latents: jax.Array) -> jax.Array:
+    """Returns latents (C, T, h, w) with the mean and deviation of the VAE's."""
+    config = parts.configs["vae"]
+    # The reference divides by a rounded 1/std; the same order of roundings keeps uint8 equal.
+    inverse_std = 1.0 / jnp.asarray(config.latents_std, jnp.float32)
+    mean = jnp.asarray(config.latents_mean, jnp.float32)
+    return latents / inverse_std[:, None, None, None] + mean[:, None, None, None]
+
+
+def _to_uint8(frames: jax.Array) -> jax.Array:
+    unit = jnp.clip(frames.astype(jnp.float32) / 2 + 0.5, 0, 1)
+    return jnp.round(unit * 255).astype(jnp.uint8)
+
+
+def decode_tiny(parts: Parts) -> ProgramSpec:
+    """Returns the program that does what ``decode_video`` does by the tiny decoder, on each device of a mesh.
+
+    It takes latents as they are, without mean and deviation. The frames with which a next window may begin
+    are its own.
+    """
+    module: TinyVAE = parts.modules[TINY_VAE]
+    keep = parts.variant.previous_frames
+
+    def decode_tiny(tiny_vae: Any, latents: jax.Array) -> dict[str, Any]:
+        frames = bind(module, tiny_vae).decode(
+            latents[None],
+            parts.options.vae_decode_chunk,
+            dtype=parts.vae_dtype,
+            algorithm=parts.kernels.convolution,
+            finish=lambda frames: jnp.round(frames * 255).astype(jnp.uint8),
+        )[0]
+        if not keep:
+            return {"frames": frames}
+        last = frames[-keep:].astype(jnp.float32) / 127.5 - 1
+        before = ((keep - len(last), 0), (0, 0), (0, 0), (0, 0))
+        return {"frames": frames, "last_frames": jnp.pad(last, before)}
+
+    arguments = {TINY_VAE: parts.weights[TINY_VAE], "latents": _one_video(parts)}
+    return parts.spec(decode_tiny, arguments)
+
+
+def _one_video(parts: Parts) -> jax.ShapeDtypeStruct:
+    """Returns the latents of one video, without those in front of its own."""
+    channels, frames, *cells = parts.latents.shape[1:]
+    return jax.ShapeDtypeStruct((channels, frames - parts.leading, *cells), jnp.float32)
