@@ -52,7 +52,11 @@ def decode_video(parts: Parts) -> ProgramSpec:
 
     It takes what the piece before has left, ``past``, and returns what the next one takes. Where pieces are
     alike, ``first`` is 1 for the first one, whose last latent and last frame are the video's first; its
-    ``past`` is zeros. For a video that is decoded at once: see ``_decode_whole``.
+    ``past`` is zeros.
+
+    A video that is decoded at once: (C, T, h, w) -> (F, H, W, 3). T is without the latent frames in front of
+    the video's own, so that profiles which differ only in those share the program. For a model with windows
+    also last_frames, float32 in [-1, 1]: the next window may begin with them.
     """
     if not flows(parts):
         return _decode_whole(parts)
@@ -101,12 +105,7 @@ def _piece(
 
 
 def _decode_whole(parts: Parts) -> ProgramSpec:
-    """Returns the program normalised latents (C, T, h, w) float32 of one video -> uint8 (F, H, W, 3).
-
-    T is without the latent frames in front of the video's own, so that profiles which differ only in those
-    share the program. Its output is frames; for a model with windows also last_frames, float32 in [-1, 1]:
-    the next window may begin with them.
-    """
+    """Returns the program of a whole video."""
     module: WanVAE = parts.modules["vae"]
     keep = parts.variant.previous_frames
 

@@ -238,7 +238,7 @@ class _Wiring:
         return {"ids": ids, "mask": ids}, {"embeddings": rows}
 
     def _decoding(self, program: Program) -> tuple[Trees, Trees]:
-        """Returns the latents of one video, or of a piece of it, and their frames; pieces pass on a state."""
+        """Returns a video's own latents, or those of a piece with the state that it passes on; its frames."""
         profile = self._profile
         (last,) = with_role(self._programs, DECODERS["full"][-1])
         carried = self._programs[last]

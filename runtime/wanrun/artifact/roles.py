@@ -7,6 +7,8 @@ the programs of a role does: ``wanrun.generation``.
 
 from __future__ import annotations
 
+__all__ = ["DECODERS"]
+
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
