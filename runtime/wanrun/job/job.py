@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from wanrun.job.line import Passed
 from wanrun.job.outcome import Outcome, plain
 from wanrun.job.outputs import Output
 from wanrun.job.progress import Progress
+from wanrun.job.writing import Writing
 from wanrun.request.generation import Generation
 from wanrun.text.encoder import Warn, silent
 
@@ -92,21 +94,26 @@ def run_job(
         {} if spool is None or not job.generation.in_parts else {"spool": spool, "overwrite": overwrite}
     )
     try:
-        result = pipeline.run(
-            job.generation,
-            inputs=inputs,
-            latents=latents,
-            on_step=_telling(progress, look, passed),
-            timings=progress.timings,
-            warn=warn,
-            cancel=cancel,
-            **spooled,
-        )
-        metadata = {**result.options, **facts}
-        if job.outputs:
-            with progress.timings.phase("encode_video"):
+        with Writing(job.outputs, facts, overwrite) as writing:
+            result = pipeline.run(
+                job.generation,
+                inputs=inputs,
+                latents=latents,
+                on_step=_telling(progress, look, passed),
+                on_frames=writing,
+                timings=progress.timings,
+                warn=warn,
+                cancel=cancel,
+                **spooled,
+            )
+            metadata = {**result.options, **facts}
+            ends = writing.ends()
+            shown = result if ends is None else replace(result, frames=ends)
+            with progress.timings.phase("encode_video") if job.outputs else nullcontext():
                 for output in job.outputs:
-                    sizes[str(output.path)] = output.write(result, metadata, overwrite)
+                    if not writing.finish(output):
+                        output.write(shown, metadata, overwrite)
+                    sizes[str(output.path)] = output.nbytes
                     written(output, metadata)
         if spool is not None:
             remove_spool(spool)

@@ -55,9 +55,14 @@ class Output:
         Raises:
             UsageError: if it cannot be written; NoSpaceError if the disk is full.
         """
+        KINDS[self.kind].write(self, result, metadata, overwrite)
+        return self.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file that was written; of a folder of pictures those of all."""
         from wanrun.media.write_video import files_of
 
-        KINDS[self.kind].write(self, result, metadata, overwrite)
         return sum(file.stat().st_size for file in files_of(self.path))
 
 

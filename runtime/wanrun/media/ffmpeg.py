@@ -11,10 +11,9 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -75,7 +74,7 @@ def check_encodes(suffix: str, codec: str) -> None:
         source = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "16x16", "-i", "pipe:0")
         run_ffmpeg(
             [*source, "-c:v", codec, "-pix_fmt", "yuv420p", "-f", "null", "-"],
-            np.zeros((16, 16, 3), np.uint8),
+            [np.zeros((16, 16, 3), np.uint8)],
         )
     except UsageError as error:
         raise UsageError(
@@ -89,15 +88,15 @@ def check_encodes(suffix: str, codec: str) -> None:
         ) from None
 
 
-def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> bytes:
-    """Runs ffmpeg, feeding it the frames, and returns its standard output.
+def run_ffmpeg(arguments: Sequence[str], frames: Iterable[np.ndarray] = ()) -> bytes:
+    """Runs ffmpeg, feeding it frames as they come, and returns its standard output.
 
     imageio_ffmpeg's own writer ignores ffmpeg's exit status, so a full disk would go unnoticed. Only the
     binary is used.
 
     Args:
         arguments: ffmpeg's arguments, from the input on.
-        frames: a contiguous array of bytes for ffmpeg's standard input.
+        frames: contiguous arrays of bytes for ffmpeg's standard input. What they raise ends ffmpeg.
 
     Raises:
         UsageError: if there is no ffmpeg.
@@ -111,25 +110,37 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
             command,
             stdin=pipe,
             stdout=pipe,
-            stderr=pipe,
+            stderr=log,
             start_new_session=True,  # so that Ctrl-C does not reach it: this process ends it
             restore_signals=False,  # SIGXFSZ, at ulimit -f, would end it before it can say why
         )
 
-    with begun(start, _end) as process, process:
-        try:
-            # A view of the frames without a copy: communicate takes any buffer.
-            output, log = process.communicate(
-                None if frames is None else cast("bytes", frames.data.cast("B"))
-            )
-        except BaseException:
-            process.kill()
-            raise
+    # In memory, and no pipe: nobody reads one while frames are written.
+    with open(os.memfd_create("ffmpeg"), "w+b") as log:  # noqa: PTH123 - no path
+        with begun(start, _end) as process, process:
+            try:
+                _feed(process, frames)
+                output, _ = process.communicate()
+            except BaseException:
+                process.kill()
+                raise
+        log.seek(0)
+        said = log.read().decode("utf-8", errors="replace")
     if process.returncode:
-        lines = log.decode("utf-8", errors="replace").strip().splitlines()
+        lines = said.strip().splitlines()
         reason = lines[-1] if lines else how_it_ended(process.returncode)
         raise OSError(errno_in("\n".join(lines)), f"ffmpeg: {reason}")
     return output
+
+
+def _feed(process: subprocess.Popen[bytes], frames: Iterable[np.ndarray]) -> None:
+    """Writes frames, without a copy, to a process, as long as it reads them."""
+    assert process.stdin is not None
+    for piece in frames:
+        try:
+            process.stdin.write(piece.data.cast("B"))
+        except BrokenPipeError:  # its exit code says why
+            return
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -27,7 +27,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -122,10 +122,34 @@ def check_free(
 def write_video(
     frames: np.ndarray, path: Path, fps: float, metadata: Mapping[str, object], overwrite: bool = True
 ) -> None:
-    """Writes one video atomically: the new file is complete, or the path still has its old file or none.
+    """Writes one video: ``write_pieces`` of one piece.
 
     Args:
         frames: uint8 (T, H, W, 3), sRGB.
+        path, fps, metadata, overwrite: as of ``write_pieces``.
+
+    Raises:
+        UsageError: as ``write_pieces``.
+        ValueError: if frames is not such an array.
+    """
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
+        raise ValueError(f"frames must be uint8 (T, H, W, 3), not {frames.dtype} {frames.shape}")
+    write_pieces([frames], frames.shape, path, fps, metadata, overwrite)
+
+
+def write_pieces(
+    pieces: Iterable[np.ndarray],
+    shape: tuple[int, ...],
+    path: Path,
+    fps: float,
+    metadata: Mapping[str, object],
+    overwrite: bool = True,
+) -> None:
+    """Writes one video atomically: the new file is complete, or the path still has its old file or none.
+
+    Args:
+        pieces: its frames in order, uint8 (N, H, W, 3), sRGB. What they raise leaves no file.
+        shape: of all frames together, (T, H, W, 3).
         path: the file, with a suffix of the table above. A folder of pictures replaces nothing.
         fps: frames per second.
         metadata: written as JSON into the file, or beside it. A value that JSON cannot hold becomes its
@@ -135,10 +159,7 @@ def write_video(
     Raises:
         UsageError: if the file cannot be written, or its format cannot hold such frames; NoSpaceError if the
             disk is full.
-        ValueError: if frames is not such an array.
     """
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
-        raise ValueError(f"frames must be uint8 (T, H, W, 3), not {frames.dtype} {frames.shape}")
     if not (math.isfinite(fps) and 0 < fps <= 1000):
         raise UsageError("the frame rate is out of range", expected="0 < fps <= 1000", found=fps)
     encode = _ENCODERS[path.suffix.lower()]
@@ -152,7 +173,8 @@ def write_video(
         sidecar = text.encode("utf-8", errors="backslashreplace")
     try:
         with _replacing(path, overwrite, sidecar) as temporary:
-            encode(np.ascontiguousarray(frames), temporary, fps, "" if beside else comment)
+            contiguous = map(np.ascontiguousarray, pieces)
+            encode(contiguous, shape, temporary, fps, "" if beside else comment)
     except OSError as error:
         raise unwritable(str(path), error, "choose another --output") from error
 
@@ -202,8 +224,10 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
     fsync_directory(path.absolute().parent)
 
 
-def _write_by_ffmpeg(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
-    height, width = frames.shape[1:3]
+def _write_by_ffmpeg(
+    pieces: Iterable[np.ndarray], shape: tuple[int, ...], path: Path, fps: float, comment: str
+) -> None:
+    height, width = shape[1:3]
     if height % 2 or width % 2:
         raise UsageError(
             f"{path.suffix[1:]} needs an even width and height",
@@ -215,7 +239,7 @@ def _write_by_ffmpeg(frames: np.ndarray, path: Path, fps: float, comment: str) -
     metadata = ["-metadata", f"comment={comment}"] if comment else []
     suffix = path.suffix.lower()
     encoder = [*_YUV, "-c:v", CODECS[suffix], *_QUALITY[CODECS[suffix]], "-f", suffix[1:]]
-    run_ffmpeg([*source, *encoder, *metadata, f"file:{path}"], frames)
+    run_ffmpeg([*source, *encoder, *metadata, f"file:{path}"], pieces)
 
 
 def _read_by_ffmpeg(path: Path) -> str:
@@ -225,60 +249,74 @@ def _read_by_ffmpeg(path: Path) -> str:
     return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
 
-def _save_animation(frames: np.ndarray, path: Path, fps: float, unit_ms: int, **options: Any) -> None:
+def _save_animation(
+    pieces: Iterable[np.ndarray], path: Path, fps: float, unit_ms: int, **options: Any
+) -> None:
     """Saves an endless animation with these options of Pillow's format; one frame of PNG is a plain picture.
 
     Durations are in whole units whose sum does not drift: a frame at 16 fps takes 62.5 ms.
     """
-    times = [round(i * 1000 / fps / unit_ms) * unit_ms for i in range(len(frames) + 1)]
+    first, *rest = _images(pieces)
+    times = [round(i * 1000 / fps / unit_ms) * unit_ms for i in range(len(rest) + 2)]
     durations = [end - start for start, end in pairwise(times)]
-    first, *rest = _images(frames)
     first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, **options)
 
 
-def _images(frames: np.ndarray) -> list[Image.Image]:
+def _images(pieces: Iterable[np.ndarray]) -> Iterator[Image.Image]:
     from PIL import Image
 
-    return [Image.fromarray(frame) for frame in frames]
+    return (Image.fromarray(frame) for piece in pieces for frame in piece)
 
 
-def _write_gif(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+def _write_gif(
+    pieces: Iterable[np.ndarray], shape: tuple[int, ...], path: Path, fps: float, comment: str
+) -> None:
     text = {"comment": comment.encode("ascii")} if comment else {}
-    _save_animation(frames, path, fps, 10, format="GIF", **text)
+    _save_animation(pieces, path, fps, 10, format="GIF", **text)
 
 
-def _write_webp(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+def _write_webp(
+    pieces: Iterable[np.ndarray], shape: tuple[int, ...], path: Path, fps: float, comment: str
+) -> None:
     from PIL import Image
 
     exif = Image.Exif()
     if comment:
         exif.get_ifd(_EXIF_IFD)[_USER_COMMENT] = _ASCII + comment.encode("ascii")
     data = exif.tobytes() if comment else b""
-    _save_animation(frames, path, fps, 1, format="WEBP", quality=90, method=4, exif=data)
+    _save_animation(pieces, path, fps, 1, format="WEBP", quality=90, method=4, exif=data)
 
 
-def _write_png(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+def _write_png(
+    pieces: Iterable[np.ndarray], shape: tuple[int, ...], path: Path, fps: float, comment: str
+) -> None:
     from PIL import PngImagePlugin
 
     text = PngImagePlugin.PngInfo()
     if comment:
         text.add_text("Comment", comment)
-    _save_animation(frames, path, fps, 1, format="PNG", pnginfo=text)
+    _save_animation(pieces, path, fps, 1, format="PNG", pnginfo=text)
 
 
-def _write_frames(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+def _write_frames(
+    pieces: Iterable[np.ndarray], shape: tuple[int, ...], path: Path, fps: float, comment: str
+) -> None:
     path.mkdir()
-    for number, image in enumerate(_images(frames), 1):
+    for number, image in enumerate(_images(pieces), 1):
         image.save(path / f"{number:04}.png")
 
 
-def _write_npy(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+def _write_npy(
+    pieces: Iterable[np.ndarray], shape: tuple[int, ...], path: Path, fps: float, comment: str
+) -> None:
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(frames))
+    facts = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, facts)
     # As numpy.save, which writes by C's fwrite and so does not know why that failed: a full disk.
     with path.open("wb") as file:
         file.write(header.getvalue())
-        file.write(frames.data)
+        for piece in pieces:
+            file.write(piece.data)
 
 
 def _read_image_comment(path: Path) -> str:
@@ -293,7 +331,7 @@ def _read_image_comment(path: Path) -> str:
         return field.removeprefix(_ASCII).decode("ascii") if isinstance(field, bytes) else ""
 
 
-_Encoder = Callable[[np.ndarray, Path, float, str], None]
+_Encoder = Callable[[Iterable[np.ndarray], tuple[int, ...], Path, float, str], None]
 
 _ENCODERS: Mapping[str, _Encoder] = MappingProxyType(
     {

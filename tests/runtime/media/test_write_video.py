@@ -197,7 +197,7 @@ def test_an_old_file_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
 def test_a_failure_leaves_the_old_file_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, raised: BaseException
 ) -> None:
-    def fail(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+    def fail(pieces: object, shape: object, path: Path, fps: float, comment: str) -> None:
         path.write_bytes(b"half of a vid")
         raise raised
 
@@ -213,7 +213,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    def full(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+    def full(pieces: object, shape: object, path: Path, fps: float, comment: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(video, "_ENCODERS", {suffix: full})
@@ -226,7 +226,7 @@ def test_ffmpeg_on_a_full_disk(tmp_path: Path) -> None:
         pytest.skip("needs /dev/full")
     (tmp_path / "full.mp4").symlink_to("/dev/full")
     with pytest.raises(OSError, match="ffmpeg") as caught:
-        video._write_by_ffmpeg(clip(), tmp_path / "full.mp4", 16, "{}")
+        video._write_by_ffmpeg([clip()], clip().shape, tmp_path / "full.mp4", 16, "{}")
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -387,12 +387,12 @@ def test_non_contiguous_frames(tmp_path: Path) -> None:
 
 def test_npy_is_what_numpy_writes_and_says_that_a_disk_is_full(tmp_path: Path) -> None:
     """numpy.save says how many values it wrote, and not why no more."""
-    video._write_npy(clip(), tmp_path / "a.npy", 16, "")
+    video._write_npy([clip()], clip().shape, tmp_path / "a.npy", 16, "")
     np.save(tmp_path / "b.npy", clip())
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
     (tmp_path / "full.npy").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
-        video._write_npy(clip(), tmp_path / "full.npy", 16, "")
+        video._write_npy([clip()], clip().shape, tmp_path / "full.npy", 16, "")
     assert caught.value.errno == errno.ENOSPC
 
 
