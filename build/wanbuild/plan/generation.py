@@ -25,6 +25,7 @@ from wanbuild.targets.chips import Chip
 from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
+from wanrun.artifact.programs import num_pieces
 from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
 from wanrun.artifact.slots import LORA, slots_bytes, slots_of
 from wanrun.denoising.guidance import skipping_steps
@@ -89,9 +90,22 @@ class Generation:
         for name, spec in self._counted.items():
             if ROLES[spec.role].when != "loading":
                 component = next((key for key in spec.inputs if key in self.components), None)
-                times = ROLES[spec.role].calls(self._facts)
+                times = ROLES[spec.role].calls(self._facts) * self._pieces(spec)
                 calls.append(Runs(name, spec.role, component, times))
         return tuple(calls)
+
+    def _pieces(self, spec: ProgramSpec) -> int:
+        """Returns how often a decoder is called for a video; 1 for any other program."""
+        if not self.carried(spec.name):
+            return 1
+        size = spec.arguments[spec.inputs.index("latents")].shape[1]
+        return num_pieces(self.builder.latent_shape[0] - self.builder.leading, size, spec.inputs)
+
+    def carried(self, name: str) -> int:
+        """Returns the bytes of the history that a decoder's pieces pass on; 0 for any other program."""
+        spec = self._counted[name]
+        state = [spec.arguments[index] for index in spec.donate_argnums]
+        return _bytes_of(state) if ROLES[spec.role].when == "video" else 0
 
     @functools.cached_property
     def _facts(self) -> Facts:
@@ -257,12 +271,19 @@ class Generation:
 
 
 def _beside(spec: ProgramSpec, held: Collection[str]) -> tuple[int, int]:
-    """Returns the bytes of a program's cache, and of its other inputs and outputs but those that are held."""
+    """Returns the bytes of a program's cache, and of its other inputs and outputs but those that are held.
+
+    What is returned where a donated input was counts once.
+    """
     inputs = zip(spec.inputs, spec.arguments, strict=True)
     given = [(name, tree) for name, tree in inputs if name not in held]
     total = {"kv": 0, "": 0}
-    for name, tree in [*given, *spec.outputs.items()]:
-        total[name if name == "kv" else ""] += sum(
-            math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
-        )
+    made = [(name, tree) for name, tree in spec.outputs.items() if name not in spec.donate]
+    for name, tree in [*given, *made]:
+        total[name if name == "kv" else ""] += _bytes_of(tree)
     return total["kv"], total[""]
+
+
+def _bytes_of(tree: Any) -> int:
+    """Returns the bytes of abstract arrays."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

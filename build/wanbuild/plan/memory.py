@@ -33,8 +33,9 @@ HELD: Mapping[str, str] = MappingProxyType(
 """The ways to hold weights, the fastest first."""
 
 VAE_COPIES = 10
-"""Activations at the VAE's largest level that are held at once: the history of each convolution, and what the
-compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to 12."""
+"""Activations at the VAE's largest level that are held at once: the history of each convolution, which a
+decoder has among its inputs, and what the compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to
+12."""
 
 
 TINY_COPIES = 3
@@ -155,7 +156,7 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     if call.component == TINY_VAE:
         return _tiny_bytes(generation)
     if call.component == "vae":
-        return _vae_bytes(generation, sizes, decoder=ROLES[call.role].when == "video")
+        return _vae_bytes(generation, call, sizes) - generation.carried(call.name)
     return _gathered_bytes(generation, call.component, sizes)
 
 
@@ -181,7 +182,8 @@ def _scales_rows(generation: Generation) -> bool:
     return any(not EIGHT_BITS[form].block for form in layers.values())
 
 
-def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:
+def _vae_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
+    decoder = ROLES[call.role].when == "video"
     config, shape, options = generation.config("vae"), generation.shape, generation.options
     chunk = options.vae_decode_chunk if decoder else options.vae_encode_chunk
     patch, tile = config.patch_size or 1, options.vae_tile if num_devices(sizes) == 1 else 0
@@ -193,7 +195,7 @@ def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:
         joined = _joined_bytes(shape, tile) if decoder else 0
     channels = config.decoder_dim if decoder else config.base_dim
     item = 4 if options.vae_dtype == "float32" else 2
-    frames = chunk * generation.manifest.model.vae_temporal
+    frames = 1 if call.role == "decode_first" else chunk * generation.manifest.model.vae_temporal
     return VAE_COPIES * frames * pixels * channels * item / num_devices(sizes) + joined
 
 

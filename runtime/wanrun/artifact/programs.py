@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["num_pieces"]
+
 import re
 import sys
 from collections.abc import Collection, Mapping

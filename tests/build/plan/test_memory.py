@@ -45,9 +45,9 @@ def generation(
 def test_temporaries_are_those_of_compiled_programs(
     name: str, size: tuple[int, int], program: str, gigabytes: float, tile: int
 ) -> None:
-    assert estimated(generation(name, size, tile=tile), {})[program].temporaries == pytest.approx(
-        gigabytes * 1e9, rel=0.25
-    )
+    one = generation(name, size, tile=tile)
+    found = estimated(one, {})[program].temporaries + one.carried(program)
+    assert found == pytest.approx(gigabytes * 1e9, rel=0.25)
 
 
 def test_meshes_divide_weights_and_work() -> None:
