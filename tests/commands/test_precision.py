@@ -22,7 +22,7 @@ from helpers.artifacts import shared
 from helpers.manifests import programs_of
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs import kinds as programs
+from wanbuild.programs import decoding
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.shape import Shape
@@ -109,7 +109,7 @@ def test_latents_and_history_have_the_scheduler_dtype(
         found = [aval.dtype for aval in program.in_avals if aval.shape == (1, 16, 3, 8, 12)]
         assert found == [dtype] * 4
     # What they are not a part of stays as it is.
-    assert avals["decode_video"]["inputs"]["latents"] == "float32[16,3,8,12]"
+    assert avals["decode_video"]["inputs"]["latents"] == "float32[16,1,8,12]"
 
 
 def test_both_loops_keep_bfloat16_latents(made: Mapping[str, Generated]) -> None:
@@ -138,9 +138,9 @@ class Seen:
     z: Any
     dtype: Any
 
-    def decode(self, z: Any, chunk: int, *, dtype: Any, **_: Any) -> Any:
+    def decode_piece(self, z: Any, past: None, *, dtype: Any, **_: Any) -> Any:
         self.z, self.dtype = z, dtype
-        return z
+        return z, past
 
 
 @pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.2-ti2v"])
@@ -167,9 +167,9 @@ def test_mean_and_std_stay_in_float32(
             BuildOptions(vae_dtype=dtype),
             resolve_target("cpu").kernels,
         )
-        decode = builder.named("decode_video").function
+        decode = builder.named("decode_first").function
         with monkeypatch.context() as patched:
-            patched.setattr(programs, "bind", lambda module, weights, seen=seen: seen)
+            patched.setattr(decoding, "bind", lambda module, weights, seen=seen: seen)
             decode({}, latents)
         z = np.asarray(seen.z[0])
         assert (z.dtype, seen.dtype) == (np.float32, jnp.dtype(dtype))

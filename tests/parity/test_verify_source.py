@@ -139,7 +139,7 @@ def test_several_videos(media_toy: Toys, verify: Verify, tmp_path_factory: pytes
     def build(folder: Path) -> None:
         convert(ConvertRequest(checkpoint, folder, dict.fromkeys(STORED, "float32")))
         request = CompileRequest(folder, ["cpu"], [(96, 64)], [9], [False], num_videos=2, options=options)
-        compile_fast(request, (*OWN_PROGRAMS, "decode_video"))
+        compile_fast(request, (*OWN_PROGRAMS, "decode_first", "decode_video"))
 
     artifact = shared(tmp_path_factory, "two-videos-artifact", build)
     code, checks, _ = verify(artifact, checkpoint, "--steps", 2)
