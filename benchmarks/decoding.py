@@ -102,16 +102,18 @@ def _measured(given: argparse.Namespace) -> dict[str, Any]:
             waiting = out["frames"]
         yield np.asarray(waiting)
 
-    seconds, begun, kept = [], [], b""
+    seconds, busy, begun, kept = [], [], [], b""
     for _ in range(given.repeats):
-        started, parts_ = time.perf_counter(), []
+        started, used, parts_ = time.perf_counter(), time.process_time(), []
         for piece in made():
             if not parts_:
                 begun.append(time.perf_counter() - started)
             parts_.append(piece.tobytes())
         seconds.append(time.perf_counter() - started)
+        busy.append(time.process_time() - used)
         kept = b"".join(parts_)
     found["decode, s"] = " ".join(f"{one:.2f}" for one in seconds)
+    found["decode, seconds of all cores"] = " ".join(f"{one:.1f}" for one in busy)
     found["until the first frames, s"] = " ".join(f"{one:.2f}" for one in begun)
     peak = next(line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if "VmHWM" in line)
     found["peak memory, GB"] = f"{int(peak.split()[1]) * 1024 / 1e9:.2f}"
