@@ -200,7 +200,9 @@ def _profile_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     for name, profile in data["profiles"].items():
         targets = ",".join(sorted(t for t, item in data["targets"].items() if name in item["profiles"]))
         options = ", ".join(
-            f"{key}={value}" for key, value in sorted(profile["options"].items()) if value not in (None, 0)
+            f"{key}={' and '.join(value) if key == 'guiders' else value}"
+            for key, value in sorted(profile["options"].items())
+            if value not in (None, 0, ())
         )
         guidance = "by step" if profile["guidance"] else "none"
         recorded = "yes" if profile["recorded"] else "no"
