@@ -14,7 +14,7 @@ from helpers.tiny_decoder import write_tiny
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wancli.console import run
-from wanrun import load, needed, resolve
+from wanrun import Step, load, needed, resolve
 from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.named import WEIGHTS
 from wanrun.errors import SourceError, UsageError
@@ -41,12 +41,26 @@ def read(timings: Timings) -> set[str | None]:
 
 def test_what_is_not_asked_for_is_not_read(artifact: Path) -> None:
     videos: dict[str, Any] = {}
+    looked: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def look(done: int, total: int, step: Step) -> None:
+        if step.tiny is not None:
+            looked.append((step.decoded(), step.clean))
+            return
+        with pytest.raises(UsageError, match="decoder tiny"):
+            step.decoded()
+
     for decoder, other in (("tiny", "vae"), ("full", TINY_VAE)):
         timings = Timings()
         with load(artifact, prompts=[PROMPT, ""], timings=timings) as pipeline:
-            made = pipeline.generate(PROMPT, "", num_steps=1, decoder=decoder, timings=timings)
+            made = pipeline.generate(PROMPT, "", num_steps=1, decoder=decoder, timings=timings, on_step=look)
             assert other not in read(timings) and len(read(timings) & {"vae", TINY_VAE}) == 1
             assert np.array_equal(pipeline.decode(made.latents, decoder=decoder), made.frames)
+            if decoder == "tiny":
+                ((shown, clean),) = looked
+                (whole,) = pipeline.decode(clean, decoder=decoder)
+                expected = whole[::4].reshape(3, 16, 4, 24, 4, 3).mean((2, 4))
+                assert shown.dtype == np.uint8 and np.abs(shown - expected).max() <= 0.5
             with pytest.raises(UsageError, match="full, tiny"):
                 pipeline.decode(made.latents, decoder="small")
         assert made.options.get("decoder") == (decoder if decoder == "tiny" else None)

@@ -74,7 +74,7 @@ class Device:
         with timings.phase("denoise"):
             for step in range(1, 4):
                 self.happens()
-                on_step(step, 3, SimpleNamespace(preview=self.preview))
+                on_step(step, 3, SimpleNamespace(preview=self.preview, tiny=None))
                 cancel.check()
             timings.steps("step", 3, 0.3)
         with timings.phase("decode"):

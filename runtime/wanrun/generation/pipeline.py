@@ -321,10 +321,13 @@ class Pipeline:
             tell_step(done, total, state)
             token.check()
 
-        token, tell_step = cancel or CancelToken(), telling(on_step, self.manifest, generation.profile)
+        token = cancel or CancelToken()
         token.check()
         with self._call(timings, cancel) as timings:
             session = self.session(generation.profile)
+            decoder = generation.options.get("decoder")
+            tiny = session.tiny_decoder(decoder) if generation.blending is None else None
+            tell_step = telling(on_step, self.manifest, generation.profile, tiny)
             session.describe(timings)
             if inputs is None and generation.media is not None:
                 with timings.phase("read_media"):
@@ -341,13 +344,10 @@ class Pipeline:
             parts = Parts(take) if spool is None else spool_for(generation, spool, facts, take, overwrite)
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
-                run = Denoising(
-                    *(generation.table, generation.ranges, embeddings, generation.options["loop"]),
-                    *(timings, partial(session.load_behind, generation.options.get("decoder")), step),
-                    loras=loras,
-                    blending=generation.blending,
-                    check=token.check,
-                )
+                behind = partial(session.load_behind, decoder)
+                what = (generation.table, generation.ranges, embeddings, generation.options["loop"])
+                more: dict[str, Any] = {"loras": loras, "blending": generation.blending, "check": token.check}
+                run = Denoising(*what, timings, behind, step, **more)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents, parts)
         count = leading_latents(self.manifest, generation.profile)

@@ -15,6 +15,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.generation.decoding import Decoder
 from wanrun.generation.sampler import Sampler
+from wanrun.generation.step import TinyDecoder
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
@@ -159,6 +160,17 @@ class Session(Sampler):
         programs = self.programs.with_role(*DECODERS[decoder or "full"])
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
+
+    def tiny_decoder(self, decoder: str | None) -> TinyDecoder | None:
+        """Returns what decodes previews of a video of this decoder; None for one that does not load it."""
+        if decoder != "tiny" or self._opened.device.group is not None:
+            return None
+        figures = self._opened.selected.target.statistics.get(self.profile.name, {})
+        made, own = (self.programs.with_role(*one) for one in (self._form.makers, (DECODERS[decoder],)))
+        if any("flops" not in figures.get(name, {}) for name in (*made, *own)):
+            return None
+        steps = sum(figures[name]["flops"] for name in own) / max(figures[name]["flops"] for name in made)
+        return TinyDecoder(lambda latents: self.decode(latents, Timings(), decoder)[0], steps)
 
     def warm_up_text(self) -> None:
         """Runs the text encoder once, unless ``start`` had the embeddings of all given prompts."""

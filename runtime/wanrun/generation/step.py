@@ -16,14 +16,35 @@ from wanrun.denoising.latents import leading_latents
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError
 
+SHRUNK = 4
+"""How many times smaller a decoded preview is than the frame."""
+
+
+@dataclass(frozen=True)
+class TinyDecoder:
+    """The tiny decoder of a video that is made with it.
+
+    Attributes:
+        decode: takes latents (1, C, T, h, w) to frames, uint8 (1, F, H, W, 3).
+        steps: its work, by the compiler's count, in steps.
+    """
+
+    decode: Callable[[np.ndarray], np.ndarray]
+    steps: float
+
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it."""
+    """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it.
+
+    Attributes:
+        tiny: what ``decoded`` needs; None for a video that another decoder makes.
+    """
 
     state: State
     manifest: Manifest
     profile: Profile
+    tiny: TinyDecoder | None = None
 
     @property
     def latents(self) -> np.ndarray:
@@ -70,6 +91,29 @@ class Step:
         picture = np.tensordot(self.clean[video], np.array(colours), (0, 0)) + grey
         return np.rint(picture).clip(0, 255).astype(np.uint8)
 
+    def decoded(self, video: int = 0) -> np.ndarray:
+        """Returns a smaller frame of each latent frame by the tiny decoder, uint8 (T, H / 4, W / 4, 3).
+
+        The device decodes the whole video for it.
+
+        Args:
+            video: number of the video, of those of one prompt.
+
+        Raises:
+            UsageError: if the video is not made by the tiny decoder.
+        """
+        if self.tiny is None:
+            raise UsageError(
+                "there is no decoded preview",
+                expected="a video of the tiny decoder",
+                remedy="make it with decoder tiny, or call preview",
+            )
+        (frames,) = self.tiny.decode(self.clean[video : video + 1])
+        chosen = frames[:: self.manifest.model.vae_temporal]
+        count, height, width, _ = chosen.shape
+        cells = chosen.reshape(count, height // SHRUNK, SHRUNK, width // SHRUNK, SHRUNK, 3)
+        return np.rint(cells.mean((2, 4))).astype(np.uint8)
+
     def _copy(self, array: Any) -> np.ndarray:
         try:
             return np.array(array, np.float32)  # a CPU array would share the memory of the device's
@@ -83,7 +127,9 @@ OnStep = Callable[[int, int], None] | Callable[[int, int, Step], None]
 """Gets the number of steps done, the total, and the ``Step`` if it has a third parameter without default."""
 
 
-def telling(on_step: OnStep, manifest: Manifest, profile: Profile) -> Callable[[int, int, State], None]:
+def telling(
+    on_step: OnStep, manifest: Manifest, profile: Profile, tiny: TinyDecoder | None
+) -> Callable[[int, int, State], None]:
     """Returns a function of a state that calls ``on_step`` with what it takes.
 
     Raises:
@@ -91,7 +137,7 @@ def telling(on_step: OnStep, manifest: Manifest, profile: Profile) -> Callable[[
     """
     if (needed := _needed(on_step)) == 3:
         whole = cast(Callable[[int, int, Step], None], on_step)
-        return lambda done, total, state: whole(done, total, Step(state, manifest, profile))
+        return lambda done, total, state: whole(done, total, Step(state, manifest, profile, tiny))
     if needed > 3:
         raise UsageError(
             "on_step takes too many or too few arguments",

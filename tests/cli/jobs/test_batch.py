@@ -180,7 +180,7 @@ def test_a_terminal_that_shows_pictures(
         show=lambda frames: happened.append(frames.shape), clear=lambda: happened.append("clear")
     )
     monkeypatch.setattr("wancli.jobs.batch.report", lambda text: happened.append(text.split()[0]))
-    step = SimpleNamespace(preview=lambda: np.zeros((3, 8, 12, 3), np.uint8))
+    step = SimpleNamespace(preview=lambda: np.zeros((3, 8, 12, 3), np.uint8), tiny=None)
     make = pipeline.run
 
     def run(generation: Any, *, on_step: Callable[..., None], **others: Any) -> Any:
