@@ -24,7 +24,7 @@ from helpers.damage import linked
 from helpers.manifests import plain_adapter
 from serve_client import Server, served
 from wanrun.artifact.adapter import SamplingDefaults
-from wanrun.artifact.manifest import Recorded, read_manifest
+from wanrun.artifact.manifest import read_manifest
 
 SHOTS = os.environ.get("WAN_PAGE_SHOTS")
 LONG = "5000"
@@ -48,16 +48,6 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def with_a_map(artifact: Path, folder: Path) -> Path:
-    """The artifact with a map from latents to colours."""
-    folder = linked(artifact, folder / "toy")
-    manifest = read_manifest(folder)
-    colours = tuple((10.0, float(row), -10.0) for row in range(manifest.model.latent_channels + 1))
-    record = Recorded(file="golden/a.json", sha256="0" * 64, preview=colours)
-    manifest.changed(golden=dict.fromkeys(manifest.profiles, record)).write(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def page_server(
     toy_artifact: Path,
@@ -65,7 +55,7 @@ def page_server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
     """A server of a model of text and of one that takes a first image."""
-    text = os.environ.get("WAN_PAGE_ARTIFACT") or with_a_map(toy_artifact, tmp_path_factory.mktemp("map"))
+    text = os.environ.get("WAN_PAGE_ARTIFACT", toy_artifact)
     _, image = media_toy("wan2.1-i2v")
     with served(tmp_path_factory.mktemp("page"), f"text={text}", f"image={image}") as server:
         yield server
@@ -331,12 +321,13 @@ def test_every_state_looks_well(browser: Browser, toy_artifact: Path, tmp_path: 
         expect(row(page, PROMPTS[3]).locator(".job-state")).to_have_text(
             re.compile(r"Step \d"), timeout=20_000
         )
+        expect(row(page, PROMPTS[3]).get_by_alt_text(re.compile("Preview"))).to_be_visible()
         page.click("#more summary")
         check(page, "running")
         for name, width, scheme in (("dark", 1280, "dark"), ("phone", 390, "light")):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             page.set_viewport_size({"width": width, "height": 860})
-            page.locator("#queue-title").scroll_into_view_if_needed()
+            page.locator("#queue-title").evaluate("title => title.scrollIntoView()")
             check(page, name)
         page.set_viewport_size({"width": 1280, "height": 860})
         card(page, PROMPTS[0]).locator("button").click()
