@@ -45,6 +45,7 @@ __all__ = [
     "relative_error",
     "replace_file",
     "resolve",
+    "run_all",
     "run_job",
     "schema",
     "temporary_path",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from wanrun.generation.result import Result
     from wanrun.generation.step import Step
     from wanrun.job.job import Job, run_job
+    from wanrun.job.line import run_all
     from wanrun.job.outcome import Outcome, from_wire, to_wire
     from wanrun.job.outputs import Output, outputs_of
     from wanrun.job.packed import PackedJob, pack
@@ -123,6 +125,7 @@ def __getattr__(name: str) -> Any:
         "resolve": "wanrun.request.resolve",
         "schema": "wanrun.request.rows",
         "temporary_path": "wanrun.temporary",
+        "run_all": "wanrun.job.line",
         "run_job": "wanrun.job.job",
         "to_wire": "wanrun.job.outcome",
         "user_copies": "wanrun.files",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["AT_ONCE", "Passed", "in_line"]
+__all__ = ["AT_ONCE", "Passed", "in_line", "run_all"]
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from wanrun.generation.pipeline import Pipeline
+    from wanrun.generation.result import Result
+    from wanrun.opened.cancel import CancelToken
+    from wanrun.request.generation import Generation
 
 T = TypeVar("T")
 
@@ -38,6 +45,34 @@ def in_line(jobs: Iterable[Callable[[Passed], T]]) -> Iterator[T]:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
+
+
+def run_all(
+    pipeline: Pipeline, generations: Iterable[Generation], *, cancel: CancelToken | None = None
+) -> Iterator[Result]:
+    """Makes the videos of resolved requests; each begins while those of the one before are decoded.
+
+    Args:
+        pipeline: what makes them.
+        generations: what is made, such as of several seeds; each is taken once the one before has made its
+            steps.
+        cancel: ends all of them.
+
+    Returns:
+        The results, in order. While the caller has one, the next one is made, and no other is begun.
+
+    Raises:
+        WanError: as of ``Pipeline.run``, in the place of the result.
+    """
+
+    def run(generation: Generation, passed: Passed) -> Result:
+        def on_step(done: int, total: int) -> None:
+            if done == total:
+                passed()
+
+        return pipeline.run(generation, on_step=on_step, cancel=cancel)
+
+    return in_line(partial(run, generation) for generation in generations)
 
 
 def _ran(job: Callable[[Passed], T], passed: threading.Event) -> T:

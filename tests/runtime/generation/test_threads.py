@@ -77,9 +77,11 @@ def test_images(media_toy: Callable[[str], tuple[Path, Path]], threads: ThreadPo
 
 
 def test_a_pipeline_each(toy_artifact: Path, threads: ThreadPoolExecutor) -> None:
-    """They share nothing but what JAX has one of."""
+    """They share nothing but what JAX has one of; in a line one has both."""
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         expected = [pipeline.generate(PROMPT, seed=seed, num_steps=2) for seed in range(2)]
+        each = (pipeline.resolve(PROMPT, seed=seed, num_steps=2) for seed in range(2))
+        assert all(map(same, expected, wanrun.run_all(pipeline, each)))
 
     def generate(seed: int) -> Result:
         with wanrun.load(toy_artifact, embeddings="none") as own_pipeline:

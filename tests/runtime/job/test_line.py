@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from wanrun.job.line import Passed, in_line
+from wanrun import CancelToken
+from wanrun.job.line import Passed, in_line, run_all
 
 
 class Watched:
@@ -60,3 +63,20 @@ def test_an_error_is_raised_in_its_place_and_the_next_one_is_waited_for() -> Non
     with pytest.raises(ValueError, match="of the second"):
         next(line)
     assert "c begins" not in watched.seen
+
+
+def test_the_next_generation_is_taken_when_the_steps_of_one_are_made() -> None:
+    second = threading.Event()
+
+    def run(number: Any, on_step: Any, cancel: Any) -> Any:
+        if number == 2:
+            second.set()
+        on_step(1, 2)
+        assert not second.is_set() or number == 2
+        on_step(2, 2)
+        assert second.wait(10)
+        return number, cancel
+
+    pipeline, numbers, cancel = SimpleNamespace(run=run), [1, 2], CancelToken()  # type: Any, Any, CancelToken
+    made: Any = list(run_all(pipeline, numbers, cancel=cancel))
+    assert made == [(1, cancel), (2, cancel)]
