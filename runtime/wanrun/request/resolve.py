@@ -143,7 +143,7 @@ def resolve_request(
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
     options |= blended_windows(manifest, profile, request)
     if "clips" in options or "window_frames" in options:
-        _check_parts(manifest, profile, given, options)
+        _check_parts(manifest, profile, given or inputs, options)
     if chosen.loras:
         options["lora"] = [one.facts for one in chosen.loras]
     table, ranges = schedule(options, manifest)
@@ -166,7 +166,7 @@ def resolve_request(
 
 
 def _check_parts(
-    manifest: Manifest, profile: Profile, media: Media | None, options: Mapping[str, Any]
+    manifest: Manifest, profile: Profile, media: Media | Inputs | None, options: Mapping[str, Any]
 ) -> None:
     """Raises UsageError where a clip cannot continue another one, or windows are not of text alone."""
     task, clips = manifest.model.task, field("clips")
@@ -179,7 +179,7 @@ def _check_parts(
             )
         return
     others = (name for name, item in task.inputs.items() if item is not task.chained)
-    if other := next((name for name in others if media is not None and is_given(media, name)), None):
+    if other := next((name for name in others if isinstance(media, Media) and is_given(media, name)), None):
         what = f"{clips} and {field(other)} exclude each other"
         raise UsageError(what, expected="a first image alone", remedy=f"leave {field(other)} out")
     if profile.num_videos > 1:
