@@ -86,7 +86,8 @@ class Made:
         model = plain_model(
             vae_temporal=4, vae_spatial=8, latent_channels=2, leading_latents=leading, task=task
         )
-        profile = SimpleNamespace(width=40, height=32, num_frames=LENGTH, num_videos=videos, num_references=0)
+        shape = {"width": 40, "height": 32, "num_frames": LENGTH, "num_videos": videos, "num_references": 0}
+        profile = SimpleNamespace(**shape, options=SimpleNamespace(guiders=()))
         self.loop, self.conditioning, self.told = Loop(), Conditioning(), [(0, 0)]
         manifest = plain_manifest(model=model)
         sampler = Sampler(*map(cast_any, (programs, manifest, profile, self.conditioning)))

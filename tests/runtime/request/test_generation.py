@@ -90,7 +90,7 @@ def test_the_cost_of_text_alone() -> None:
     pair = msgspec.structs.replace(PROFILE, num_videos=2)
     cost = generation(profile=pair, num_videos=2, num_steps=4).cost()
     assert (cost.windows, cost.steps, cost.frames, cost.pixels) == (1, 4, 18, 18 * 96 * 64)
-    assert cost.calls == {"text": 2, "once": 0, "window": 0, "prepare": 1, "step": 4, "decode": 2}
+    assert cost.calls == {"text": 2, "once": 0, "window": 0, "start": 0, "prepare": 1, "step": 4, "decode": 2}
     assert cost.flops == cost.bytes == {}  # nothing was compiled
     scan = generation(num_steps=4, loop="scan").cost().calls
     assert scan["scan"] == 1 and "step" not in scan
