@@ -271,13 +271,11 @@ class Generation:
 
 
 def _beside(spec: ProgramSpec, held: Collection[str]) -> tuple[int, int]:
-    """Returns the bytes of a program's cache, and of its other inputs and outputs but those that are held.
-
-    What is returned where a donated input was counts once.
-    """
+    """Returns the bytes of a program's cache, and of its other inputs and outputs but those that are held."""
     inputs = zip(spec.inputs, spec.arguments, strict=True)
     given = [(name, tree) for name, tree in inputs if name not in held]
     total = {"kv": 0, "": 0}
+    # What is donated is returned in its place.
     made = [(name, tree) for name, tree in spec.outputs.items() if name not in spec.donate]
     for name, tree in [*given, *made]:
         total[name if name == "kv" else ""] += _bytes_of(tree)
