@@ -183,13 +183,17 @@ def _generate(opened: Callable[[], Artifact], options: dict[str, Any]) -> int:
 def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup | None = None) -> int:
     with timings.phase("import"):
         from wancli.jobs.batch import Batch
+        from wancli.jobs.hours import Hours
         from wancli.jobs.outputs import write_timings
 
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())
     pictures = pictures_here() if leads else None
-    batch = Batch(work, how.overwrite, timings, leads, status, group is None, pictures)
+    hours = None if group is not None else Hours(work.artifact, work.jobs, how)
+    batch = Batch(work, how.overwrite, timings, leads, status, group is None, pictures, hours)
     batch.report_worklist()
+    if hours is not None:
+        hours.announce(print_error)
     with work.store or contextlib.nullcontext(), contextlib.ExitStack() as ending:
         if how.report is not None:
             from wanreport.run import reported

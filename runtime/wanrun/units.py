@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["in_hours"]
+
 PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
@@ -22,6 +24,14 @@ def scaled(number: float, unit: str) -> str:
     whole = not prefix and float(number).is_integer()
     decimals = 0 if whole or number >= 99.95 else 1 if number >= 9.995 else 2
     return f"{number:.{decimals}f} {prefix}{unit}"
+
+
+def in_hours(seconds: float) -> str:
+    """Returns a long time roughly, such as ``25 min``, ``2.5 h`` or ``11 h``."""
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 9.95 else f"{hours:.0f} h"
 
 
 def in_minutes(seconds: float) -> str:

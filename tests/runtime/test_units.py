@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wanrun.units import in_bytes, scaled
+from wanrun.units import in_bytes, in_hours, scaled
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_other_units() -> None:
     assert scaled(7.6e12, "FLOP") == "7.60 TFLOP"
     assert scaled(0.25, "B/s") == "0.25 B/s"
     assert scaled(38_400_000, "B/s") == "38.4 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1200, "20 min"), (5399, "90 min"), (9000, "2.5 h"), (39600, "11 h")]
+)
+def test_hours(seconds: float, text: str) -> None:
+    assert in_hours(seconds) == text

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from wancli.jobs.existing import check_same
+from wancli.jobs.hours import Hours
 from wancli.jobs.outputs import check_folder
 from wancli.jobs.planned import Planned
 from wancli.jobs.worklist import Worklist
-from wanrun import CancelToken, Job, Outcome, Output, Progress, Timings, in_bytes, run_job
+from wanrun import CancelToken, Event, Job, Outcome, Output, Progress, Timings, in_bytes, run_job
 from wanrun.errors import ArtifactError, WanError
 from wanrun.job.line import Passed, in_line
 from wanrun.job.outputs import VIDEO
@@ -44,6 +45,7 @@ class Batch:
         pictures: what shows a video that is made; None for nothing.
         ahead: whether the next prompt is prepared while a video is decoded and written. Processes of one run
             make everything in one order.
+        hours: says how long it takes; None to say nothing.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class Batch:
         status: Status | None = None,
         ahead: bool = True,
         pictures: Pictures | None = None,
+        hours: Hours | None = None,
     ) -> None:
         self._work, self._overwrite, self._timings = work, overwrite, timings
-        self._leads, self._ahead, self._pictures = leads, ahead, pictures
+        self._leads, self._ahead, self._pictures, self._hours = leads, ahead, pictures, hours
         self._status = Status(lambda: ()) if status is None else status
         self.outcomes: dict[int, Outcome] = {}  # by the number of the prompt
         self._failures: list[WanError] = []
@@ -156,7 +159,8 @@ class Batch:
         work, job = self._work, planned.job
         if not self._leads:
             job = replace(job, outputs=())
-        progress = Progress(job.id, timings=Timings.from_now(self._timings))
+        timings = Timings.from_now(self._timings)
+        progress = Progress(job.id, self._telling(planned, timings), timings)
         given: dict[str, Any] = {"latents": work.noise, "facts": planned.metadata}
         given |= {"warn": partial(self.warn, planned=planned), "overwrite": self._overwrite}
         given |= {"look": self._look()} if self._pictures is not None else {}
@@ -174,6 +178,8 @@ class Batch:
             return progress.outcome(error)
         if outcome.error is None:
             self._report_videos(job, outcome)
+            if self._hours is not None:
+                self._hours.learn(job.id, outcome)
         return outcome
 
     def _look(self) -> Callable[[int, Step], None]:
@@ -191,6 +197,12 @@ class Batch:
             previews.step(done, step)
 
         return look
+
+    def _telling(self, planned: Planned, timings: Timings) -> Callable[[Event], object] | None:
+        """Returns what hears of the first job's steps: it says how long the rest takes."""
+        if self._hours is None or planned is not self._work.jobs[0]:
+            return None
+        return partial(self._hours.step, timings=timings, note=self.note)
 
     @contextmanager
     def _shown_running(self, job: Job) -> Iterator[CancelToken]:

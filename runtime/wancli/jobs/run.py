@@ -94,6 +94,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     process_id: Annotated[
         int | None, option("The number of this one; 0 prints and writes the video.", section=SEVERAL)
     ] = None
+    yes: Annotated[
+        bool,
+        option("Do not ask before a run that takes more than 20 minutes.", short="-y", section="Options"),
+    ] = False
     debug: Annotated[bool, option("Print tracebacks.", section="Options")] = False
 
     @property

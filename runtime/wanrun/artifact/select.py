@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BUILD_EXTRA", "UnbuiltError", "can_build", "compared_targets", "named_profile", "select_target"]
+__all__ = [
+    "BUILD_EXTRA",
+    "SelectedTarget",
+    "UnbuiltError",
+    "can_build",
+    "compared_targets",
+    "named_profile",
+    "select_target",
+]
 
 import importlib.util
 import shlex

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["host_memory_bytes"]
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

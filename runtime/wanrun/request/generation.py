@@ -17,7 +17,7 @@ from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import paired
 from wanrun.artifact.programs import Profile, Program, with_role
-from wanrun.artifact.roles import DECODERS, Facts, roles_of
+from wanrun.artifact.roles import DECODERS, Facts, When, roles_of
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.latents import latent_frames, latents_shape
 from wanrun.denoising.noise import clip_seed
@@ -45,7 +45,8 @@ class Cost:
             encoder are the most: stored embeddings take none, and short prompts a shorter program.
         frames: frames of all videos.
         pixels: pixels of all frames.
-        flops: floating point operations of all calls, by target; without targets that have no figures.
+        parts: floating point operations of all calls, by target and the part of the generation in which they
+            are; without targets that have no figures.
         bytes: the most bytes on a device that one of the programs takes, with its weights, by target.
     """
 
@@ -54,8 +55,13 @@ class Cost:
     calls: Mapping[str, int]
     frames: int
     pixels: int
-    flops: Mapping[str, float]
+    parts: Mapping[str, Mapping[When, float]]
     bytes: Mapping[str, int]
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """Floating point operations of all calls, by target; without targets that have no figures."""
+        return {target: sum(parts.values()) for target, parts in self.parts.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +245,7 @@ class Generation:
         if self.blending is not None and self._decodes_any_length:
             decoded, latents = msgspec.structs.replace(facts, windows=1), self.blending.total
         facts_of = {role: decoded if role.when == "video" else facts for role in roles}
-        flops, most, pieces = dict[str, float](), dict[str, int](), dict[str, int]()
+        parts, most, pieces = dict[str, dict[When, float]](), dict[str, int](), dict[str, int]()
         for name, target in self.manifest.targets.items():
             figures = target.statistics.get(profile.name, {})
             programs = self.manifest.programs(target, profile)
@@ -249,16 +255,19 @@ class Generation:
             run = [
                 (
                     one,
+                    role.when,
                     role.cost(facts_of[role], together) * _layers(programs[one], layers) * pieces[role.name],
                 )
                 for role in roles
                 # Of the text encoder's programs the longest is counted.
                 for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]
             ]
-            if run and all(one in figures for one, _ in run):
-                if all("flops" in figures[one] for one, _ in run):
-                    flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
-                most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _ in run)
+            if run and all(one in figures for one, _, _ in run):
+                if all("flops" in figures[one] for one, _, _ in run):
+                    own = parts.setdefault(name, {})
+                    for one, when, times in run:
+                        own[when] = own.get(when, 0.0) + times * figures[one]["flops"]
+                most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _, _ in run)
         # Not every artifact has a program for the first frame.
         having = (
             role
@@ -270,7 +279,7 @@ class Generation:
         }
         known = self.manifest.model.task.windows is None or inputs is not None
         pixels = frames * profile.width * profile.height
-        return Cost(windows if known else None, windows * steps, calls, frames, pixels, flops, most)
+        return Cost(windows if known else None, windows * steps, calls, frames, pixels, parts, most)
 
 
 def deciding_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["now"]
+
 import os
 import time
 from pathlib import Path

@@ -1,0 +1,118 @@
+"""How long a run of hours will take: said before it from earlier runs' times, or after its first step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import click
+
+from wancli.jobs.planned import Planned
+from wancli.jobs.run import RunOptions
+from wanrun import Artifact, Event, Outcome, Timings
+from wanrun.artifact.select import SelectedTarget, select_target
+from wanrun.errors import ArtifactError
+from wanrun.machine.rates import Rates
+from wanrun.request.generation import Generation
+from wanrun.units import in_hours
+
+LONG = 20 * 60.0
+"""Seconds of a run that is announced."""
+
+
+class Hours:
+    """The expected time of a run.
+
+    Args:
+        artifact: the artifact.
+        jobs: what is made.
+        run: the options of the run.
+    """
+
+    def __init__(self, artifact: Artifact, jobs: Sequence[Planned], run: RunOptions) -> None:
+        self._artifact, self._run = artifact, run
+        self._jobs = {one.job.id: one.job.generation for one in jobs}
+        self._announced = False
+
+    @cached_property
+    def expected(self) -> float | None:
+        """Seconds that all jobs take, by the times of earlier runs here; None if that is not known."""
+        each = [self._seconds(generation) for generation in self._jobs.values()]
+        return None if not each or None in each else sum(one or 0.0 for one in each)
+
+    def announce(self, note: Callable[[str], object]) -> None:
+        """Says before a long run how long it takes; a terminal is asked whether to begin, unless told so.
+
+        Where nobody can answer, the run begins: it was started on purpose, and the time is an estimate.
+
+        Args:
+            note: prints a line.
+
+        Raises:
+            click.Abort: if the answer is no.
+        """
+        if self.expected is None or self.expected < LONG:
+            return
+        self._announced = True
+        note(f"about {in_hours(self.expected)} on this machine; {self._less()}")
+        if not self._run.yes and sys.stdin.isatty() and sys.stderr.isatty():
+            click.confirm("begin?", default=True, abort=True, err=True)
+
+    def step(self, event: Event, timings: Timings, note: Callable[[str], object]) -> None:
+        """Says after the first step how long the rest takes, if that is long and was not said before."""
+        if self._announced or event.step < 1 or event.steps is None or not timings.step_seconds:
+            return
+        self._announced = True
+        steps = [one.cost().steps for one in self._jobs.values()]
+        left = timings.step_seconds[0] * (sum(steps) - event.step)
+        if left >= LONG:
+            note(f"about {in_hours(left)} of steps are left; {self._less()}")
+
+    def learn(self, id: str, outcome: Outcome) -> None:
+        """Keeps how fast the programs of a job were, for later runs."""
+        generation = self._jobs[id]
+        if (selected := self._target(generation)) is not None:
+            self._rates(generation, selected).learn(_work(generation, selected.name), outcome.seconds)
+
+    def _seconds(self, generation: Generation) -> float | None:
+        if (selected := self._target(generation)) is None:
+            return None
+        return self._rates(generation, selected).seconds(_work(generation, selected.name))
+
+    def _target(self, generation: Generation) -> SelectedTarget | None:
+        """Returns the target that a job runs on; None if there is none, which loading says."""
+        loading = self._run.loading
+        try:
+            return select_target(self._artifact, generation.profile, loading.target, loading.allow_compile)
+        except ArtifactError:
+            return None
+
+    @staticmethod
+    def _rates(generation: Generation, selected: SelectedTarget) -> Rates:
+        """Returns what programs of such weights reach here: those of small models reach far less."""
+        facts = {
+            "target": selected.name,
+            "mesh": dict(selected.mesh),
+            "dtype": generation.profile.options.dtype,
+            "weights": sum(one.nbytes for one in generation.manifest.components.values()),
+        }
+        return Rates.of(selected.target.environment, **facts)
+
+    def _less(self) -> str:
+        """Says what takes less time."""
+        ways = ["a smaller --size", "fewer --frames", "fewer --steps"]
+        names = {one.profile.name for one in self._jobs.values()}
+        targets = [self._target(one) for one in self._jobs.values()]
+        if any(one is not None and one.target.environment["platform"] == "cpu" for one in targets):
+            ways.append("a GPU")
+        built = [name for name in self._artifact.manifest.profiles if name not in names]
+        also = f" (built: {', '.join(built)})" if built else ""
+        return f"{', '.join(ways[:-1])} or {ways[-1]} take less{also}"
+
+
+def _work(generation: Generation, target: str) -> Mapping[str, float]:
+    """Returns the FLOPs of what an outcome's seconds tell apart: of the text encoder's nothing is learned."""
+    parts = generation.cost().parts.get(target, {})
+    steps = parts.get("expert", 0.0) + parts.get("steps", 0.0)
+    return {name: one for name, one in (("steps", steps), ("decode", parts.get("video", 0.0))) if one}
