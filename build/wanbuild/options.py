@@ -246,7 +246,10 @@ class PlanRequest(Struct, frozen=True):
     """The options of ``wanbuild plan``: what to plan. What is not given is as the subject says, else as the
     model is published."""
 
-    target: Annotated[str, option("A chip, and how many: v7x-8, h200, v6e-w8a8.", value="CHIP[-N]")]
+    target: Annotated[
+        str,
+        option("A chip, and how many: v7x-8, h200, v6e-w8a8; this machine: cpu, local.", value="CHIP[-N]"),
+    ]
     choices: Annotated[Mapping[str, Any], ARGUMENT] = msgspec.field(default_factory=dict)
     """Options of ``wanbuild compile`` by name, each with one value."""
     steps: Annotated[Count | None, option("Denoising steps.", default="the model's")] = None

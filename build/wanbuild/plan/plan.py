@@ -12,6 +12,7 @@ from msgspec import structs
 
 from wanbuild.options import BuildOptions, PlanRequest
 from wanbuild.plan.generation import Generation
+from wanbuild.plan.here import NAMES, this_machine
 from wanbuild.plan.meshes import Candidate, candidate, candidates, in_tiles, refusal
 from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.programs.jax_flags import pinned
@@ -52,16 +53,21 @@ class Plan:
 def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int | None]:
     """Returns the chip and the number of devices that ``v7x-w8a8-8`` names; None where it names no number.
 
+    ``local`` and ``cpu`` name this machine, whose CPU is measured the first time.
+
     Raises:
         UsageError: for a chip that is not known.
     """
     plain, w8a8 = split_w8a8(text)
     found = _NAME.fullmatch(plain)
     chip = chips.get(found[1]) if found else None
+    if found is not None and chip is None and found[1] in NAMES:
+        chip = this_machine(found[1])
     if found is None or chip is None:
         raise UsageError(
             f"there is no chip {shortened(text)} to plan for",
-            expected=f"one of {', '.join(chips)}; after it {W8A8}, a number of devices, or both: v7x{W8A8}-8",
+            expected=f"one of {', '.join([*chips, *NAMES])}; after it {W8A8}, a number of devices, or both: "
+            f"v7x{W8A8}-8",
         )
     count = None if found[2] is None else int(found[2])
     return chip.in_eight_bits() if w8a8 else chip, count

@@ -65,8 +65,9 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
         # FlashAttention-3 (arXiv:2407.08608) and cuDNN reach 60 to 75 % on an H100 with heads of 128, and
         # large products 65 to 75 %, as its power allows.
         "cuda": Efficiency(matmul=0.7, attention=0.65, convolution=0.5, passes=19, launches=7e-5),
-        # For tests: nobody rents such a device.
-        "cpu": Efficiency(matmul=0.7, attention=0.7, convolution=0.7, passes=30, launches=0),
+        # Of what one product reaches there, which is measured (``wanbuild.plan.here``): attention in blocks
+        # of queries has 40 % of it, convolutions as sums of two-dimensional ones nearly all.
+        "cpu": Efficiency(matmul=0.95, attention=0.4, convolution=0.95, passes=30, launches=0),
     }
 )
 """Efficiencies by platform."""
@@ -187,12 +188,16 @@ def transfer_seconds(total: float, each: float, devices: int, chip: Chip) -> flo
     return given / (chip.host_link * efficiency.host) + spread
 
 
+def _digits(tera: float) -> str:
+    return f"{tera:.0f}" if tera >= 10 else f"{tera:.2g}"
+
+
 def assumptions(chip: Chip) -> str:
     """Returns the efficiencies that the predictions for a chip assume, in words."""
     e = efficiency_of(chip)
-    tera, giga = [value / 1e12 for value in (chip.bf16, chip.float32)], 1e9
+    tera, giga = [_digits(value / 1e12) for value in (chip.bf16, chip.float32)], 1e9
     return (
-        f"assumed of {chip.name}'s {tera[0]:.0f} TFLOP/s (float32 {tera[1]:.0f}), as far as a shape fills "
+        f"assumed of {chip.name}'s {tera[0]} TFLOP/s (float32 {tera[1]}), as far as a shape fills "
         f"its matrix units of {chip.matrix_unit}: {e.matmul:.0%} in matrix products, {e.attention:.0%} in "
         f"attention, {e.convolution:.0%} in convolutions; {e.passes:.0f} passes over a layer's tokens; "
         f"{e.memory:.0%} of {chip.bandwidth / giga:.0f} GB/s "

@@ -13,6 +13,10 @@ from wanbuild.plan.meshes import Candidate, shape_text
 from wanbuild.plan.plan import Plan
 from wanbuild.plan.prediction import BOUNDS, assumptions, efficiency_of
 from wanrun.artifact.mesh import mesh_text
+from wanrun.units import in_hours
+
+LONG = 2 * 3600.0
+"""Seconds that are told in hours."""
 
 _HEADER = ("program", "calls", "TFLOP", "arguments", "temporaries", "a call", "bound by")
 _WIDTHS = (-14, 6, 10, 11, 13, 10, 14)
@@ -127,9 +131,11 @@ def gigabytes(nbytes: float) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Returns a time as ``11.6 ms``, ``3.40 s`` or ``137 s``."""
+    """Returns a time as ``11.6 ms``, ``3.40 s``, ``137 s`` or ``11 h``."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
+    if seconds >= LONG:
+        return in_hours(seconds)
     return f"{seconds:.2f} s" if seconds < 60 else f"{seconds:,.0f} s"
 
 
