@@ -26,10 +26,11 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import EXECUTABLE
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
+from wanrun.machine.rates import LONG
 from wanrun.request.profiles import has_guidance
 from wanrun.terminal.status import Status
 from wanrun.timing.spans import Spans
-from wanrun.units import in_bytes, scaled
+from wanrun.units import in_bytes, in_hours, scaled
 
 
 def shapes(request: CompileRequest, manifest: Manifest) -> Iterator[Shape]:
@@ -166,8 +167,11 @@ def _compile_target(
     with Status(lambda: spans.running) as status:
         report = status.paused()(report)
         compiler = EntryCompiler(artifact, spec, folder, ledger, processes, report, spans)
-        for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
-            for program_name, program in artifact.manifest.program_sets[key].programs[name].items():
+        profiles = dict.fromkeys([*(built.executables if built else ()), *wanted])
+        programs = artifact.manifest.program_sets[key].programs
+        _announce([programs[name] for name in profiles], compiler, before.manifest, report)
+        for name in profiles:
+            for program_name, program in programs[name].items():
                 compiled = compiler.usable(program_name, program)
                 if compiled is None:
                     with _of_profile(artifact.manifest.profiles[name]):
@@ -202,15 +206,38 @@ def _of_profile(profile: Profile) -> Iterator[None]:
         raise
 
 
-def _last_time(manifest: Manifest, program: str) -> str:
-    """Returns how long a program took to compile, for any target and profile; empty where it is not known."""
+def _announce(
+    profiles: Sequence[Mapping[str, Any]],
+    compiler: EntryCompiler,
+    before: Manifest,
+    report: Callable[[str], None],
+) -> None:
+    """Says how long programs take to compile, if that is long, as far as they were compiled before."""
+    missing = {
+        (name, program.sha256): _last_seconds(before, name)
+        for programs in profiles
+        for name, program in programs.items()
+        if compiler.usable(name, program) is None
+    }
+    if (expected := sum(seconds or 0.0 for seconds in missing.values())) >= LONG:
+        report(f"compiling takes about {in_hours(expected)}, if the programs take what they took before")
+
+
+def _last_seconds(manifest: Manifest, program: str) -> float | None:
+    """Returns how long a program took to compile, for any target and profile; None if that is not known."""
     known = [
         figures[program]["compile_seconds"]
         for target in manifest.targets.values()
         for figures in target.statistics.values()
         if program in figures
     ]
-    return f" ({known[-1]:.0f} s the last time)" if known else ""
+    return float(known[-1]) if known else None
+
+
+def _last_time(manifest: Manifest, program: str) -> str:
+    """Returns the same in words; empty where it is not known."""
+    seconds = _last_seconds(manifest, program)
+    return "" if seconds is None else f" ({seconds:.0f} s the last time)"
 
 
 def _compiled_alike(built: Target, spec: TargetSpec) -> bool:

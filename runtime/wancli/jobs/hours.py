@@ -13,12 +13,9 @@ from wancli.jobs.run import RunOptions
 from wanrun import Artifact, Event, Outcome, Timings
 from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError
-from wanrun.machine.rates import Rates
+from wanrun.machine.rates import LONG, Rates
 from wanrun.request.generation import Generation
 from wanrun.units import in_hours
-
-LONG = 20 * 60.0
-"""Seconds of a run that is announced."""
 
 
 class Hours:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Rates"]
+__all__ = ["LONG", "Rates"]
 
 import contextlib
 import math
@@ -15,6 +15,9 @@ import msgspec
 
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of, user_cache
 from wanrun.machine.environment import host_environment, usable_cores
+
+LONG = 20 * 60.0
+"""Seconds of work that is announced before it begins."""
 
 WEIGHT = 0.5
 """Of the newest measurement in the mean."""

@@ -20,6 +20,7 @@ from wanbuild.check.findings import Findings
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs import compile
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.export import export_program
@@ -63,6 +64,23 @@ def listed_files(artifact: Path, manifest: Manifest) -> set[Path]:
 def files_below(artifact: Path) -> set[Path]:
     folders = (artifact / "programs", artifact / "executables")
     return {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_compilation_of_hours_is_announced(toy_artifact: Path) -> None:
+    """As far as the programs were compiled before, and are not there."""
+    manifest, lines = read_manifest(toy_artifact), list[str]()
+    (target,) = manifest.targets.values()
+    statistics = {PROFILE: {name: {"compile_seconds": 3600} for name in target.statistics[PROFILE]}}
+    slow = manifest.changed(targets={"cpu": msgspec.structs.replace(target, statistics=statistics)})
+    for known in (("prepare",), ()):
+        compiler: Any = types.SimpleNamespace(usable=lambda name, program, known=known: name in known or None)
+        compile._announce([programs_of(manifest, PROFILE)], compiler, slow, lines.append)
+    count = len(target.statistics[PROFILE])
+    assert [f"{hours:.1f} h" in line for hours, line in zip((count - 1, count), lines, strict=True)] == [
+        True
+    ] * 2
+    compile._announce([programs_of(manifest, PROFILE)], compiler, manifest, lines.append)
+    assert len(lines) == 2
 
 
 def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:

@@ -10,9 +10,10 @@ import click
 import pytest
 
 from helpers.run_options import run_options
-from wancli.jobs.hours import LONG, Hours
+from wancli.jobs.hours import Hours
 from wancli.jobs.worklist import Worklist
 from wanrun import Event, Outcome, Timings
+from wanrun.machine.rates import LONG
 
 WorklistOf = Callable[..., Worklist]
 
