@@ -10,12 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from helpers.manifests import full_manifest, plain_manifest
+from helpers.manifests import built_with, full_manifest, plain_manifest
+from helpers.options import PROFILE
 from helpers.special_files import KINDS, within
 from helpers.videos import video
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.errors import UsageError, field
+from wanserve.catalog import Model
 from wanserve.devices import environments
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
@@ -47,6 +51,13 @@ KEY = "sk-0123456789abcdef"
 )
 def test_no_answer_has_a_path(text: str, plain: str) -> None:
     assert without_paths(text) == plain
+
+
+@pytest.mark.parametrize("nag", [False, True])
+def test_nag_is_offered_where_a_profile_is_built_for_it(nag: bool) -> None:
+    profile = structs.replace(PROFILE, options=built_with(nag=nag))
+    model = Model("a", Artifact(plain_manifest(profiles={profile.name: profile}), Path("a")))
+    assert (NAG_DEFAULTS.keys() <= model.options.keys()) == nag
 
 
 def test_known_paths_have_names() -> None:
