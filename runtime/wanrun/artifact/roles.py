@@ -216,67 +216,23 @@ def _each(index: int) -> bool:
 
 _RECORD, _END, _UPDATE = Proof("record"), Proof("end"), Proof("update")
 
+
+def _beside(
+    name: RoleName, when: When, calls: Callable[[Facts], int], proven: Proof = _RECORD, warm: bool = True
+) -> Role:
+    """Returns the row of a role whose programs end no step, and have no loop that is counted once."""
+    return Role(
+        name=name, when=when, calls=calls, makes=None, body=None, passes=False, warm=warm, proven=proven
+    )
+
+
 _ROWS = (
-    Role(
-        name="text",
-        when="prompts",
-        calls=lambda facts: facts.prompts,
-        makes=None,
-        body=None,
-        passes=False,
-        warm=False,
-        proven=Proof("lengths"),
-    ),
-    Role(
-        name="once",
-        when="media",
-        calls=_media,
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
-    Role(
-        name="window",
-        when="media",
-        calls=lambda facts: facts.windows * _media(facts),
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
-    Role(
-        name="start",
-        when="media",
-        calls=lambda facts: int(facts.starts),
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
-    Role(
-        name="prepare",
-        when="expert",
-        calls=_experts,
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
-    Role(
-        name="context",
-        when="expert",
-        calls=_experts,
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
+    _beside("text", "prompts", lambda facts: facts.prompts, proven=Proof("lengths"), warm=False),
+    _beside("once", "media", _media),
+    _beside("window", "media", lambda facts: facts.windows * _media(facts)),
+    _beside("start", "media", lambda facts: int(facts.starts)),
+    _beside("prepare", "expert", _experts),
+    _beside("context", "expert", _experts),
     Role(
         name="step",
         when="steps",
@@ -297,19 +253,8 @@ _ROWS = (
         warm=True,
         proven=_UPDATE,
     ),
-    Role(
-        name="enter", when="steps", calls=_steps, makes=None, body=None, passes=False, warm=True, proven=_END
-    ),
-    Role(
-        name="keys",
-        when="expert",
-        calls=_experts,
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_END,
-    ),
+    _beside("enter", "steps", _steps, proven=_END),
+    _beside("keys", "expert", _experts, proven=_END),
     Role(
         name="layer", when="steps", calls=_steps, makes=None, body=None, passes=True, warm=True, proven=_END
     ),
@@ -323,46 +268,11 @@ _ROWS = (
         warm=True,
         proven=_UPDATE,
     ),
-    Role(
-        name="decode_first",
-        when="video",
-        calls=lambda facts: _videos(facts, "full"),
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
-    Role(
-        name="decode",
-        when="video",
-        calls=lambda facts: _videos(facts, "full"),
-        makes=None,
-        body=None,
-        passes=False,
-        warm=True,
-        proven=_RECORD,
-    ),
-    Role(
-        name="decode_tiny",
-        when="video",
-        calls=lambda facts: _videos(facts, "tiny"),
-        makes=None,
-        body=None,
-        passes=False,
-        warm=False,  # its weights are read where a request asks for them
-        proven=_RECORD,
-    ),
-    Role(
-        name="spread",
-        when="loading",
-        calls=lambda facts: 0,
-        makes=None,
-        body=None,
-        passes=False,
-        warm=False,
-        proven=Proof("weights"),
-    ),
+    _beside("decode_first", "video", lambda facts: _videos(facts, "full")),
+    _beside("decode", "video", lambda facts: _videos(facts, "full")),
+    # The tiny decoder's weights are read where a request asks for them.
+    _beside("decode_tiny", "video", lambda facts: _videos(facts, "tiny"), warm=False),
+    _beside("spread", "loading", lambda facts: 0, proven=Proof("weights"), warm=False),
 )
 
 ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS})

@@ -190,7 +190,7 @@ class Pipeline:
             latents = latents[:, :, leading:]
         shape[1] -= leading
         check_latents(latents, (*latents.shape[:1], *shape), "the latents")
-        with self._call(timings) as timings, self._device(timings):
+        with self._call(timings) as timings, self._turns.device(timings):
             return self._session.decode(latents, timings, decoder)[0]
 
     def warmup(self, timings: Timings | None = None) -> None:
@@ -202,7 +202,7 @@ class Pipeline:
         with self._call(timings) as timings, timings.phase("warmup"):
             with self._text(timings):
                 self._session.warm_up_text()
-            with self._device(timings):
+            with self._turns.device(timings):
                 self._session.warm_up(timings)
 
     def generate(
@@ -348,7 +348,7 @@ class Pipeline:
                 what = (generation.table, generation.ranges, embeddings, generation.options["loop"])
                 more: dict[str, Any] = {"loras": loras, "blending": generation.blending, "check": token.check}
                 run = Denoising(*what, timings, behind, step, **more)
-                with self._device(timings, cancel):
+                with self._turns.device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents, parts)
         count = leading_latents(self.manifest, generation.profile)
         leading = final[:, :, :count] if count else None
@@ -364,18 +364,9 @@ class Pipeline:
         if timings is None:
             own.stop()
 
-    @contextmanager
-    def _device(self, timings: Timings, cancel: CancelToken | None = None) -> Iterator[None]:
-        """Holds the device; the time of waiting for it is recorded."""
-        asked = timings.now()
-        with self._turns.turn(cancel) as waited:
-            if waited:
-                timings.add("wait", asked, timings.now())
-            yield
-
     def _text(self, timings: Timings) -> AbstractContextManager[None]:
         """Lets the text encoder run beside another call's steps; with low memory, holds the device for it."""
-        return self._device(timings) if self._opened.policy.low_memory else nullcontext()
+        return self._turns.device(timings) if self._opened.policy.low_memory else nullcontext()
 
     def _encode(
         self, session: Session, prompts: Sequence[str], timings: Timings, warn: Warn = silent

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from wanrun.errors import UsageError
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.cancel import ASK_SECONDS, CancelToken
+from wanrun.timing.timings import Timings
 
 
 class Turns:
@@ -60,6 +61,15 @@ class Turns:
             with self._changed:
                 self._calls.pop(call, None)
                 self._changed.notify_all()
+
+    @contextmanager
+    def device(self, timings: Timings, cancel: CancelToken | None = None) -> Iterator[None]:
+        """Holds the device while the block runs, as ``turn``; the time of waiting for it is recorded."""
+        asked = timings.now()
+        with self.turn(cancel) as waited:
+            if waited:
+                timings.add("wait", asked, timings.now())
+            yield
 
     @contextmanager
     def turn(self, cancel: CancelToken | None = None) -> Iterator[bool]:
