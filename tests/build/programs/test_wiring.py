@@ -114,7 +114,7 @@ def without(name: str) -> Changed:
 
 
 def model(**fields: Any) -> Changed:
-    return lambda data: data["model"].update(fields)
+    return lambda data: (data["model"].update(fields), data.update(preview=[]))
 
 
 def options(**fields: Any) -> Changed:

@@ -39,10 +39,10 @@ def test_shares_of_the_steps_that_have_guidance() -> None:
     assert resolve(ONE, profile(), guidance_start=0.9, num_steps=10)["guidance_end"] == 1.0
     for where, others in ((profile(False), {}), (profile(), {"guidance_scale": 1})):
         said = refusal(UsageError, ONE, where, guidance_end=0.5, **others)
-        assert said.startswith("guidance_end has no effect: guidance is off; expected guidance_scale above 1")
+        assert said.startswith("guidance_end") and "guidance_scale" in said
     for shares in ({"guidance_start": 0.5, "guidance_end": 0.5}, {"guidance_end": 0.09, "num_steps": 11}):
         said = refusal(UsageError, ONE, profile(), **shares)
-        assert said.startswith("guidance_start and guidance_end leave no step with guidance")
+        assert "guidance_start" in said and "guidance_end" in said
 
 
 # What some models have.
@@ -92,26 +92,26 @@ def test_the_options_of_a_guider() -> None:
 @pytest.mark.parametrize(
     ("options", "fields"),
     [
-        ({"zero_steps": 1}, {"zero_steps", "guider"}),
-        ({"guider": "skip-layer", "zero_steps": 1}, {"zero_steps", "guider"}),
-        ({"guider": "cfg-zero", "skip_layers": [1]}, {"skip_layers", "guider"}),
-        ({"guider": "cfg-zero", "guidance_scale": 1}, {"guider", "guidance_scale"}),
-        ({"guider": "cfg-zero", "zero_steps": 40}, {"zero_steps"}),
-        ({"guider": "skip-layer"}, {"skip_layers", "guider"}),
-        ({"guider": "skip-layer", "skip_layers": [3]}, {"skip_layers"}),
-        ({"guider": "skip-layer", "skip_layers": [0, 1, 2]}, {"skip_layers"}),
-        ({"guider": "skip-layer", "skip_layers": [1], "num_steps": 5}, {"skip_end", "guider"}),
-        ({"guider": "skip-layer", "skip_layers": [1], "skip_scale": 0}, {"skip_scale", "guider"}),
+        ({"zero_steps": 1}, ("zero_steps", "guider")),
+        ({"guider": "skip-layer", "zero_steps": 1}, ("zero_steps", "guider")),
+        ({"guider": "cfg-zero", "skip_layers": [1]}, ("skip_layers", "guider")),
+        ({"guider": "cfg-zero", "guidance_scale": 1}, ("guider", "guidance_scale")),
+        ({"guider": "cfg-zero", "zero_steps": 40}, ("zero_steps",)),
+        ({"guider": "skip-layer"}, ("skip_layers", "guider")),
+        ({"guider": "skip-layer", "skip_layers": [3]}, ("skip_layers",)),
+        ({"guider": "skip-layer", "skip_layers": [0, 1, 2]}, ("skip_layers",)),
+        ({"guider": "skip-layer", "skip_layers": [1], "num_steps": 5}, ("skip_end", "guider")),
+        ({"guider": "skip-layer", "skip_layers": [1], "skip_scale": 0}, ("skip_scale", "guider")),
     ],
     ids=str,
 )
-def test_a_guider_that_cannot_be(options: dict[str, Any], fields: set[str]) -> None:
+def test_a_guider_that_cannot_be(options: dict[str, Any], fields: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(*guided("cfg-zero", "skip-layer"), **options)
-    assert fields <= {*caught.value.fields}
+    assert {*fields} <= {*caught.value.fields}
 
 
 def test_a_guider_that_the_profile_is_not_built_for() -> None:
     """The remedy keeps those that it is built for."""
     said = refusal(ArtifactError, *guided("cfg-zero"), guider="skip-layer", skip_layers=[1])
-    assert "--guider cfg-zero --guider skip-layer" in said
+    assert all(f"--guider {name}" in said for name in ("cfg-zero", "skip-layer"))
