@@ -60,7 +60,8 @@ class Turns:
         self._waiting.remove(video)
         video.status, video.started, video.attempts = "in_progress", time.time(), video.attempts + 1
         for one in held.videos:
-            self._running[one.id].followed = True
+            if (running := self._running.get(one.id)) is not None:  # else its end is being stored
+                running.followed = True
         self._running[video.id] = VideoProgress(video, steps=video.shape["num_steps"])
         held.add(video)
         return video

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from wanrun import Event, Outcome
 from wanrun.job.line import AT_ONCE
 from wanserve.held import Held
 from wanserve.messages import OutOfMemoryError
+from wanserve.turns import Turns
 from wanserve.video import Video
 
 
@@ -153,3 +155,12 @@ def test_what_is_tried_again_is_tried_alone() -> None:
     assert held.fits(video()) and not held.fits(video(attempts=1))
     one.attempts = 2
     assert not held.fits(video())
+
+
+def test_a_video_is_begun_while_the_end_of_the_one_before_is_stored() -> None:
+    room: Any = SimpleNamespace(lack_logged=lambda: None, left=lambda: 1 << 40)
+    before, after, held = video(attempts=1), video(), Held()
+    held.add(before)
+    held.take(Event(before.id, "steps", 3, 3))
+    turns = Turns([after], {}, (), room)  # the first one runs no more
+    assert asyncio.run(turns.next(held)) is after
