@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Frames", "OnFrames"]
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,7 @@ class Frames:
 
 
 OnFrames = Callable[[Frames], object]
-"""Gets the frames of each video in their order, video after video."""
+"""Gets the frames of each video in their order: video after video, of windows in each of them."""
 
 Take = Callable[[int, np.ndarray], object]
 """Gets the number of a video and its next frames, uint8 (N, H, W, 3)."""
@@ -147,29 +148,26 @@ class Clips:
 
 
 class Part:
-    """Passes on the frames of a window that are the video's; it is a ``Take``.
+    """Passes on the frames of a window that are the video's, of each of several videos; it is a ``Take``.
 
     Args:
         take: gets them.
         before: frames in front, which the window before has made.
         left: the most that are passed on; None for all.
         check: called for each piece; what it raises ends the decoding.
-
-    Attributes:
-        left: those of ``left`` that no piece has had.
     """
 
     def __init__(self, take: Take, before: int, left: int | None, check: Callable[[], object]) -> None:
-        self._take, self._before, self._check, self.left = take, before, check, left
+        self._take, self._before, self._check = take, before, check
+        self._end = None if left is None else before + left
+        self._seen = Counter[int]()
 
     def __call__(self, video: int, frames: np.ndarray) -> None:
         self._check()
-        skipped = min(self._before, len(frames))
-        self._before -= skipped
-        own = frames[skipped:][: self.left]
-        if self.left is not None:
-            self.left -= len(own)
-        if len(own):
+        seen = self._seen[video]
+        self._seen[video] += len(frames)
+        end = None if self._end is None else max(self._end - seen, 0)
+        if len(own := frames[max(self._before - seen, 0) : end]):
             self._take(video, own)
 
 
@@ -184,10 +182,8 @@ class Telling:
 
     def __init__(self, on_frames: OnFrames, total: int, options: Mapping[str, Any]) -> None:
         self._on_frames, self._total, self._options = on_frames, total, options
-        self._video, self._first = 0, 0
+        self._firsts = Counter[int]()
 
     def __call__(self, video: int, frames: np.ndarray) -> None:
-        if video != self._video:
-            self._video, self._first = video, 0
-        self._on_frames(Frames(frames, self._first, self._total, video, self._options))
-        self._first += len(frames)
+        self._on_frames(Frames(frames, self._firsts[video], self._total, video, self._options))
+        self._firsts[video] += len(frames)

@@ -121,7 +121,8 @@ class Sampler:
         if not parts.count:
             shape = (*self.latents_shape[:2], windows.total, *self.latents_shape[3:])
             start = noise(shape) if latents is None else latents
-            final = self.denoise(run, start, self.conditioning(None, timings=run.timings), noise)
+            conditions = self.conditioning(None, timings=run.timings, options=options)
+            final = self.denoise(run, start, conditions, noise)
         else:
             final = parts.latents
         decoder = options.get("decoder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
@@ -13,9 +14,12 @@ from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
 from helpers.options import options as resolved
+from wanrun.denoising.blending import Blending
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import Denoising
+from wanrun.generation.decoding import Frames, Telling
+from wanrun.generation.parts import Parts
 from wanrun.generation.sampler import Draw, Sampler
 from wanrun.media.types import Inputs
 from wanrun.timing.timings import Timings
@@ -75,6 +79,8 @@ class Made:
         leading: int = 0,
         videos: int = 1,
         after: Mapping[str, Callable[..., Mapping[str, Any]]] = MappingProxyType({"decode_video": decode}),
+        blending: Blending | None = None,
+        parts: Parts | None = None,
         **options: Any,
     ) -> None:
         compute = {
@@ -98,7 +104,8 @@ class Made:
 
         table = SimpleNamespace(timesteps=np.zeros(self.loop.steps))
         run = Denoising(cast(Any, table), (), np.zeros(0), "step", Timings(), on_step=on_step)
-        self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents)
+        run = replace(run, blending=blending)
+        self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents, parts)
         self.called = programs.names
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]
 
@@ -171,12 +178,29 @@ def test_windows_that_share_five_frames() -> None:
     assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 4
 
 
+def test_windows_that_are_blended_of_several_videos() -> None:
+    """Each video has all of its frames, in order; the shared one is the first window's."""
+    heard = list[Frames]()
+    for parts in (None, Parts(Telling(heard.append, 17, {}))):
+        made = Made(videos=2, blending=Blending(5, 3, 1), parts=parts)
+        assert made.loop.starts[0].shape == (2, 2, 5, 4, 5) and len(made.loop.starts) == 1
+        assert made.frames.shape[:2] == (2, 0 if heard else 17)
+    assert [(one.video, one.first, len(one.frames)) for one in heard] == [
+        (0, 0, 9),
+        (1, 0, 9),
+        (0, 9, 8),
+        (1, 9, 8),
+    ]
+
+
 @pytest.mark.parametrize("options", [{}, {"conditioning_scale": 0.5}])
 def test_the_options_are_passed_on(options: dict[str, Any]) -> None:
     """All of them: which ones the steps take, the conditioning knows, and their defaults."""
     for inputs, windows in ((None, 1), (animate(17, 17), 2)):
         asked = Made(inputs, **options).conditioning.asked
         assert [one["options"] for one in asked] == [{**RESOLVED, **options}] * windows
+    (asked,) = Made(blending=Blending(5, 3, 1), **options).conditioning.asked
+    assert asked["options"] == {**RESOLVED, **options}
 
 
 def test_the_programs_after_the_loop_run_in_their_order() -> None:
