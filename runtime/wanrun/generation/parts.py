@@ -5,13 +5,14 @@ from __future__ import annotations
 __all__ = ["remove_spool", "spool_for", "spool_of"]
 
 import contextlib
+import io
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -133,13 +134,13 @@ class Spool(Parts):
         overwrite: bool = False,
     ) -> None:
         super().__init__(take or _nobody)
-        self._mapped, self._pending = take is None, list[np.ndarray]()
+        self._mapped, self._part = take is None, [0, 0]
         self._folder, self._key, self._size, self._checksums = folder, key, size, list[list[int]]()
         try:
-            self._checksums = self._found()
-            self.count, self.num_frames = len(self._checksums), self._written
-            if self.count:
-                self.latents = np.load(folder / _LATENTS, allow_pickle=False)
+            found = self._found()
+            self.latents = np.load(folder / _LATENTS, allow_pickle=False)
+            self._checksums = found
+            self.count, self.num_frames = len(found), self._written
         except FileNotFoundError:
             pass
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -172,15 +173,21 @@ class Spool(Parts):
         return sum(frames for frames, _ in self._checksums)
 
     def resume(self) -> None:
-        if self.count:
+        if self._written:
             found, step = self._frames[0], max(1, _PIECE_BYTES // self._frame_bytes)
             self._last = np.array(found[-1:])
             for first in range(0, len(found), step):
                 self._take(0, found[first : first + step])
 
     def __call__(self, video: int, frames: np.ndarray) -> None:
+        """Adds frames of the only video, as ``Parts``; errors are those of ``end``."""
         super().__call__(video, frames)
-        self._pending.append(frames)
+        data, (there, checksum) = np.ascontiguousarray(frames).data.cast("B"), self._part
+        with self._appending() as file:
+            if not there:  # what an ended run has left of the part
+                file.truncate(self._written * self._frame_bytes)
+            file.write(data)
+        self._part = [there + len(frames), zlib.crc32(data, checksum)]
 
     def end(self, latents: np.ndarray) -> None:
         """Ends a part of one video, as ``Parts.end``.
@@ -188,23 +195,24 @@ class Spool(Parts):
         Raises:
             UsageError: if it cannot be written; NoSpaceError if the disk is full.
         """
-        data = np.concatenate(self._pending)
-        self._pending = []
+        parts, buffer = [*self._checksums, self._part], io.BytesIO()
+        np.lib.format.write_array(buffer, latents, allow_pickle=False)
+        with self._appending() as file:
+            os.fsync(file.fileno())
+            replace_file(self._folder / _LATENTS, buffer.getvalue())
+            replace_file(self._folder / _STATE, canonical_json({"key": self._key, "parts": parts}))
+        self._checksums, self._part = parts, [0, 0]
+        super().end(latents)
+
+    @contextlib.contextmanager
+    def _appending(self) -> Iterator[BinaryIO]:
+        """Opens the file of frames, which is made if it is not there; raises the error of the folder."""
         try:
             self._folder.mkdir(exist_ok=True)
             with (self._folder / _FRAMES).open("ab") as file:
-                file.truncate(self._written * self._frame_bytes)
-                file.write(data.data.cast("B"))
-                file.flush()
-                os.fsync(file.fileno())
-            with (self._folder / _LATENTS).open("wb") as file:
-                np.lib.format.write_array(file, latents, allow_pickle=False)
-            parts = [*self._checksums, [len(data), zlib.crc32(data.data.cast("B"))]]
-            replace_file(self._folder / _STATE, canonical_json({"key": self._key, "parts": parts}))
+                yield file
         except OSError as error:
             raise unwritable(f"the parts in {self._folder}", error, "choose another --output") from error
-        self._checksums = parts
-        super().end(latents)
 
     def joined(self, profile: Profile) -> np.ndarray:
         return self._frames if self._mapped else super().joined(profile)

@@ -296,8 +296,9 @@ class Pipeline:
             inputs: its images and videos, if they were already read.
             latents, on_step, on_frames, timings, cancel: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
-            spool: folder of the frames of several clips, from which the same generation goes on after an end;
-                the result's frames are mapped files of it. None keeps them in memory.
+            spool: folder of the frames of several clips, or windows of text alone, from which the same
+                generation goes on after an end; the result's frames are mapped files of it. None keeps them
+                in memory, as those of all other videos are.
             overwrite: whether those of another video in it are replaced; else they are an error.
 
         Raises:
@@ -341,7 +342,11 @@ class Pipeline:
             here = self.artifact.built_here(generation.profile.name)
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
             take = None if on_frames is None else Telling(on_frames, generation.num_frames(inputs), facts)
-            parts = Parts(take) if spool is None else spool_for(generation, spool, facts, take, overwrite)
+            parts = (
+                Parts(take)
+                if spool is None or not generation.in_parts
+                else spool_for(generation, spool, facts, take, overwrite)
+            )
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 behind = partial(session.load_behind, decoder)

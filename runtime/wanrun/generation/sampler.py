@@ -122,17 +122,16 @@ class Sampler:
             shape = (*self.latents_shape[:2], windows.total, *self.latents_shape[3:])
             start = noise(shape) if latents is None else latents
             conditions = self.conditioning(None, timings=run.timings, options=options)
-            final = self.denoise(run, start, conditions, noise)
-        else:
-            final = parts.latents
-        decoder = options.get("decoder")
+            parts.end(self.denoise(run, start, conditions, noise))
+        # The first part has no frames: a run that is ended later goes on with the decoding.
+        final, decoder = parts.latents, options.get("decoder")
         # Of a later window's frames those are left out that the one before it has.
         decoded = [
             (windows.of(start), first) for start, first in zip(windows.starts, windows.firsts, strict=True)
         ]
         if Decoder(self.programs, decoder).any_length:
             decoded = [(slice(None), 0)]
-        for own, first in decoded[parts.count :]:
+        for own, first in decoded[parts.count - 1 :]:
             part = Part(parts, 1 + (first - 1) * self._temporal if first else 0, None, run.check)
             self.decode_to(part, final[:, :, own], run.timings, decoder)
             parts.end(final)

@@ -83,16 +83,13 @@ def run_job(
         written: gets each output once it is written, with the metadata of the videos, before the next one is.
         passed: called once all steps are made: see ``wanrun.job.line``.
         look: gets the number of steps done and the ``Step``, after the progress has been told of it.
-        spool: folder of the frames of several clips while they are made, from which the same job goes on
+        spool: folder of the frames of clips or windows while they are made, from which the same job goes on
             after an end, as of ``Pipeline.run``; removed once all outputs are written. None for memory.
 
     Returns:
         The outcome, which has any WanError. Other errors are raised.
     """
     progress, sizes = Progress(job.id) if progress is None else progress, dict[str, int]()
-    spooled: dict[str, Any] = (
-        {} if spool is None or not job.generation.in_parts else {"spool": spool, "overwrite": overwrite}
-    )
     try:
         with Writing(job.outputs, facts, overwrite) as writing:
             result = pipeline.run(
@@ -104,7 +101,8 @@ def run_job(
                 timings=progress.timings,
                 warn=warn,
                 cancel=cancel,
-                **spooled,
+                spool=spool,
+                overwrite=overwrite,
             )
             metadata = {**result.options, **facts}
             ends = writing.ends()

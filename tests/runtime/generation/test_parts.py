@@ -46,10 +46,10 @@ def clips(pipeline: Pipeline) -> Result:
 
 
 def test_a_clip_is_made_of_the_last_frame_with_the_first_image_as_anchor(
-    toy: Path, pipeline: Pipeline, clips: Result
+    toy: Path, pipeline: Pipeline, clips: Result, tmp_path: Path
 ) -> None:
     inputs = load_media(read_manifest(toy), pipeline.profile, Media(image=picture(90, 70)))
-    alone = [pipeline.generate(**OPTIONS, inputs=inputs).frames[0]]
+    alone = [pipeline.generate(**OPTIONS, inputs=inputs, spool=tmp_path / "unused").frames[0]]
     for clip in range(1, CLIPS):
         chained = replace(inputs, arrays={**inputs.arrays, "image": alone[-1][-1:]})
         options = {**OPTIONS, "seed": clip_seed(OPTIONS["seed"], clip)}
@@ -58,6 +58,7 @@ def test_a_clip_is_made_of_the_last_frame_with_the_first_image_as_anchor(
     np.testing.assert_array_equal(clips.frames[0], joined)
     facts = clips.options
     assert (facts["num_frames"], facts["clip_frames"]) == (CLIPS * (LENGTH - 1) + 1, LENGTH)
+    assert not (tmp_path / "unused").exists()  # a video that is made at once has no parts
     assert facts["clip_seeds"] == [clip_seed(OPTIONS["seed"], clip) for clip in range(CLIPS)]
 
 
@@ -155,8 +156,13 @@ def test_parts_that_are_damaged_are_not_continued(tmp_path: Path) -> None:
     assert passing.joined(PROFILE).shape == (1, 0, 64, 96, 3)
     Spool(tmp_path / "passed", "key", (4, 6), lambda video, some: told.append(some)).resume()
     np.testing.assert_array_equal(np.concatenate(told[:2]), told[2])
+    spool(0, frames)  # of a part that is not ended
     again = Spool(tmp_path / "o", "key", (4, 6))
     assert again.count == 2 and not again.latents.any()
+    again(0, frames[:1])
+    again.end(np.zeros(1, np.float32))
+    whole = np.concatenate([frames, frames[1:], frames[:1]])
+    np.testing.assert_array_equal(Spool(tmp_path / "o", "key", (4, 6)).joined(PROFILE)[0], whole)
     with (tmp_path / "o" / "frames").open("r+b") as file:
         file.write(b"\1")
     with pytest.raises(UsageError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import Denoising
 from wanrun.generation.decoding import Frames, Telling
-from wanrun.generation.parts import Parts
+from wanrun.generation.parts import Parts, Spool
 from wanrun.generation.sampler import Draw, Sampler
 from wanrun.media.types import Inputs
 from wanrun.timing.timings import Timings
@@ -191,6 +192,19 @@ def test_windows_that_are_blended_of_several_videos() -> None:
         (0, 9, 8),
         (1, 9, 8),
     ]
+
+
+def test_steps_of_windows_are_not_made_again_after_an_end_of_the_decoding(tmp_path: Path) -> None:
+    windows, whole = Blending(5, 3, 1), Made(blending=Blending(5, 3, 1))
+
+    def full(latents: np.ndarray) -> dict[str, np.ndarray]:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Made(blending=windows, parts=Spool(tmp_path / "o", "key", (4, 6)), after={"decode_video": full})
+    again = Made(blending=windows, parts=Spool(tmp_path / "o", "key", (4, 6)))
+    assert not again.loop.starts
+    assert np.array_equal(again.frames, whole.frames) and np.array_equal(again.latents, whole.latents)
 
 
 @pytest.mark.parametrize("options", [{}, {"conditioning_scale": 0.5}])
