@@ -72,8 +72,8 @@ class Board:
         Args:
             last: the video after which no other one is asked for; None for all.
         """
-        last_ones = [one.video for one in self._running.values() if not one.followed]
-        lefts = [self._progress(video, {}) for video in last_ones]
+        followed = {one.follows for one in self._running.values()}
+        lefts = [self._progress(one.video, {}) for id, one in self._running.items() if id not in followed]
         before = [None if left is None else left.remaining for left in lefts]
         ahead = None if None in before else sum(one for one in before if one is not None)
         found = dict[str, VideoProgress]()

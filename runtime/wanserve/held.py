@@ -13,11 +13,15 @@ from wanserve.video import Video
 
 @dataclass
 class _One:
-    """A video, whether its worker has said anything of it, and whether all of its steps are made."""
+    """A video, whether its worker has said anything of it, and whether all of its steps are made.
+
+    ``shared`` are the seconds from its begin to the end of the one before; None if it was begun alone.
+    """
 
     video: Video
     told: bool = False
     passed: bool = False
+    shared: float | None = None
 
 
 class Held:
@@ -31,7 +35,6 @@ class Held:
 
     def __init__(self) -> None:
         self._ones: dict[str, _One] = {}
-        self._last_end = 0.0
         self.empty, self.leaving, self.most = asyncio.Event(), False, AT_ONCE
         self.empty.set()
 
@@ -72,12 +75,13 @@ class Held:
 
     def shared(self, video: Video) -> float | None:
         """Returns the seconds between a video's begin and the end of the one before; None if it was alone."""
-        seconds = self._last_end - (video.started or self._last_end)
-        return seconds if seconds > 0 else None
+        return None if (one := self._ones.get(video.id)) is None else one.shared
 
     def drop(self, video: Video) -> None:
         """Forgets a video, which has ended."""
+        was_first, now = next(iter(self._ones), None) == video.id, time.time()
         self._ones.pop(video.id, None)
-        self._last_end = time.time()
+        for one in self._ones.values() if was_first else ():
+            one.shared = max(now - (one.video.started or now), 0.0)
         if not self._ones:
             self.empty.set()

@@ -30,7 +30,7 @@ class VideoProgress:
         look: tells the worker that a preview is wanted.
         preview: the newest preview, a WebP, and the steps that were done then; None before the first.
         removed: whether it is forgotten once it ends.
-        followed: whether its worker has begun another one meanwhile, which ends after it.
+        follows: the video that its worker had when it was begun, which ends before it; None if it had none.
     """
 
     video: Video
@@ -44,7 +44,7 @@ class VideoProgress:
     look: Callable[[], None] = lambda: None
     preview: tuple[int, bytes] | None = None
     removed: bool = False
-    followed: bool = False
+    follows: str | None = None
     _phase_began: float = field(default_factory=time.monotonic)
     _steps_began: float | None = None
 

@@ -59,11 +59,10 @@ class Turns:
             self._askers.remove(held)
         self._waiting.remove(video)
         video.status, video.started, video.attempts = "in_progress", time.time(), video.attempts + 1
-        for one in held.videos:
-            if (running := self._running.get(one.id)) is not None:  # else its end is being stored
-                running.followed = True
-        self._running[video.id] = VideoProgress(video, steps=video.shape["num_steps"])
+        follows = next((one.id for one in held.videos), None)
+        self._running[video.id] = VideoProgress(video, steps=video.shape["num_steps"], follows=follows)
         held.add(video)
+        self.look_again()  # who gave way to this worker may have the next one
         return video
 
     def look_again(self) -> None:

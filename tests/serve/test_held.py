@@ -6,18 +6,16 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from helpers.house import House, Worker, makes, run, workers
+from helpers.house import House, Worker, cancelled, makes, run, workers
 from helpers.videos import video
 from wanrun import Event, Outcome
 from wanrun.job.line import AT_ONCE
 from wanserve.held import Held
 from wanserve.messages import OutOfMemoryError
-from wanserve.turns import Turns
 from wanserve.video import Video
 
 
@@ -113,6 +111,33 @@ def test_a_worker_that_dies_with_two(begun: Callable[..., Any], code: int) -> No
     begun(then, {}, {})
 
 
+def test_one_comes_while_an_end_is_stored(begun: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker goes on: both are made."""
+
+    async def then(house: House, videos: list[Video], worker: Worker) -> None:
+        size = house.folders.size
+        late = list[Video]()
+
+        def slow(id: str) -> int:
+            asyncio.run_coroutine_threadsafe(come(), loop).result()
+            return size(id)
+
+        async def come() -> None:
+            if not late:
+                late.append(await house.ask())
+                await house.until(lambda: worker.runs == [videos[0].id, late[0].id])
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(house.folders, "size", slow)
+        worker.say(completes(videos[0].id))
+        await house.until(lambda: late and late[0].id in worker.runs)
+        worker.say(completes(late[0].id))
+        await house.until(lambda: late[0].over)
+        assert [(one.status, one.attempts) for one in (*videos, *late)] == [("completed", 1)] * 2
+
+    begun(then, {})
+
+
 def test_two_wait_for_the_next_start(begun: Callable[..., Any]) -> None:
     async def then(house: House, videos: list[Video], worker: Worker) -> None:
         await house.until(lambda: len(worker.runs) == 2)
@@ -136,11 +161,22 @@ def test_a_worker_that_has_none_comes_first(tmp_path: Path) -> None:
         busy.take(Event(one.id, "decode", 3, 3))
         asking = [asyncio.create_task(house.queue.turns.next(held)) for held in (busy, free)]
         await asyncio.sleep(0)
-        await house.ask()
+        two = await house.ask()
         await house.until(asking[1].done)
         assert not asking[0].done()
-        await house.ask()
+        three = await house.ask()
         await house.until(asking[0].done)
+        board = house.queue.board
+        for each in (one, two, three):
+            board.estimates.learn(each, {"steps": 30.0}, 10)
+        four, lasts = await house.ask(), [board.progress(each) for each in (two, three)]
+        own = board.estimates.total(four)
+        left = sum(each.remaining for each in lasts)  # type: ignore[misc, union-attr]
+        assert board.places()[four.id].remaining == pytest.approx(own + left, rel=0.01)
+        await house.queue.cancel(three)
+        await house.queue.ended(cancelled(three.id))
+        left = sum(board.progress(each).remaining for each in (one, two))  # type: ignore[misc, union-attr]
+        assert board.places()[four.id].remaining == pytest.approx(own + left, rel=0.01)
         house.store.close()
 
     run(test())
@@ -157,10 +193,10 @@ def test_what_is_tried_again_is_tried_alone() -> None:
     assert not held.fits(video())
 
 
-def test_a_video_is_begun_while_the_end_of_the_one_before_is_stored() -> None:
-    room: Any = SimpleNamespace(lack_logged=lambda: None, left=lambda: 1 << 40)
-    before, after, held = video(attempts=1), video(), Held()
-    held.add(before)
-    held.take(Event(before.id, "steps", 3, 3))
-    turns = Turns([after], {}, (), room)  # the first one runs no more
-    assert asyncio.run(turns.next(held)) is after
+def test_an_end_before_that_of_the_one_before() -> None:
+    """Such as a cancel: the one before shared nothing, and the line waits for it again."""
+    held, (one, other) = Held(), (video(started=1.0), video(started=2.0))
+    for each in (one, other):
+        held.add(each)
+    held.drop(other)
+    assert held.shared(one) is None and held.videos == [one]
