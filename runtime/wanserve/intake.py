@@ -118,21 +118,14 @@ class Intake:
         self, client: Client, folder: Path, videos: list[Video], made: list[Generation]
     ) -> list[Video]:
         """Lets all of these videos wait, or none; returns them, or those that their key has."""
-        kept = list[Video]()
-        try:
-            for video, generation in zip(videos, made, strict=True):
-                keep = partial(self._settle, folder, video, generation, video is not videos[-1])
-                kept.append(await self._queue.accept(video, keep, client.max_waiting))
-                if kept[-1] is video:
-                    tell(
-                        "accepted", id=video.id, model=video.model, client=video.owner or None, **video.shape
-                    )
-                    tell("options", DEBUG, id=video.id, **video.options)
-        except Exception:
-            for one in kept:
-                if one in videos:
-                    await self._queue.delete(one)
-            raise
+        given = [
+            (video, partial(self._settle, folder, video, generation, video is not videos[-1]))
+            for video, generation in zip(videos, made, strict=True)
+        ]
+        kept = await self._queue.accept(*given, owner_limit=client.max_waiting)
+        for video in (one for one, found in zip(videos, kept, strict=True) if one is found):
+            tell("accepted", id=video.id, model=video.model, client=video.owner or None, **video.shape)
+            tell("options", DEBUG, id=video.id, **video.options)
         return kept
 
     def _settle(self, folder: Path, video: Video, generation: Generation, more: bool) -> None:

@@ -23,7 +23,7 @@ from wanserve.messages import code_of
 from wanserve.metrics import Metrics
 from wanserve.process import from_outside
 from wanserve.progress import CANCELLING, VideoProgress
-from wanserve.refusal import RefusedError, closing
+from wanserve.refusal import RefusedError, closing, full
 from wanserve.resolved import Resolved
 from wanserve.room import Room
 from wanserve.settings import Settings
@@ -87,60 +87,68 @@ class Queue:
 
     # What clients ask for.
 
-    async def accept(self, video: Video, keep: Callable[[], None], owner_limit: int | None = None) -> Video:
-        """Stores a new video at the end of the queue; returns it, or the one that its idempotency key has.
+    async def accept(
+        self, *given: tuple[Video, Callable[[], None]], owner_limit: int | None = None
+    ) -> list[Video]:
+        """Stores new videos of one owner at the end of the queue: all, or none.
 
         Args:
-            video: the video.
-            keep: puts its files in place, once it has one; they stay where they are if another is returned.
-            owner_limit: the most videos of its owner that may wait; None for no such limit.
+            given: each video, and what puts its files in place, once it has one; they stay where they are if
+                another is returned.
+            owner_limit: the most videos of their owner that may wait; None for no such limit.
+
+        Returns:
+            Each video, or the one that its idempotency key has.
 
         Raises:
-            RefusedError: if the queue is full, or the key is that of another request.
+            RefusedError: if the queue has no room for them, or a key is that of another request.
         """
         retry = str(self.board.retry_seconds())
         if self.turns.closing:
             raise closing()
 
-        def put(connection: sqlite3.Connection) -> Video:
-            if video.idempotency is not None:
-                other = stored.with_key(connection, video.owner, video.idempotency)
-                if other is not None and other.id in self._unremoved:
-                    stored.remove(connection, other.id)
-                    other = None
-                if other is not None and other.fingerprint != video.fingerprint:
-                    raise RefusedError(
-                        "the Idempotency-Key was used for another request; choose a new one",
-                        409,
-                        code="idempotency_conflict",
-                    )
-                if other is not None:
-                    return other
-            for owner, limit in ((None, self._settings.max_waiting), (video.owner, owner_limit)):
-                if limit is not None and stored.count(connection, "queued", owner) >= limit:
-                    whose = "the queue is full" if owner is None else "too many jobs of this key wait"
-                    raise RefusedError(
-                        f"{whose}; expected at most {limit}; try again later",
-                        429,
-                        code="queue_full",
-                        headers={"Retry-After": retry},
-                    )
-            video.rank = stored.last_rank(connection) + 1.0
-            keep()
-            stored.add(connection, video)
-            return video
+        def put(connection: sqlite3.Connection) -> list[Video]:
+            kept = [self._earlier(connection, video) or video for video, _ in given]
+            new = [one for one, found in zip(given, kept, strict=True) if one[0] is found]
+            limits = ((None, self._settings.max_waiting), (kept[0].owner, owner_limit))
+            for owner, limit in limits if new else ():
+                if limit is not None and stored.count(connection, "queued", owner) + len(new) > limit:
+                    raise full(len(new), limit, owner, retry)
+            for video, keep in new:
+                video.rank = stored.last_rank(connection) + 1.0
+                keep()
+                stored.add(connection, video)
+            return kept
 
         try:
             kept = await self._store.change(put)
         except Exception:
-            self.resolved.drop(video.id)
-            await asyncio.to_thread(self._folders.remove, video.id)  # of a commit that has failed
+            for video, _ in given:
+                self.resolved.drop(video.id)
+                await asyncio.to_thread(self._folders.remove, video.id)  # of a commit that has failed
             raise
-        if kept is video:
-            bisect.insort(self._waiting, video, key=lambda one: one.rank)
-            self.turns.look_again()
-            self.board.publish(video)
-        return self._here(kept.id) or kept
+        for video, found in zip((one for one, _ in given), kept, strict=True):
+            if video is found:
+                bisect.insort(self._waiting, video, key=lambda one: one.rank)
+                self.board.publish(video)
+        self.turns.look_again()
+        return [self._here(one.id) or one for one in kept]
+
+    def _earlier(self, connection: sqlite3.Connection, video: Video) -> Video | None:
+        """Returns the video that an idempotency key has; raises RefusedError for another request's."""
+        if video.idempotency is None:
+            return None
+        other = stored.with_key(connection, video.owner, video.idempotency)
+        if other is not None and other.id in self._unremoved:
+            stored.remove(connection, other.id)
+            return None
+        if other is not None and other.fingerprint != video.fingerprint:
+            raise RefusedError(
+                "the Idempotency-Key was used for another request; choose a new one",
+                409,
+                code="idempotency_conflict",
+            )
+        return other
 
     def find(self, id: str, owner: str | None) -> Video:
         """Returns a video of an owner; None is everybody.

@@ -108,6 +108,26 @@ def unknown(name: str, hint: str = "") -> RefusedError:
     return RefusedError(f"unknown field {name[:60]!r}{hint}", param=name[:60], code="unknown_parameter")
 
 
+def full(number: int, limit: int, owner: str | None, retry: str) -> RefusedError:
+    """Returns the error for new jobs that have no room among those that wait, of an owner or of all.
+
+    Args:
+        number: the new jobs.
+        limit: the most that may wait.
+        owner: whose jobs are limited; None for everybody's.
+        retry: seconds after which there may be room.
+    """
+    if number > max(limit, 1):
+        return RefusedError(
+            f"{number} jobs are more than may wait; expected at most {limit}; send fewer seeds",
+            429,
+            code="queue_full",
+        )
+    whose = "the queue is full" if owner is None else "too many jobs of this key wait"
+    what, headers = f"{whose}; expected at most {limit}; try again later", {"Retry-After": retry}
+    return RefusedError(what, 429, code="queue_full", headers=headers)
+
+
 def closing() -> RefusedError:
     """Returns the error of a request that comes to a server that ends."""
     return RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})

@@ -101,7 +101,8 @@ class House:
         return make(video.id, video.model)
 
     async def ask(self, **fields: Any) -> Video:
-        return await self.queue.accept(video(**fields), lambda: None)
+        (one,) = await self.queue.accept((video(**fields), lambda: None))
+        return one
 
     async def until(self, check: Callable[[], Any], seconds: float = 5) -> None:
         end = time.monotonic() + seconds

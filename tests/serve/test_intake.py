@@ -153,8 +153,12 @@ def test_each_seed_is_a_job_of_its_own(tmp_path: Path) -> None:
                 for seeds in ([3, 1], "3, 1")
             ]
             assert [one["seed"] for one in made] == [3, 1] and again == made
-            status, code, _ = await server.refused("POST", "/v1/videos", {**asks, "seeds": [5, 6]})
-            assert (status, code) == (429, "queue_full") and len(queue.waiting) == 2
+            listener = queue.hub.listen(None)
+            for seeds, fewer in (([5, 6], False), ([5, 6, 7, 8], True)):
+                status, code, message = await server.refused("POST", "/v1/videos", {**asks, "seeds": seeds})
+                assert (status, code) == (429, "queue_full") and len(queue.waiting) == 2
+                assert ("fewer" in message) is fewer
+            assert await listener.next(0.01) is None  # nobody has heard of one of them
             assert (await server.refused("POST", "/v1/videos", {**asks, "seeds": [3]}, **key))[0] == 409
             for one in made:
                 job = intake.make(video := await queue.turns.next(Held())).job
