@@ -125,18 +125,26 @@ class Folders:
         """Returns what clients are told for paths in the folder of a request or a video: their own names."""
         return {str(folder / one.file): one.name for one in uploads} | {f"{folder}/": ""}
 
-    def out(self, id: str) -> Path:
+    def out(self, video: Video) -> Path:
         """Makes a folder for a video's results; of those of an attempt before only finished clips stay."""
-        folder = self.of(id) / "out"
+        folder = self._out(video.id)
         folder.mkdir(parents=True, exist_ok=True)
-        for there in folder.iterdir():
-            if there != spool_of(there.with_suffix("")):
-                remove_tree(there)
+        self.clear(video, but=spool_of(self.outputs(video)[0].path))
         return folder
+
+    def clear(self, video: Video, but: Path | None = None) -> None:
+        """Removes what attempts have left of a video's results, ``but`` one of them."""
+        with contextlib.suppress(FileNotFoundError):  # it was never begun
+            for there in self._out(video.id).iterdir():
+                if there != but:
+                    remove_tree(there)
+
+    def _out(self, id: str) -> Path:
+        return self.of(id) / "out"
 
     def outputs(self, video: Video) -> tuple[Output, ...]:
         """The files that are made of a video."""
-        path = self.of(video.id) / "out" / f"video.{video.format}"
+        path = self._out(video.id) / f"video.{video.format}"
         return wanrun.outputs_of(path, video.shape["num_videos"], KINDS)
 
     def result(self, video: Video, index: int, kind: str) -> Path:

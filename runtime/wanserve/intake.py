@@ -245,7 +245,7 @@ class Intake:
         if generation is None:
             paths = _paths(model, video.media, self._folders.of(video.id))
             generation = model.resolve({**video.options, **paths}, str)
-        self._folders.out(video.id)
+        self._folders.out(video)
         return Make(video.model, wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video))))
 
 

@@ -348,6 +348,8 @@ class Queue:
         removed = running is not None and running.removed
         if not removed:
             self._unstored[video.id] = video
+        if status != "completed":  # clips of an attempt that was cut off, whose worker continues none
+            await asyncio.to_thread(self._folders.clear, video)
         video.bytes = await asyncio.to_thread(self._folders.size, video.id)
         self._metrics.ended(video)
         tell(status, WARNING if video.error else INFO, id=video.id, seconds=video.took, error=video.error)

@@ -237,10 +237,12 @@ def test_two_cancels_at_once(queue: Callable[[], House]) -> None:
     async def test() -> None:
         house = queue()
         one = await house.ask()
+        (house.folders.out(one) / "video.mp4.parts").mkdir()  # the server was ended while it was made
         found = [house.queue.find(one.id, None) for _ in range(4)]
         results = await asyncio.gather(*map(house.queue.cancel, found), return_exceptions=True)
         assert [type(each) for each in results] == [type(None), *[RefusedError] * 3]
         assert house.queue.find(one.id, None).status == "cancelled"
+        assert not list((house.folders.of(one.id) / "out").iterdir())
 
     run(test())
 
@@ -292,7 +294,7 @@ def test_a_removal_that_cannot_be_stored(queue: Callable[[], House], monkeypatch
         runs, again, _ = [await house.ask(idempotency=key) for key in "abc"]
         await house.queue.begin(await house.queue.turns.next(Held()), lambda: None)
         videos, listener = [runs, again], house.queue.hub.listen(None)
-        folders = [house.folders.out(one.id) for one in videos]
+        folders = [house.folders.out(one) for one in videos]
 
         def full(connection: sqlite3.Connection, id: str) -> None:
             raise sqlite3.OperationalError("database or disk is full")

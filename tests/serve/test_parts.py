@@ -279,7 +279,10 @@ def test_the_folder_of_a_server(tmp_path: Path) -> None:
     for id in (kept, gone, "mine", "video_a"):
         (tmp_path / "data/videos" / id).mkdir()
     for id in (removed, lost):
-        folders.out(id)
+        folders.out(one := video(id=id))
+    for name in ("video.mp4.parts", "video.webm.parts", "other"):  # of two formats
+        (folders.of(one.id) / "out" / name).mkdir()
+    assert [path.name for path in folders.out(one).iterdir()] == ["video.mp4.parts"]
     left = tmp_path / f"data/incoming/request_{'e' * 32}"
     left.mkdir()
     (left / "x.png").write_bytes(b"x")
