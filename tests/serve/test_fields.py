@@ -158,6 +158,7 @@ def test_the_page_says_what_the_artifact_can_do() -> None:
     assert "guider" not in Model("text", Artifact(with_profiles(manifest, unguided), artifact.folder)).options
     assert "CFG-Zero" in full["guider"]["description"] and "skip" not in full["guider"]["description"]
     assert "strength" not in text and "video" not in text
+    assert {"window_frames", "window_overlap"} & {*full} == set() != {"window_frames"} & {*text}
     plain = catalog().models["text"]
     started = plain.manifest.changed(**with_start(plain.manifest, built=True))
     shown = Model("text", Artifact(started, plain.artifact.folder)).shown(0.0)
