@@ -19,7 +19,7 @@ GUESSED_STEP: Final = 1.0
 
 
 class Estimates:
-    """Mean seconds of each phase by model and profile.
+    """Mean seconds of each phase by model and profile, and by the number of windows or clips.
 
     Args:
         times: what was measured before, by ``name``.
@@ -31,7 +31,9 @@ class Estimates:
     @staticmethod
     def name(video: Video, phase: str) -> str:
         """The name of a time: a step's is ``step``, and the tenths of the steps that have guidance."""
-        name, steps = f"{video.model} {video.shape['profile']} {phase}", video.shape["num_steps"]
+        windows, steps = video.shape.get("windows", 1), video.shape["num_steps"]
+        kind = f"{video.shape['profile']}*{windows}" if windows > 1 else video.shape["profile"]
+        name = f"{video.model} {kind} {phase}"
         if phase != "step" or (guided := video.shape.get("guided")) is None:
             return name
         return f"{name} {round(10 * guided / steps)}"
@@ -47,7 +49,8 @@ class Estimates:
             steps: its denoising steps.
             shared: for how long its worker had the one before it too; None if it was begun alone.
         """
-        measured = {phase: value for phase, value in seconds.items() if phase in GUESSED_STEPS}
+        whole = steps >= video.shape["num_steps"]  # else clips were there, and their decoding took no time
+        measured = {phase: value for phase, value in seconds.items() if whole and phase in GUESSED_STEPS}
         if steps and "steps" in seconds:
             measured["step"] = seconds["steps"] / steps
         if shared is not None:
@@ -86,7 +89,7 @@ class Estimates:
         """
         if not self.known(video):
             return None
-        parts = self.parts(video, video.shape["num_steps"] * video.shape.get("clips", 1))
+        parts = self.parts(video, video.shape["num_steps"])
         return max(sum(parts.values()) - self.times.get(self.name(video, "shared"), 0.0), parts["steps"])
 
     def follow(self, progress: VideoProgress, clock: Mapping[str, Any]) -> None:

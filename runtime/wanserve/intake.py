@@ -292,9 +292,9 @@ def _shape(generation: Generation) -> dict[str, Any]:
         "num_frames": generation.num_frames(None),
         "num_videos": profile.num_videos,
         "fps": generation.fps,
-        "num_steps": len(generation.table.timesteps),
-        "clips": generation.clips,
-        "guided": sum(part.guided + part.skipping for part in generation.ranges),
+        "num_steps": generation.clips * len(generation.table.timesteps),
+        "windows": generation.num_windows(None),
+        "guided": generation.clips * sum(part.guided + part.skipping for part in generation.ranges),
     }
 
 

@@ -51,8 +51,9 @@ class Video(Struct, kw_only=True):
         options: what was given, by the options' Python names, with the seed that was drawn; without media.
         media: the files that came with it.
         format: suffix of the videos, without the dot.
-        shape: facts of the built profile: profile, size, num_frames, num_videos, fps, num_steps; and guided,
-            how many steps have guidance, which a video that was stored before does not have.
+        shape: facts of the built profile: profile, size, num_frames, num_videos, fps, num_steps of all clips;
+            and guided, how many steps have guidance, and windows, those of its steps or its clips, which a
+            video that was stored before does not have.
         status: its state.
         rank: the order among the waiting videos.
         created: when it was accepted.

@@ -202,6 +202,9 @@ def test_progress_follows_what_was_measured() -> None:
     half = video(shape={**one.shape, "guided": 5})  # whose steps take less time than those with guidance
     assert estimates.total(half) is None and [*estimates.learn(half, {"steps": 15.0}, 10).values()] == [1.5]
     assert (estimates.total(half), estimates.total(one)) == (21.0, 26.0)
+    clips = video(shape={**one.shape, "num_steps": 30, "windows": 3})  # two of which were there
+    assert estimates.total(clips) is None
+    assert estimates.learn(clips, {"steps": 20.0, "decode": 4.0}, 10) == {"m p*3 step": 2.0}
     seen = []
     for phase, step, passed in (
         ("loading", 0, 9),
