@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -52,6 +53,14 @@ class Runs:
     times: int
 
 
+class _Divided(ProgramBuilder):
+    """Programs of one device, which are called as those of a mesh are."""
+
+    @property
+    def divided(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class Generation:
     """One generation of a model on a kind of chip.
@@ -64,6 +73,7 @@ class Generation:
         steps: denoising steps.
         streams: whether the transformer's layers stream in any case. Work and temporaries are those of whole
             steps.
+        divided: whether it is for a mesh, which decodes a video at once.
     """
 
     manifest: Manifest
@@ -72,6 +82,12 @@ class Generation:
     chip: Chip
     steps: int
     streams: bool = False
+    divided: bool = False
+
+    def on(self, devices: int) -> Generation:
+        """Returns the same for a number of devices."""
+        divided = devices > 1
+        return self if self.divided == divided else dataclasses.replace(self, divided=divided)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -153,7 +169,8 @@ class Generation:
         """Makes the programs for one device in forms that can be counted: see ``work``."""
         own = self.chip.kernels
         kernels = msgspec.structs.replace(own, attention="cpu", attention_blocks=(), convolution="direct")
-        return ProgramBuilder(self.manifest, self.shape, self.options, kernels)
+        kind = _Divided if self.divided else ProgramBuilder
+        return kind(self.manifest, self.shape, self.options, kernels)
 
     def _specs(self) -> Iterator[ProgramSpec]:
         """Yields the programs for one device: those of one form of the loop, and one of text."""

@@ -27,7 +27,7 @@ def flows(parts: Parts) -> bool:
     They do not for a single frame, for tiles (each has all frames), for windows (the next one begins with
     frames of this one), and on a mesh.
     """
-    whole = parts.options.vae_tile or parts.variant.previous_frames or parts.mesh is not None
+    whole = parts.options.vae_tile or parts.variant.previous_frames or parts.divided
     return parts.shape.num_frames > 1 and not whole
 
 

@@ -98,7 +98,10 @@ def test_the_options_of_the_request_come_before_those_of_a_recipe(tmp_path: Path
     shape = made.generation.shape
     assert (shape.width, shape.height, shape.num_frames, shape.guidance) == (480, 832, 33, False)
     assert (made.generation.steps, made.chosen.sizes) == (4, {"context": 4})
-    assert [call.name for call in made.generation.calls][-2] == "denoise_loop"
+    # A mesh decodes a video at once.
+    calls = [(call.name, call.times) for call in made.generation.calls]
+    assert calls[-2:] == [("denoise_loop", 1), ("decode_video", 1)]
+    assert made.chosen.figures["decode_video"].temporaries > 0
     other = planned(
         str(recipe), "v5e-8", {"sizes": (832, 480), "guidance": True, "mesh": {"data": 2}}, steps=8
     )
