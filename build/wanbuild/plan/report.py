@@ -66,10 +66,11 @@ def _columns(cells: Sequence[str]) -> str:
 
 def _row(plan: Plan, call: Runs) -> str:
     figures, time = plan.chosen.figures[call.name], plan.generation.time(call, plan.chosen.sizes)
+    instead = f"or {plan.generation.shape.num_videos}x"  # of a decoder that a request may choose
     return _columns(
         (
             call.name,
-            f"{call.times}x",
+            f"{call.times}x" if call.times else instead,
             _number(plan.generation.work[call.name].operations / 1e12),
             gigabytes(figures.arguments),
             gigabytes(figures.temporaries),
