@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.programs.requirements import with_requirements, write_requirements
+from wanbuild.variants.start import with_start
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
 from wanrun.artifact.named import ADAPTER, EMBEDDING, EXECUTABLE, KINDS, PROGRAM
 from wanrun.claims import Claims
@@ -87,7 +88,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
     Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of
     the model, its components' configs, dtypes and parameters' shapes and axes are the same. So does an
-    adapter, which has changes of weights.
+    adapter, which has changes of weights, and of the same VAE the map of previews.
 
     Args:
         old: the folder of the artifact that is replaced.
@@ -113,14 +114,18 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
         configs = {name: config for name, config in manifest.configs.items() if name in manifest.components}
         return facts, configs, manifest.dtypes, manifest.tokenizer.max_length, layouts
 
-    if signature(previous) != signature(new):
+    starts = any(profile.options.video_to_video for profile in previous.profiles.values())
+    kept = new.changed(**with_start(new, starts))
+    if signature(previous) != signature(kept):
         return new
     for folder in (PROGRAM.folder, EXECUTABLE.folder, ADAPTER.folder):
         if (old / folder).is_dir():
             _take_over(old / folder, building / folder)
     targets = with_requirements(previous.targets)
     write_requirements(building, targets)
-    return new.changed(
+    same_vae = previous.components["vae"] == new.components["vae"]
+    return kept.changed(
+        preview=previous.colours if same_vae else (),
         profiles=previous.profiles,
         program_sets=previous.program_sets,
         targets=targets,

@@ -16,6 +16,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import CPU
 from wanbuild.toy.checkpoint import write_toy
+from wanbuild.variants.start import with_start
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError
@@ -52,6 +53,15 @@ def in_pairs(manifest: Manifest) -> Manifest:
     return manifest.changed(components=components)
 
 
+def started(manifest: Manifest) -> Manifest:
+    """The manifest of an artifact whose profiles are built for a video to begin with."""
+    profiles = {
+        name: msgspec.structs.replace(one, options=msgspec.structs.replace(one.options, video_to_video=True))
+        for name, one in manifest.profiles.items()
+    }
+    return manifest.changed(**with_start(manifest, True), profiles=profiles)
+
+
 def test_rows_in_pairs_make_no_programs(artifact_copy: Path, toy_checkpoint: Path) -> None:
     """Neither new ones, nor do a new conversion's weights take over the old ones."""
     old = in_pairs(read_manifest(artifact_copy))
@@ -59,6 +69,8 @@ def test_rows_in_pairs_make_no_programs(artifact_copy: Path, toy_checkpoint: Pat
     with pytest.raises(ArtifactError, match=said):
         ProgramBuilder(old, Shape(96, 64, 9, 1, True), BuildOptions(), CPU)
     stored = {name: policy.weights for name, policy in old.dtypes.items()}
-    assert convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True)).program_sets
+    started(read_manifest(artifact_copy)).write(artifact_copy)
+    kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True))
+    assert kept.program_sets and kept.model.task.start == "video" and kept.preview == old.preview != ()
     in_pairs(read_manifest(artifact_copy)).write(artifact_copy)
     assert not convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True)).program_sets
