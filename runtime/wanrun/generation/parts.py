@@ -18,7 +18,7 @@ import numpy as np
 
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, unwritable
-from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of
+from wanrun.files import NPY_DAMAGE, canonical_json, read_bounded, replace_file, sha256_of
 from wanrun.generation.decoding import Clips, Take
 from wanrun.request.generation import Generation, deciding_facts
 
@@ -136,14 +136,21 @@ class Spool(Parts):
         super().__init__(take or _nobody)
         self._mapped, self._part = take is None, [0, 0]
         self._folder, self._key, self._size, self._checksums = folder, key, size, list[list[int]]()
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(
+                f"the parts in {folder} cannot be written",
+                expected="a folder, or nothing there",
+                found="a file",
+                remedy="remove it, or choose another --output",
+            )
         try:
-            found = self._found()
+            checksums = self._found()
             self.latents = np.load(folder / _LATENTS, allow_pickle=False)
-            self._checksums = found
-            self.count, self.num_frames = len(found), self._written
+            self._checksums = checksums
+            self.count, self.num_frames = len(checksums), self._written
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except (OSError, LookupError, *NPY_DAMAGE) as error:
             if not overwrite:
                 raise UsageError(
                     f"the parts in {folder} cannot be continued",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from helpers.options import PROFILE
 from helpers.pictures import picture
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.noise import clip_seed
-from wanrun.errors import UsageError
+from wanrun.errors import NoSpaceError, UsageError
 from wanrun.generation.load import load
 from wanrun.generation.parts import Parts, Spool, remove_spool, spool_of
 from wanrun.generation.pipeline import Pipeline
@@ -168,3 +169,32 @@ def test_parts_that_are_damaged_are_not_continued(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         Spool(tmp_path / "o", "key", (4, 6))
     assert Spool(tmp_path / "o", "key", (4, 6), overwrite=True).count == 0
+    (tmp_path / "passed" / "latents.npy").write_bytes(b"")
+    with pytest.raises(UsageError):
+        Spool(tmp_path / "passed", "key", (4, 6))
+    assert Spool(tmp_path / "passed", "key", (4, 6), overwrite=True).count == 0
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError):
+        Spool(tmp_path / "file", "key", (4, 6), overwrite=True)
+
+
+def test_a_part_that_cannot_be_written_leaves_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, folder = np.zeros((2, 4, 6, 3), np.uint8), tmp_path / "o"
+    spool = Spool(folder, "key", (4, 6))
+    spool(0, frames)
+    spool.end(np.ones(3, np.float32))
+
+    def full(file: BinaryIO, array: np.ndarray, allow_pickle: bool) -> None:
+        file.write(b"NUMPY")
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np.lib.format, "write_array", full)
+        spool(0, frames)
+        with pytest.raises(NoSpaceError):
+            spool.end(np.zeros(3, np.float32))
+    again = Spool(folder, "key", (4, 6))
+    assert again.count == 1 and again.latents.all()
+    assert {path.name for path in folder.iterdir()} == {"frames", "latents.npy", "parts.json"}
