@@ -22,7 +22,7 @@ import wanrun
 from helpers import UNPRIVILEGED
 from helpers.said import complaints
 
-USED = 4  # of the programs: one length of encode_text
+USED = 5  # of the programs: one length of encode_text
 SEED = 7
 
 
@@ -180,7 +180,7 @@ def test_jax_alone_loads_the_entries(toy_artifact: Path, tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     programs, hits, misses = map(int, done.stdout.split())
-    assert (hits, misses) == (programs, 0) and programs == 8
+    assert (hits, misses) == (programs, 0) and programs == 9
 
 
 def test_another_seed_is_another_video(first: Run, toy_artifact: Path, tmp_path: Path) -> None:

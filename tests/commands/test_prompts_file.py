@@ -98,7 +98,7 @@ def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
     assert len(seconds["step_seconds"]) == 3 + 2 + 2
     assert (seconds["cache_misses"], seconds["cache_hits"]) == (
         0,
-        4,
+        5,
     )  # each program once
 
     for index, (values, name) in enumerate(zip(lines, names, strict=True)):

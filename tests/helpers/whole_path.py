@@ -190,7 +190,7 @@ class WholePath:
         """Latents and frames; all cases are made by one run of the command a form of the loop."""
         if loop not in self.timings:
             self._run(loop)
-        index = list(self.cases).index(name) + 1
+        index = str(list(self.cases).index(name) + 1).zfill(len(str(len(self.cases))))
         files = (self._folder / f"{loop}-{kind}-{index}.npy" for kind in ("latents", "video"))
         latents, frames = map(np.load, files)
         return latents, frames

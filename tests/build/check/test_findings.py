@@ -84,10 +84,10 @@ def run_verify(
 ) -> Run:
     """Runs ``wanbuild verify`` with a replay that gives this, and without the checks of files."""
 
-    def replayed(artifact: object, profile: Any, findings: Findings | None, steps: int) -> tuple[Golden, str]:
+    def replayed(artifact: object, profile: Any, findings: Findings | None, steps: int) -> Golden:
         assert findings is not None and steps == HERE.steps
         findings.videos.append((profile.name, FRAMES))
-        return found, ""
+        return found
 
     monkeypatch.setattr(verify, "check_all", lambda artifact, say: say("the weights are intact"))
     monkeypatch.setattr(verify, "_run", replayed)

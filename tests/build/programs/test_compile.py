@@ -15,6 +15,7 @@ import pytest
 from helpers.damage import PROGRAMS
 from helpers.manifests import plain_manifest, plain_model, programs_of, with_model
 from helpers.media_files import task_of
+from helpers.options import PROFILE as PLAIN
 from wanbuild.check import verify
 from wanbuild.check.findings import Findings
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -192,8 +193,8 @@ def test_samples_of_few_frames(frames: int) -> None:
     """Two fewer than a segment has, so that it is filled up, and one at least."""
     facts = {"variant": "wan2.2-animate", "task": task_of("wan2.2-animate", encoder=False)}
     manifest = plain_manifest(model=plain_model(**facts))
-    profile = types.SimpleNamespace(width=96, height=64, num_frames=frames, num_references=0)
-    media = sample_media(manifest, profile, mode="replace")  # type: ignore[arg-type]
+    profile = msgspec.structs.replace(PLAIN, num_frames=frames)
+    media = sample_media(manifest, profile, mode="replace")
     assert media is not None
     for video in (media.pose_video, media.mask_video):
         assert isinstance(video, list) and len(video) == max(1, frames - 2)

@@ -75,7 +75,15 @@ class Model:
         return self
 
     def predictor(
-        self, batch: Any, timesteps: Any, kv: Any, rope: Any, condition: Any, attention: Any, dtype: Any
+        self,
+        batch: Any,
+        timesteps: Any,
+        kv: Any,
+        rope: Any,
+        condition: Any,
+        attention: Any,
+        dtype: Any,
+        nag: Any,
     ) -> Callable[[Any], jax.Array]:
         self.calls.append({"batch": batch, "timesteps": timesteps, "condition": condition})
 

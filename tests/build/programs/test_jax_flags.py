@@ -89,5 +89,5 @@ def test_compiling_puts_them_back(toy_artifact: Path, tmp_path: Path, users: dic
     )
     seen: list[bool] = []
     compile_artifact(request, lambda line: seen.append(ours() and "up to date" in line))
-    assert len(seen) == 8 and all(seen)
+    assert len(seen) == 9 and all(seen)
     assert flags() == users

@@ -215,7 +215,7 @@ def test_warm_up_reaches_both_experts(
         other = LOW if first == HIGH else HIGH
         assert bound == [(name, expert) for expert in (other, first) for name in ("prepare", program)]
         hits = timings.cache_hits
-        assert hits == 8 and timings.step_seconds == []
+        assert hits == 9 and timings.step_seconds == []
         pipeline.generate(PROMPT, **STEPS, timings=timings)
         assert (timings.cache_hits, timings.cache_misses) == (hits, 0)
 
