@@ -14,6 +14,7 @@ from msgspec import structs
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.media import MediaOption
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.solvers import SOLVERS
@@ -139,7 +140,8 @@ def resolve_request(
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
-    request = with_strength(manifest, profile, request, _begins(manifest, given, inputs))
+    begins = task.start is not None and _has(manifest, given or inputs, task.start)
+    request = with_strength(manifest, profile, request, begins)
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
     options |= blended_windows(manifest, profile, request)
     if "clips" in options or "window_frames" in options:
@@ -170,16 +172,16 @@ def _check_parts(
 ) -> None:
     """Raises UsageError where a clip cannot continue another one, or windows are not of text alone."""
     task, clips = manifest.model.task, field("clips")
+    given = [name for name in task.inputs if _has(manifest, media, name)]
     if "window_frames" in options:
-        if task.always_encodes or media is not None or "clips" in options:
+        if task.always_encodes or given or "clips" in options:
             raise UsageError(
                 f"{field('num_frames')} in windows is for text alone",
                 expected=f"no image, no video and no {clips}",
                 remedy=f"leave them out, or {field('window_frames')} and {field('window_overlap')}",
             )
         return
-    others = (name for name, item in task.inputs.items() if item is not task.chained)
-    if other := next((name for name in others if isinstance(media, Media) and is_given(media, name)), None):
+    if other := next((name for name in given if task.inputs[name] is not task.chained), None):
         what = f"{clips} and {field(other)} exclude each other"
         raise UsageError(what, expected="a first image alone", remedy=f"leave {field(other)} out")
     if profile.num_videos > 1:
@@ -230,14 +232,11 @@ def _shape(manifest: Manifest, request: Request, num_references: int | None) -> 
     }
 
 
-def _begins(manifest: Manifest, media: Media | None, inputs: Inputs | None) -> bool:
-    """Whether a video is given that the steps begin with."""
-    task = manifest.model.task
-    if task.start is None:
-        return False
-    if inputs is not None:
-        return task.inputs[task.start].array in inputs.arrays
-    return media is not None and is_given(media, task.start)
+def _has(manifest: Manifest, media: Media | Inputs | None, name: MediaOption) -> bool:
+    """Whether an image or a video that the model takes is given."""
+    if isinstance(media, Inputs):
+        return manifest.model.task.inputs[name].array in media.arrays
+    return media is not None and is_given(media, name)
 
 
 def _num_references(manifest: Manifest, media: Media | None, inputs: Inputs | None) -> int | None:

@@ -139,6 +139,8 @@ def test_a_video_to_begin_with(toy_artifact: Path) -> None:
     assert (
         of(manifest, other).options.get("strength") is None and of(manifest, other).cost().calls["start"] == 0
     )
+    windows = {"num_frames": 17, "window_frames": 9}
+    assert of(manifest, other, Media(), None, **windows).blending is not None  # of no media
     for wrong, error, fields, given in (
         ((manifest, other), UsageError, ("strength", "video"), {"strength": 0.5}),
         ((plain,), UsageError, ("strength",), {"strength": 0.5}),
@@ -149,6 +151,20 @@ def test_a_video_to_begin_with(toy_artifact: Path) -> None:
             of(*wrong, **given)  # type: ignore[arg-type]
         assert caught.value.fields == fields  # type: ignore[attr-defined]
         assert (other.name in str(caught.value)) == (error is ArtifactError)
+
+
+def test_clips_continue_a_first_image_alone(toy_artifact: Path) -> None:
+    """Of files, and of what was read."""
+    manifest = with_model(read_manifest(toy_artifact), task=task_of("wan2.2-i2v", encoder=False))
+    first, both = (
+        {name: np.zeros((9, 6, 3), np.uint8) for name in ("image", "last_image")[:n]} for n in (1, 2)
+    )
+    for media in ((Media(**first), None), (None, Inputs(first))):
+        assert of(manifest, None, *media, clips=3).num_frames(None) == 25
+    for media in ((Media(**both), None), (None, Inputs(both))):
+        with pytest.raises(UsageError) as error:
+            of(manifest, None, *media, clips=3)
+        assert error.value.fields == ("clips", "last_image")
 
 
 def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
