@@ -15,7 +15,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.guidance import GUIDED
-from wanrun.denoising.steps import boundary_after, explicit_timesteps, split_at
+from wanrun.denoising.steps import boundary_after, explicit_timesteps, schedule, split_at
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
@@ -328,5 +328,8 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
         if options.get(name) in (None, usual):
             options.pop(name, None)
     options["loop"] = resolve_loop(profile, request.loop)
-    _check_max_steps(profile, options["loop"], options["num_steps"])
+    # Of a video to begin with the first steps are left out.
+    table = schedule(options, manifest)[0] if "strength" in options else None
+    steps = options["num_steps"] if table is None else len(table.timesteps)
+    _check_max_steps(profile, options["loop"], steps)
     return options

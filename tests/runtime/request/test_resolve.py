@@ -139,6 +139,13 @@ def test_a_video_to_begin_with(toy_artifact: Path) -> None:
     assert (
         of(manifest, other).options.get("strength") is None and of(manifest, other).cost().calls["start"] == 0
     )
+    few = structs.replace(other, options=structs.replace(other.options, max_steps=4))
+    short = manifest.changed(profiles={one.name: one for one in (profile, few)})
+    for strength, loop in ((0.5, "scan"), (1.0, None)):  # the steps that are left fit the scan form's table
+        left = of(short, few, video, None, strength=strength, num_steps=8, loop=loop)
+        assert len(left.table.timesteps) == 8 * strength
+    with pytest.raises(UsageError):
+        of(short, few, video, None, strength=1.0, num_steps=8, loop="scan")
     windows = {"num_frames": 17, "window_frames": 9}
     assert of(manifest, other, Media(), None, **windows).blending is not None  # of no media
     for wrong, error, fields, given in (
