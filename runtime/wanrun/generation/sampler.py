@@ -272,8 +272,8 @@ class Sampler:
         Returns:
             All outputs of the last call of a program, on the device.
         """
-        decode = Decoder(self.programs, decoder)
-        with timings.phase("decode", f"{len(latents) * self.profile.num_frames} frames"):
+        decode, each = Decoder(self.programs, decoder), 1 + (latents.shape[2] - 1) * self._temporal
+        with timings.phase("decode", f"{len(latents) * each} frames"):
             for video, one in enumerate(latents):
                 for frames in decode(one):
                     take(video, frames)
