@@ -178,12 +178,29 @@ class Telling:
         on_frames: who is told.
         total: the frames of each video.
         options: the options that are told with them.
+        together: whether other processes make the same videos: they need this one to the end, so what is
+            raised waits for ``finish``, and nothing more is told.
     """
 
-    def __init__(self, on_frames: OnFrames, total: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, on_frames: OnFrames, total: int, options: Mapping[str, Any], together: bool = False
+    ) -> None:
         self._on_frames, self._total, self._options = on_frames, total, options
-        self._firsts = Counter[int]()
+        self._together, self._firsts = together, Counter[int]()
+        self._failed: Exception | None = None
 
     def __call__(self, video: int, frames: np.ndarray) -> None:
-        self._on_frames(Frames(frames, self._firsts[video], self._total, video, self._options))
+        if self._failed is not None:
+            return
+        try:
+            self._on_frames(Frames(frames, self._firsts[video], self._total, video, self._options))
+        except Exception as error:
+            if not self._together:
+                raise
+            self._failed = error
         self._firsts[video] += len(frames)
+
+    def finish(self) -> None:
+        """Raises what has waited."""
+        if self._failed is not None:
+            raise self._failed

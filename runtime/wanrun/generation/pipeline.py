@@ -298,7 +298,7 @@ class Pipeline:
             warn: gets each warning of the result that is found during the work, at once.
             spool: folder of the frames of several clips, or windows of text alone, from which the same
                 generation goes on after an end; the result's frames are mapped files of it. None keeps them
-                in memory, as those of all other videos are.
+                in memory, as those of all other videos and of several processes are.
             overwrite: whether those of another video in it are replaced; else they are an error.
 
         Raises:
@@ -336,15 +336,17 @@ class Pipeline:
             for warning in () if inputs is None else inputs.warnings:
                 tell(warning)
             loras = applied_loras(generation.loras, self.artifact)
-            agree_on_generation(self._opened.device.group, generation, inputs, latents)
+            group = self._opened.device.group
+            agree_on_generation(group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, generation.latents_shape)
             here = self.artifact.built_here(generation.profile.name)
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
-            take = None if on_frames is None else Telling(on_frames, generation.num_frames(inputs), facts)
+            told_of = (generation.num_frames(inputs), facts, group is not None)
+            take = None if on_frames is None else Telling(on_frames, *told_of)
             parts = (
                 Parts(take)
-                if spool is None or not generation.in_parts
+                if spool is None or group is not None or not generation.in_parts
                 else spool_for(generation, spool, facts, take, overwrite)
             )
             with Status(lambda: timings.running) if self._progress else nullcontext():
@@ -355,6 +357,8 @@ class Pipeline:
                 run = Denoising(*what, timings, behind, step, **more)
                 with self._turns.device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents, parts)
+                if take is not None:
+                    take.finish()
         count = leading_latents(self.manifest, generation.profile)
         leading = final[:, :, :count] if count else None
         return Result(frames, final[:, :, count:], facts, timings, tuple(told), leading)

@@ -68,3 +68,21 @@ def test_frames_that_are_kept_or_told_of() -> None:
     profile: Any = SimpleNamespace(width=3, height=2)
     assert np.array_equal(clips.joined(video, profile), video)
     assert clips.joined(video, profile).shape == (2, 0, 2, 3, 3)
+
+
+def test_one_of_several_processes_fails_after_the_last_frame() -> None:
+    """The others wait for it in their programs."""
+
+    def full(made: Frames) -> None:
+        heard.append(made.first)
+        raise InterruptedError
+
+    heard, frames = list[int](), np.zeros((2, 1, 1, 3), np.uint8)
+    with pytest.raises(InterruptedError):
+        Telling(full, 4, {})(0, frames)
+    tell = Telling(full, 4, {}, together=True)
+    tell(0, frames)
+    tell(0, frames)
+    assert heard == [0, 0]
+    with pytest.raises(InterruptedError):
+        tell.finish()
