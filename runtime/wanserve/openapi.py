@@ -72,9 +72,10 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
 
 
 def change_schema(create: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a change: any field, where null takes one away, and the position."""
+    """Returns the schema of a change: any field of one video, where null takes one away, and the position."""
     position = {"type": "integer", "minimum": 1, "description": "Place among your waiting videos."}
-    fields = {name: {"anyOf": [field, {"type": "null"}]} for name, field in create["properties"].items()}
+    of_one = {name: field for name, field in create["properties"].items() if name != "seeds"}
+    fields = {name: {"anyOf": [field, {"type": "null"}]} for name, field in of_one.items()}
     return {"type": "object", "properties": {**fields, "position": position}, "additionalProperties": False}
 
 

@@ -52,6 +52,9 @@ def test_what_is_declared_is_served_and_described(tmp_path: Path) -> None:
                 for method in methods
             ]
             assert sorted(described) == sorted(declared)
+            schemas = document["components"]["schemas"]
+            made, changed = (schemas[name]["properties"].keys() for name in ("CreateVideo", "ChangeVideo"))
+            assert (made - changed, changed - made) == ({"seeds"}, {"position"})
             assert sorted(served(server)) == sorted([*declared, *OF_THE_PAGE])
 
     asyncio.run(test())
