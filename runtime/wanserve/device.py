@@ -132,10 +132,9 @@ class Device:
 
     async def _after(self, code: int) -> None:
         """Queues the videos of a worker that has ended again, or fails them."""
-        videos = self._held.videos
-        for video in videos:
+        alone = self._held.alone
+        for video in self._held.videos:
             with self._stored():
-                alone = len(videos) == 1
                 await self._queue.lost(video, code, how(code), told=self._held.told(video), alone=alone)
             self._held.drop(video)
 
@@ -191,7 +190,7 @@ class Device:
         held, full = self._held, isinstance(outcome.error, OutOfMemoryError)
         if (video := next((one for one in held.videos if one.id == outcome.id), None)) is None:
             return
-        alone = len(held.videos) == 1
+        alone = held.alone
         held.leaving = held.leaving or full
         held.most = held.most if alone or not full else 1
         with self._stored():

@@ -43,6 +43,11 @@ class Held:
         """The videos, the one that was begun first before the other."""
         return [one.video for one in self._ones.values()]
 
+    @property
+    def alone(self) -> bool:
+        """Whether a video's end is its own fault: no other one is there, and none has taken the memory."""
+        return len(self._ones) < 2 and not self.leaving
+
     def fits(self, video: Video) -> bool:
         """Whether a waiting video may be begun now.
 

@@ -28,6 +28,10 @@ def completes(id: str) -> Outcome:
     return Outcome(id=id, seconds={"steps": 9.0}, steps=3)
 
 
+def full(id: str) -> Outcome:
+    return Outcome(id=id, error=OutOfMemoryError("too large"))
+
+
 @pytest.fixture
 def begun(tmp_path: Path) -> Callable[..., Any]:
     """Has a worker make the steps of some videos, while ``then`` looks on; others make what is left."""
@@ -80,20 +84,23 @@ def test_another_model_waits_for_the_end(begun: Callable[..., Any]) -> None:
     begun(then, {"model": "a"}, {"model": "b"}, {"model": "a"})
 
 
-def test_want_of_memory_of_one(begun: Callable[..., Any]) -> None:
-    """The other one ends; the one is made again, alone, as all are from then on."""
+@pytest.mark.parametrize("other", ["completes", "full", "dies"])
+def test_want_of_memory_of_one(begun: Callable[..., Any], other: str) -> None:
+    """The other one ends, or is made again too; the one is made again, alone, as all are from then on."""
 
     async def then(house: House, videos: list[Video], worker: Worker) -> None:
         await house.until(lambda: len(worker.runs) == 2)
-        worker.say(Outcome(id=videos[0].id, error=OutOfMemoryError("too large")))
+        worker.say(full(videos[0].id))
         await house.until(lambda: videos[0].status == "queued")
         assert house.device._held.most == 1 and videos[2].status == "queued"
-        worker.say(completes(videos[1].id))
-        await house.until(lambda: videos[1].over)
-        worker.kill()
+        if other != "dies":
+            ended = completes(videos[1].id)
+            worker.say(ended if other == "completes" else full(videos[1].id))
+            await house.until(lambda: videos[1].status != "in_progress")
+        worker.kill(1)
         await house.until(lambda: videos[2].over)
         assert [one.status for one in videos] == ["completed"] * 3
-        assert [one.attempts for one in videos] == [2, 1, 1]
+        assert [one.attempts for one in videos] == [2, 1 if other == "completes" else 2, 1]
 
     begun(then, {}, {}, {})
 
