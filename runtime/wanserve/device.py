@@ -29,7 +29,7 @@ from wanserve.messages import (
     of_worker,
 )
 from wanserve.metrics import Metrics
-from wanserve.process import WorkerProcess, how
+from wanserve.process import WorkerProcess, from_outside, how
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.video import Video
@@ -132,8 +132,10 @@ class Device:
 
     async def _after(self, code: int) -> None:
         """Queues the videos of a worker that has ended again, or fails them."""
-        alone = self._held.alone
-        for video in self._held.videos:
+        alone, videos = self._held.alone, self._held.videos
+        if len(videos) > 1 and from_outside(code):  # for want of memory, maybe
+            self._held.most = 1
+        for video in videos:
             with self._stored():
                 await self._queue.lost(video, code, how(code), told=self._held.told(video), alone=alone)
             self._held.drop(video)

@@ -30,7 +30,7 @@ class Held:
     Attributes:
         empty: set while there is none.
         leaving: whether the worker ends after these.
-        most: the number of videos at once; 1 once two have taken too much memory.
+        most: the number of videos at once; 1 once two have taken too much memory, as far as that is known.
     """
 
     def __init__(self) -> None:

@@ -304,7 +304,7 @@ class Queue:
             code: the exit code, negative for a signal.
             reason: the same in words.
             told: whether the worker had begun the video.
-            alone: whether no other one may be to blame, which it has or had.
+            alone: whether no other one of the worker may be to blame.
         """
         if (from_outside(code) or not told or not alone) and await self.again(video, reason):
             return

@@ -114,6 +114,7 @@ def test_a_worker_that_dies_with_two(begun: Callable[..., Any], code: int) -> No
         worker.kill(code)
         await house.until(lambda: all(one.over for one in videos))
         assert [(one.status, one.attempts) for one in videos] == [("completed", 2)] * 2
+        assert house.device._held.most == (1 if code == -signal.SIGKILL else AT_ONCE)
 
     begun(then, {}, {})
 
