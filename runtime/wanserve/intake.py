@@ -292,7 +292,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
         "num_frames": generation.num_frames(None),
         "num_videos": profile.num_videos,
         "fps": generation.fps,
-        "num_steps": generation.clips * len(generation.table.timesteps),
+        "num_steps": generation.num_steps,
         "windows": generation.num_windows(None),
         "guided": generation.clips * sum(part.guided + part.skipping for part in generation.ranges),
     }

@@ -53,7 +53,7 @@ class Hours:
             return
         self._announced = True
         note(f"about {in_hours(self.expected)} on this machine; {self._less()}")
-        if not self._run.yes and sys.stdin.isatty() and sys.stderr.isatty():
+        if not self._run.yes and all(one is not None and one.isatty() for one in (sys.stdin, sys.stderr)):
             click.confirm("begin?", default=True, abort=True, err=True)
 
     def step(self, event: Event, timings: Timings, note: Callable[[str], object]) -> None:
@@ -61,19 +61,22 @@ class Hours:
         if self._announced or event.step < 1 or event.steps is None or not timings.step_seconds:
             return
         self._announced = True
-        steps = [one.cost().steps for one in self._jobs.values()]
-        left = timings.step_seconds[0] * (sum(steps) - event.step)
+        others = sum(one.num_steps for id, one in self._jobs.items() if id != event.id)
+        left = timings.step_seconds[0] * (event.steps - event.step + others)
         if left >= LONG:
             note(f"about {in_hours(left)} of steps are left; {self._less()}")
 
     def learn(self, id: str, outcome: Outcome) -> None:
-        """Keeps how fast the programs of a job were, for later runs."""
+        """Keeps how fast the programs of a job were, for later runs.
+
+        Nothing is learned of one with other steps than were counted: clips were there, or windows were read.
+        """
         generation = self._jobs[id]
-        if (selected := self._target(generation)) is not None:
+        if outcome.steps == generation.num_steps and (selected := self._target(generation)) is not None:
             self._rates(generation, selected).learn(_work(generation, selected.name), outcome.seconds)
 
     def _seconds(self, generation: Generation) -> float | None:
-        if (selected := self._target(generation)) is None:
+        if generation.cost().windows is None or (selected := self._target(generation)) is None:
             return None
         return self._rates(generation, selected).seconds(_work(generation, selected.name))
 

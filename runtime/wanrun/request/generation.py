@@ -142,6 +142,14 @@ class Generation:
         return int(self.options.get("clips", 1))
 
     @property
+    def num_steps(self) -> int:
+        """The denoising steps of all clips, as progress counts them; windows that are read make more.
+
+        Windows that are blended make each step together.
+        """
+        return self.clips * len(self.table.timesteps)
+
+    @property
     def blending(self) -> Blending | None:
         """The windows of a video of more frames than the profile has, which are blended, or None."""
         if "window_frames" not in self.options:

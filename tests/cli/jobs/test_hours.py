@@ -30,7 +30,9 @@ def test_a_long_run_is_announced_and_a_terminal_is_asked(
     first.announce(lines.append)
     assert first.expected is None and lines == []
     seconds = {"steps": 7200.0, "decode": 3600.0}
-    first.learn(work.jobs[0].job.id, Outcome(id="1", seconds=seconds, elapsed=10800.0, steps=2))
+    for steps in (1, 2):  # of a video whose first clip was there nothing is learned
+        assert hours_of(work).expected is None
+        first.learn(work.jobs[0].job.id, Outcome(id="1", seconds=seconds, elapsed=10800.0, steps=steps))
     assert hours_of(work).expected == pytest.approx(10800.0)
     longer = worklist_of({"num_steps": 4}, prompt="a fox")  # the other part is as fast as it was
     assert 17000 < (hours_of(longer).expected or 0.0) < 18100
@@ -43,18 +45,23 @@ def test_a_long_run_is_announced_and_a_terminal_is_asked(
     hours_of(work, yes=True).announce(lines.append)
     assert asked == []
     hours_of(work).announce(lines.append)
+    monkeypatch.setattr(sys, "stdin", None)  # it is closed
+    hours_of(work).announce(lines.append)
     assert [one["abort"] for one in asked] == [True]
 
 
 def test_the_first_step_says_what_nothing_has_said_before(worklist_of: WorklistOf) -> None:
     work, lines, timings = worklist_of({"num_steps": 3}, prompt="a fox"), list[str](), Timings()
     hours = hours_of(work)
-    hours.step(Event("1", "steps"), timings, lines.append)
+    hours.step(Event(work.jobs[0].job.id, "steps"), timings, lines.append)
     timings.steps("step", 1, LONG)
     for step in (1, 2):
-        hours.step(Event("1", "steps", step, 3), timings, lines.append)
+        hours.step(Event(work.jobs[0].job.id, "steps", step, 3), timings, lines.append)
     assert len(lines) == 1 and "40 min" in lines[0]
+    more = hours_of(work)
+    more.step(Event(work.jobs[0].job.id, "steps", 10, 12), timings, lines.append)  # of windows that were read
+    assert "40 min" in lines.pop()
     quick = hours_of(work)
     timings.step_seconds[0] = LONG / 3
-    quick.step(Event("1", "steps", 1, 3), timings, lines.append)
+    quick.step(Event(work.jobs[0].job.id, "steps", 1, 3), timings, lines.append)
     assert len(lines) == 1
