@@ -73,7 +73,7 @@ class Turns:
         """The first waiting video whose frames have room beside the running ones, if it may begin."""
         if self.closing or not self._waiting or self._room.lack_logged():
             return None
-        if held.videos and not all(one.videos for one in self._askers):
+        if held.videos and not all(one.videos or one.leaving for one in self._askers):
             return None
         left = self._room.left() - sum(frames_bytes(one.video) for one in self._running.values())
         may_run = (video for video in self._waiting if video.model not in self._withheld)

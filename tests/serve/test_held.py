@@ -160,20 +160,22 @@ def test_two_wait_for_the_next_start(begun: Callable[..., Any]) -> None:
 
 
 def test_a_worker_that_has_none_comes_first(tmp_path: Path) -> None:
-    """Also where one that has made its steps has waited for longer."""
+    """Also where one that has made its steps has waited for longer; but one that ends takes none."""
 
     async def test() -> None:
-        house, busy, free = House(tmp_path, lambda: None), Held(), Held()
+        house, busy, free, ends = House(tmp_path, lambda: None), Held(), Held(), Held()
+        ends.leaving = True
         one = await house.ask()
         assert await house.queue.turns.next(busy) is one
         busy.take(Event(one.id, "decode", 3, 3))
-        asking = [asyncio.create_task(house.queue.turns.next(held)) for held in (busy, free)]
+        asking = [asyncio.create_task(house.queue.turns.next(held)) for held in (busy, free, ends)]
         await asyncio.sleep(0)
         two = await house.ask()
         await house.until(asking[1].done)
         assert not asking[0].done()
         three = await house.ask()
         await house.until(asking[0].done)
+        asking[2].cancel()
         board = house.queue.board
         for each in (one, two, three):
             board.estimates.learn(each, {"steps": 30.0}, 10)
