@@ -108,7 +108,7 @@ class Folders:
     def keep(self, folder: Path, id: str, more: bool = False) -> None:
         """Makes the folder of a request that of a video, if any files came; if more have them, by links."""
         if folder.exists() and more:
-            shutil.copytree(folder, self.of(id), copy_function=os.link)
+            shutil.copytree(folder, self.of(id), copy_function=_link)
         elif folder.exists():
             folder.rename(self.of(id))
 
@@ -161,3 +161,11 @@ class Folders:
     def remove(self, id: str) -> None:
         """Removes a video's files."""
         shutil.rmtree(self.of(id), ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    """Gives a file another name; copies it where the disk has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -268,7 +268,7 @@ def test_listeners() -> None:
     assert names == [b"event: queued", b"event: steps", b"event: completed"]
 
 
-def test_the_folder_of_a_server(tmp_path: Path) -> None:
+def test_the_folder_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One server has it at a time. What belongs to no video is removed, but nothing that it has not made."""
     folders = Folders(tmp_path / "data")
     (tmp_path / "data/incoming/photos").mkdir()
@@ -289,6 +289,11 @@ def test_the_folder_of_a_server(tmp_path: Path) -> None:
     left = tmp_path / f"data/incoming/request_{'e' * 32}"
     left.mkdir()
     (left / "x.png").write_bytes(b"x")
+    with monkeypatch.context() as patch:  # a disk without links
+        patch.setattr(os, "link", lambda source, target: Path(target).unlink())
+        folders.keep(left, other := f"video_{'f' * 32}", more=True)
+    assert (folders.of(other) / "x.png").read_bytes() == b"x"
+    folders.remove(other)
     assert [path.name for path in folders.clean({kept}, {removed})] == [lost]
     assert {path.name for path in (tmp_path / "data/videos").iterdir()} == {kept, lost, "mine", "video_a"}
     assert [path.name for path in (tmp_path / "data/incoming").rglob("*")] == ["photos", "x.jpg"]
