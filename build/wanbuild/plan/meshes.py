@@ -48,7 +48,7 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
     works = [
         candidate(generation, sizes)
         for sizes in meshes(count)
-        if mesh_problem(sizes, config, generation.shape, count) is None
+        if mesh_problem(sizes, config, generation.shape, count, generation.options.nag) is None
     ]
     return sorted(works, key=lambda one: (not one.need.fits, one.video if one.need.fits else one.need.total))
 

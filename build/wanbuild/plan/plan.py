@@ -103,7 +103,7 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
         )
     generation = _generation(subject, request, chip).on(devices)
     if mesh:
-        check_mesh(mesh, generation.step.config, generation.shape, devices)
+        check_mesh(mesh, generation.step.config, generation.shape, devices, generation.options.nag)
     found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
     if not found[0].need.fits and (tiled := in_tiles(generation, devices)) is not None:
         generation, found = tiled, candidates(tiled, devices)

@@ -102,7 +102,7 @@ class Parts:
         slots = self._arguments(abstract_slots(transformer))
         self.lora = {LORA: slots} if slots else {}
         if mesh:
-            check_mesh(mesh, self.configs["transformer"], shape, len(devices))
+            check_mesh(mesh, self.configs["transformer"], shape, len(devices), options.nag)
         self.mesh = jax_mesh(mesh, devices)
         if self.mesh is not None:
             for name, module in self.modules.items():
@@ -174,11 +174,6 @@ class Parts:
                 remedy="leave it out",
             )
         self._check_tile()
-        if self.options.nag and shape.guidance and self.mesh is not None and "guidance" in self.mesh.shape:
-            raise UsageError(
-                "--nag is not for halves of a mesh that make the two passes of guidance at once",
-                remedy="pass --no-guidance, or a --mesh without data",
-            )
 
     def _check_tile(self) -> None:
         """Raises UsageError for tiles that no cells of latents make, or that devices would share."""

@@ -95,7 +95,9 @@ def _with(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Sh
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available: int) -> None:
+def check_mesh(
+    sizes: Sizes, config: TransformerConfig, shape: Shape, available: int, nag: bool = False
+) -> None:
     """Checks that a mesh suits a profile.
 
     Args:
@@ -103,15 +105,16 @@ def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available:
         config: the transformer's.
         shape: the profile's static shape.
         available: the devices of the target.
+        nag: whether steps can take a negative prompt without guidance.
 
     Raises:
         UsageError: naming what is wrong, and the nearest mesh that works.
     """
-    if (wrong := mesh_problem(sizes, config, shape, available)) is None:
+    if (wrong := mesh_problem(sizes, config, shape, available, nag)) is None:
         return
     what, expected, found = wrong
     others = (other for count in range(1, available + 1) for other in meshes(count))
-    works = [other for other in others if mesh_problem(other, config, shape, available) is None]
+    works = [other for other in others if mesh_problem(other, config, shape, available, nag) is None]
     nearest = min(works, key=lambda other: _distance(sizes, other))
     remedy = f"use --mesh {mesh_text(nearest)}" if nearest else "leave out --mesh"
     raise UsageError(
@@ -120,7 +123,7 @@ def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available:
 
 
 def mesh_problem(
-    sizes: Sizes, config: TransformerConfig, shape: Shape, available: int
+    sizes: Sizes, config: TransformerConfig, shape: Shape, available: int, nag: bool = False
 ) -> tuple[str, str, object] | None:
     """Returns why a mesh does not work: what, expected and found; None if it does."""
     if num_devices(sizes) > available:
@@ -137,6 +140,12 @@ def mesh_problem(
     if data not in fitting:
         kind = f"{videos} video(s), guidance {'on' if shape.guidance else 'off'}"
         return f"data does not divide the batch ({kind})", " or ".join(map(str, fitting)), data
+    if nag and pairs[data] > 1:
+        return (
+            "its halves make the two passes of guidance at once, which --nag is not for",
+            "an odd number",
+            data,
+        )
     return None
 
 

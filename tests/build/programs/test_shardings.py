@@ -89,6 +89,13 @@ def test_the_nearest_that_works(mesh: str, heads: int, guidance: bool, videos: i
     check_mesh(parse_mesh(nearest), config, shape, 8)
 
 
+def test_halves_of_a_mesh_have_no_nag() -> None:
+    halves = parse_mesh("data=2,context=4")
+    with pytest.raises(UsageError, match=r"--nag.* found 2; use --mesh ring=2,context=4"):
+        check_mesh(halves, config_of(40), shape_of(), 8, nag=True)
+    check_mesh(halves, config_of(40), shape_of(guidance=False, videos=2), 8, nag=True)
+
+
 def test_all_meshes_are_tried() -> None:
     """The ordered ways to write every number up to 8 as a product of five."""
     for count, ways in {1: 1, 2: 5, 3: 5, 4: 15, 5: 5, 6: 25, 7: 5, 8: 35}.items():
