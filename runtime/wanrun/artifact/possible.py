@@ -10,13 +10,16 @@ from wanrun.artifact.model import Model
 from wanrun.errors import UsageError, field
 
 
-def check_possible(model: Model, size: tuple[int, int] | None, num_frames: int | None) -> None:
+def check_possible(
+    model: Model, size: tuple[int, int] | None, num_frames: int | None, name: str = "num_frames"
+) -> None:
     """Checks that programs of a model can be built for a shape.
 
     Args:
         model: the model.
         size: (width, height) in pixels; None for any.
         num_frames: frames of a video; None for any.
+        name: the option that says them.
 
     Raises:
         UsageError: naming the nearest shapes that can be built.
@@ -31,7 +34,7 @@ def check_possible(model: Model, size: tuple[int, int] | None, num_frames: int |
         least, reason = fewest_frames(model)
         why = f", and at least {least}: {reason}" if num_frames < least else ""
         raise UsageError(
-            f"{field('num_frames')} {num_frames} cannot be built",
+            f"{field(name)} {num_frames} cannot be built",
             expected=f"{model.vae_temporal}n + 1{why}",
             remedy=f"use {' or '.join(map(str, frames))}",
         )

@@ -15,6 +15,7 @@ from msgspec import structs
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.media import MediaOption
+from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.solvers import SOLVERS
@@ -134,6 +135,7 @@ def resolve_request(
     unguided = not has_guidance(manifest, request.guidance_scale)
     shape = _shape(manifest, request, count)
     if any(getattr(request, name) is not None for name in WINDOW):
+        check_possible(manifest.model, None, request.window_frames, "window_frames")
         shape["num_frames"] = request.window_frames
     profile = choose_profile(replace(artifact, manifest=manifest), shape, loaded, unguided)
     chosen.check(profile)

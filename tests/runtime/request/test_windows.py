@@ -25,6 +25,7 @@ def test_windows_are_recorded_and_counted(toy_artifact: Path) -> None:
         ({"num_frames": 16, "window_frames": 9}, "num_frames"),
         ({"num_frames": 5, "window_frames": 9}, "num_frames"),
         ({"num_frames": 90_001, "window_frames": 9}, "num_frames"),
+        ({"num_frames": 17, "window_frames": 8}, "window_frames"),
         ({"num_frames": 17, "window_overlap": 3}, "window"),
         ({"num_frames": 17, "window_overlap": 12}, "window"),
         ({"window_overlap": 4}, "window_overlap"),
