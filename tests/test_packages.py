@@ -70,7 +70,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "held room route sizes",
                 "catalog folders forms hub keys messages metrics progress protocol values",
                 "lora_fields pipelines resolved store turns uploads",
-                "bodies estimate fields previews",
+                "bodies builds estimate fields previews",
                 "shown worker",
                 "board openapi",
                 "queue",

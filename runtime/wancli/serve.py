@@ -17,6 +17,8 @@ import wanrun
 from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
 from wancli.console import leave, run
 from wancli.options import click_option
+from wanrun.artifact.overlay import overlaid
+from wanrun.artifact.select import BUILD_EXTRA, can_build
 from wanrun.errors import UsageError
 from wanrun.opened.policy import LoadPolicy
 from wanrun.rows import rows_of
@@ -37,6 +39,9 @@ MOST_SECONDS = 1e6
 
 MOST_PIXELS = 1 << 30
 """Of an option: the memory of a decoder follows it, which the system counts in an address's bits."""
+
+MOST_LIMIT = 1 << 40
+"""Of an option: pixels in all frames."""
 
 MOST_WORKERS = 1024
 """Of an option."""
@@ -143,6 +148,13 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     help="Processes with a device.  [default: one for each, or for a mesh]",
 )
 @_of_loading
+@_loading("--build", is_flag=True, help="Build shapes that are lacking, for requests, as wanrun --build.")
+@_loading(
+    "--build-limit",
+    type=click.IntRange(1, MOST_LIMIT),
+    metavar="PIXELS",
+    help="Pixels in all frames of such a shape.  [default: twice the largest profile's]",
+)
 @_loading(
     "--loras",
     type=Input(),
@@ -172,7 +184,10 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
     """Serves artifacts: OpenAI's video API, and a page at its root."""
+    _check_build(given)
     opened = {name: wanhub.open_artifact(folder) for name, folder in named(artifacts).items()}
+    if given["build"]:
+        opened = {name: overlaid(artifact) for name, artifact in opened.items()}
     if given["require_signature"] is not None:
         for artifact in opened.values():
             wanhub.check_signed(artifact, given["require_signature"])
@@ -198,6 +213,18 @@ def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
             first.kill()
 
 
+def _check_build(given: dict[str, Any]) -> None:
+    """Raises UsageError if shapes are to be built, and cannot be here or may not."""
+    if not given["build"]:
+        if given["build_limit"] is not None:
+            raise UsageError("--build-limit is for --build", remedy="pass --build too")
+        return
+    if given["require_signature"] is not None:
+        raise UsageError("--build makes what is not signed", remedy="leave it or --require-signature out")
+    if not can_build():
+        raise UsageError("--build needs wanbuild, which is not installed", remedy=BUILD_EXTRA)
+
+
 def _settings(
     artifacts: dict[str, wanrun.Artifact], loading: dict[str, Any], given: dict[str, Any]
 ) -> Settings:
@@ -212,6 +239,8 @@ def _settings(
         artifacts=artifacts,
         data=given["data"].absolute(),
         loading=loading,
+        build=given["build"],
+        build_limit=given["build_limit"],
         workers=given["workers"],
         host=given["host"],
         port=given["port"],

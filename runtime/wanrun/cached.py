@@ -6,13 +6,17 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wanrun.errors import UsageError
 from wanrun.files import user_cache
 from wanrun.temporary import remove_tree
+
+ASK_SECONDS = 0.1
+"""How often a process looks again for a lock that another one has."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,11 @@ class CacheFolder:
             os.utime(self.path)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, check: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Holds the folder's lock, which one process has at a time; it ends with the process.
+
+        Args:
+            check: is called again and again while another process has the lock; what it raises ends that.
 
         Raises:
             UsageError: if the cache cannot be written.
@@ -65,7 +72,9 @@ class CacheFolder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = _opened(self.path)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not _taken(lock):
+                check()
+                time.sleep(ASK_SECONDS)
             yield
         finally:
             os.close(lock)
@@ -100,6 +109,15 @@ def _opened(folder: Path) -> int:
     return os.open(folder.with_name(f"{folder.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
+def _taken(lock: int) -> bool:
+    """Takes a lock unless another process has it; returns whether it is taken."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _nbytes(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):
@@ -119,10 +137,8 @@ def _removed(folder: Path) -> bool:
     """Removes a folder, unless a process holds it."""
     lock = _opened(folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_tree(folder)
-    except BlockingIOError:
-        return False
+        if free := _taken(lock):
+            remove_tree(folder)
     finally:
         os.close(lock)
-    return True
+    return free

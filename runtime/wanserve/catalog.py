@@ -6,14 +6,17 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 import wanrun
 from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.artifact.nag import NAG_DEFAULTS
+from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
 from wanrun.request.options import WINDOW
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from wanrun.artifact.adapter import PlacedAdapter
     from wanrun.rows import Row
 
+LARGER = 2
+"""Times the pixels of its largest profile that a shape of a model may have to be built, unless told."""
+
 PYTHON_ONLY = ("profile",)
 """Options that a client has no use for, beside those of its shape; they are understood."""
 
@@ -35,13 +41,15 @@ class Model:
 
     Attributes:
         name: the model's name for clients.
-        artifact: the artifact, as it was at the start.
+        artifact: the artifact as it was at the start, with what was built since.
         loop: the form of the denoising loop that is loaded; None for the profile's own.
+        most: pixels of all frames of a shape that may be built for a request; None if none is built.
     """
 
     name: str
     artifact: wanrun.Artifact
     loop: str | None = None
+    most: int | None = None
 
     @property
     def manifest(self) -> wanrun.Manifest:
@@ -135,6 +143,8 @@ class Model:
     def resolve(self, options: Mapping[str, Any], spell: Callable[[str], str]) -> Generation:
         """Checks a request against the artifact; reads no file.
 
+        A profile that is lacking, and may be built, counts as if it were built.
+
         Args:
             options: the options by Python name, with the paths of images and videos.
             spell: the client's name of an option, for messages.
@@ -142,7 +152,8 @@ class Model:
         Raises:
             WanError: as ``wanrun.resolve``.
             RefusedError: for a schedule or a LoRA that the model has not: no file of the server is read for a
-                request. For another form of the loop than that which is loaded.
+                request. For another form of the loop than that which is loaded, and a shape that is too
+                large to be built.
         """
         if self.loop is not None and options.get("loop") not in (None, self.loop):
             raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
@@ -163,7 +174,24 @@ class Model:
         if "prompt" not in options:
             raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
         loop = {} if self.loop is None else {"loop": self.loop}
-        return wanrun.resolve(self.artifact, **loop | dict(options))
+        try:
+            return wanrun.resolve(self.artifact, **loop | dict(options))
+        except UnbuiltError as error:
+            if self.most is None:
+                raise
+            return wanrun.resolve(self._promised(error.lacking, spell), **loop | dict(options))
+
+    def _promised(self, lacking: Any, spell: Callable[[str], str]) -> wanrun.Artifact:
+        """Returns the artifact as it will be once a profile is built. Raises RefusedError for a large one."""
+        if (pixels := _pixels(lacking)) > (self.most or 0):
+            raise RefusedError(
+                f"profile {lacking.name} is too large to be built; expected at most {self.most} pixels in "
+                f"all frames; found {pixels}",
+                param=spell("size"),
+                code="not_built",
+            )
+        profiles = {**self.manifest.profiles, lacking.name: lacking}
+        return replace(self.artifact, manifest=structs.replace(self.manifest, profiles=profiles))
 
     def shown(self, created: float) -> dict[str, Any]:
         """Returns the model as the API answers it."""
@@ -232,20 +260,37 @@ class Model:
         return [one for one in row.choices if one in possible.get(row.name, row.choices)]
 
 
+def _pixels(profile: Any) -> int:
+    """The pixels of all frames of a profile's videos."""
+    return int(profile.width * profile.height * profile.num_frames * profile.num_videos)
+
+
 class Catalog:
     """The models of a server, by name.
 
     Args:
         artifacts: the artifact of each model; the first is the default.
         loop: the form of the denoising loop that is loaded; None for that of each profile.
+        build: whether shapes that are lacking may be built.
+        build_limit: pixels of all frames of such a shape; None for twice those of the largest profile.
 
     Raises:
         ArtifactError: if an artifact has no profile, or none with this form.
     """
 
-    def __init__(self, artifacts: Mapping[str, wanrun.Artifact], loop: str | None = None) -> None:
+    def __init__(
+        self,
+        artifacts: Mapping[str, wanrun.Artifact],
+        loop: str | None = None,
+        build: bool = False,
+        build_limit: int | None = None,
+    ) -> None:
         self.created = time.time()
-        self.models = {name: Model(name, artifact, loop) for name, artifact in artifacts.items()}
+        self.models = dict[str, Model]()
+        for name, artifact in artifacts.items():
+            largest = max(map(_pixels, artifact.alone.manifest.profiles.values()), default=0)
+            most = (build_limit or LARGER * largest) if build else None
+            self.models[name] = Model(name, artifact, loop, most)
         for model in self.models.values():
             if not model.shapes() and loop is not None:
                 built = sorted(model.manifest.profiles.values(), key=lambda one: one.index)

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
-from wanrun import Event, Outcome
-from wanrun.errors import WanError, lacks_space
+from wanrun import CancelToken, Event, Outcome
+from wanrun.errors import CancelledError, WanError, lacks_space
+from wanserve.builds import Builds
 from wanserve.held import Held
 from wanserve.log import LOG, WARNING, tell
 from wanserve.messages import (
@@ -30,6 +32,7 @@ from wanserve.messages import (
 )
 from wanserve.metrics import Metrics
 from wanserve.process import WorkerProcess, from_outside, how
+from wanserve.progress import BUILD
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.video import Video
@@ -61,6 +64,8 @@ class Device:
         make: returns the message that lets a worker make a video.
         metrics: what is counted.
         first: a worker that was started already.
+        builds: builds the profiles that videos lack; None if none are built.
+        place: variables of the environment that give the device.
 
     Attributes:
         ready: set while a first step could run.
@@ -75,10 +80,14 @@ class Device:
         make: Callable[[Video], Make],
         metrics: Metrics,
         first: WorkerProcess | None = None,
+        builds: Builds | None = None,
+        place: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._queue, self._start, self._make, self._metrics = queue, start, make, metrics
         self._process = first
-        self._held = Held()
+        self._held, self._builds, self._place = Held(), builds, place
+        self._lacking: Video | None = None
+        self._building = CancelToken()
         self._stopping, self._hurried = asyncio.Event(), asyncio.Event()
         self._worked = False
         self.ready = asyncio.Event()
@@ -94,6 +103,7 @@ class Device:
         failures = 0
         while not self._stopping.is_set():
             began, self._worked, self._held.leaving = time.monotonic(), False, False
+            self._know()
             try:
                 if (process := self._process) is None:
                     process = await asyncio.to_thread(self._start)
@@ -104,6 +114,9 @@ class Device:
                 if self._stopping.is_set():
                     process.kill()
                 self.problem = await self._lived(process)
+            if (lacking := self._lacking) is not None:
+                await self._build(lacking)
+                continue
             if self._stopping.is_set():
                 return
             self._metrics.restarted()
@@ -115,6 +128,34 @@ class Device:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
 
+    def _know(self) -> None:
+        """Keeps which profiles are built as a worker starts."""
+        if (builds := self._builds) is not None:
+            self._lacking, self._building = None, CancelToken()
+            self._held.lacks, self._held.waits = partial(builds.lacks, known=builds.known), builds.waits
+
+    async def _build(self, video: Video) -> None:
+        """Has the profile of a video built if it is lacking; the video is the next one then."""
+        assert self._builds is not None
+        self.problem = "the device is left for a build"
+        self._queue.take(Event(video.id, BUILD))
+        if video.unwanted:
+            self._building.cancel()
+        with self._stored():
+            try:
+                await self._builds.build(video, self._place, self._building)
+            except CancelledError:
+                pass  # by a client, or since the server ends: then the video waits for the next start
+            except Exception as error:
+                LOG.error("%s cannot be built for %s", video.shape["profile"], video.id, exc_info=error)
+                await self._queue.failed(video, *_not_built(error))
+            if not video.over:
+                video.attempts -= 1
+                await self._queue.put_back(video)
+        self._builds.busy = False
+        self._held.drop(video)
+        self._queue.turns.look_again()
+
     async def _lived(self, process: WorkerProcess) -> str:
         """Talks to a worker until it has ended, and returns why it has."""
         broken = await self._session(process)
@@ -122,7 +163,7 @@ class Device:
         self.loaded = []
         code = await asyncio.to_thread(process.wait)
         self._process = None
-        if not self._stopping.is_set():  # else ``settle`` has the videos
+        if not (self._stopping.is_set() or self._lacking):  # else ``settle`` or ``_build`` has the videos
             await self._after(code)
         if broken is None:
             return how(code)
@@ -153,6 +194,8 @@ class Device:
             if isinstance(result, Exception):
                 LOG.error("a worker is ended", exc_info=result)
                 process.kill()
+        if self._lacking is not None:
+            process.kill()
         writer.close()
         return results[0] if isinstance(results[0], Broken) else None
 
@@ -227,6 +270,11 @@ class Device:
         await self.ready.wait()
         while True:
             video = await self._queue.turns.next(self._held)
+            if self._builds is not None and self._held.lacks(video):
+                self._lacking, self._builds.busy = video, True
+                with self._stored():
+                    await self._queue.begin(video, self._building.cancel)
+                return
             tell("begun", id=video.id, attempt=video.attempts if video.attempts > 1 else None)
             try:
                 writer.write(line(await asyncio.to_thread(self._make, video)))
@@ -255,6 +303,7 @@ class Device:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for one in waits:
             one.cancel()
+        self._building.cancel()
         if (process := self._process) is not None:
             process.kill()
 
@@ -277,3 +326,12 @@ def _not_begun(error: Exception) -> tuple[str, str]:
     if lacks_space(error):
         return "no_space", NO_ROOM
     return "not_begun", "the model or the disk is not there any more"
+
+
+def _not_built(error: Exception) -> tuple[str, str]:
+    """Returns the code and the message of a video whose profile cannot be built; commands are for the log."""
+    if lacks_space(error):
+        return "no_space", NO_ROOM
+    found = f": {error.found}" if isinstance(error, WanError) and error.found else ""
+    what = error.what if isinstance(error, WanError) else "the profile cannot be built"
+    return "build_failed", f"{what}{found}"

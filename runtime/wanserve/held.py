@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wanrun import Event
@@ -31,12 +32,16 @@ class Held:
         empty: set while there is none.
         leaving: whether the worker ends after these.
         most: the number of videos at once; 1 once two have taken too much memory, as far as that is known.
+        lacks: whether the worker cannot make a video, whose profile was built after its start, or is not.
+        waits: whether a video waits for a build that another worker has left its device for.
     """
 
     def __init__(self) -> None:
         self._ones: dict[str, _One] = {}
         self.empty, self.leaving, self.most = asyncio.Event(), False, AT_ONCE
         self.empty.set()
+        self.lacks: Callable[[Video], bool] = lambda video: False
+        self.waits: Callable[[Video], bool] = lambda video: False
 
     @property
     def videos(self) -> list[Video]:
@@ -53,13 +58,14 @@ class Held:
 
         Beside another one it may once that has made its steps, with the same model, and if no worker has
         ended with either: a worker loads nothing while it computes, and what is tried again is tried alone.
+        So is what the worker lacks: another one is started for it.
         """
         if self.leaving or not self._ones:
             return not self.leaving
         others = self._ones.values()
         first = video.attempts == 0 and all(one.video.attempts == 1 for one in others)
         ready = all(one.passed and one.video.model == video.model for one in others)
-        return first and ready and len(others) < self.most
+        return first and ready and len(others) < self.most and not self.lacks(video)
 
     def add(self, video: Video) -> None:
         """Takes a video that is given to the worker."""

@@ -221,7 +221,7 @@ class Intake:
             asked = [name for name in _SHAPE if name in body.options]
             raise refused(error, body.spell, "not_built", asked) from None
         except WanError as error:
-            raise refused(error, body.spell) from None
+            raise refused(error, body.spell, builds=body.model.most is not None) from None
         return generation
 
     def close(self) -> None:
@@ -231,6 +231,15 @@ class Intake:
     def _names(self, body: Body, folder: Path) -> dict[str, str]:
         """Returns the names that stand for the server's paths in messages."""
         return {str(body.model.artifact): body.model.name, **self._folders.names(folder, body.media)}
+
+    def asked(self, video: Video) -> dict[str, Any]:
+        """Returns the options of a video by Python name, with the paths of its files.
+
+        Raises:
+            KeyError: if its model is no longer served.
+        """
+        paths = _paths(self._catalog.models[video.model], video.media, self._folders.of(video.id))
+        return {**video.options, **paths}
 
     def make(self, video: Video) -> Make:
         """Returns what tells a worker to make a video, whose folder for results is empty then.
@@ -243,8 +252,7 @@ class Intake:
         model = self._catalog.models[video.model]
         generation = self._queue.resolved.find(video.id)
         if generation is None:
-            paths = _paths(model, video.media, self._folders.of(video.id))
-            generation = model.resolve({**video.options, **paths}, str)
+            generation = model.resolve(self.asked(video), str)
         self._folders.out(video)
         return Make(video.model, wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video))))
 

@@ -10,6 +10,7 @@ from wanrun import Event
 from wanserve.video import Video
 
 QUEUED = "queued"
+BUILD = "build"
 CANCELLING = "cancelling"
 STEPS = "steps"
 

@@ -138,6 +138,7 @@ def refused(
     spell: Callable[[str], str],
     code: str = "invalid_value",
     asked: Sequence[str] = (),
+    builds: bool = False,
 ) -> RefusedError:
     """Returns the answer for a request that ``wanrun`` refuses, with its own line.
 
@@ -146,19 +147,20 @@ def refused(
         spell: returns the name under which a client knows an option.
         code: the kind of error.
         asked: the options that it is about, if it names none.
+        builds: whether the server builds what is lacking.
     """
     if error.what.startswith("unknown option"):
         code = "unknown_parameter"
     told = type(error)(**{**error.parts, "expected": _of_clients(error.expected, " or ")})
-    told.remedy = _of_clients(error.remedy, ", or ")
+    told.remedy = _of_clients(error.remedy, ", or ", builds)
     named = told.fields or asked
     return RefusedError(told.spelled(spell), code=code, param=spell(named[0]) if named else None)
 
 
-def _of_clients(text: Any, between: str) -> Any:
+def _of_clients(text: Any, between: str, builds: bool = False) -> Any:
     """Returns a text without what a client cannot do: build, or name a folder; None if nothing is left."""
     if not isinstance(text, str):
         return text
-    own = ("wanbuild", "build one", field("build"), "folder of images")
-    kept = [one for one in text.split(between) if not any(word in one for word in own)]
+    own = ("wanbuild", "" if builds else "build one", field("build"), "folder of images")
+    kept = [one for one in text.split(between) if not any(word and word in one for word in own)]
     return between.join(kept) or None

@@ -277,8 +277,8 @@ class Routes:
     async def events(self, request: Request) -> Response:
         """Sends server-sent events until the job ends.
 
-        They are `queued`, `loading`, `media`, `text`, `steps` (each step, and each preview), `decode`,
-        `encode`, and the state at the end.
+        They are `queued`, `build`, `loading`, `media`, `text`, `steps` (each step, and each preview),
+        `decode`, `encode`, and the state at the end.
         """
         video = self._video(request)
         return _stream(

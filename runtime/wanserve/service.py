@@ -30,6 +30,7 @@ import wanrun
 from wanreport import STYLE
 from wanrun.errors import UsageError
 from wanserve import store as stored
+from wanserve.builds import Builds
 from wanserve.catalog import Catalog
 from wanserve.device import Device
 from wanserve.devices import environments
@@ -89,6 +90,8 @@ class Service:
         self.catalog = Catalog(
             settings.artifacts,
             "stream" if settings.loading.get("memory") == "stream" else None,
+            settings.build,
+            settings.build_limit,
         )
         self.socket = bound(settings)
         self._folders = Folders(settings.data)
@@ -101,6 +104,8 @@ class Service:
             environments(manifests, settings.workers),
             begin_line(settings.artifacts, settings.loading, settings.max_pixels),
         )
+        target = settings.loading.get("target")
+        builds = Builds(self.catalog, target, self.intake.asked) if settings.build else None
         self.devices = [
             Device(
                 self.queue,
@@ -108,6 +113,8 @@ class Service:
                 self.intake.make,
                 self._metrics,
                 first if number == 0 else None,
+                builds,
+                place,
             )
             for number, place in enumerate(places)
         ]

@@ -24,6 +24,9 @@ class Settings:
         artifacts: each artifact by the name of its model; the first is loaded at the start.
         data: the folder of the videos.
         loading: keywords of ``wanrun.load`` for every artifact.
+        build: whether a shape that an artifact lacks is built for a request.
+        build_limit: pixels of all frames of a shape that may be built; None for twice those of the model's
+            largest profile.
         workers: processes with a device; None for one for each device, or one for a mesh.
         host: address to listen on.
         port: its port; 0 for a free one.
@@ -44,6 +47,8 @@ class Settings:
     artifacts: Mapping[str, Artifact]
     data: Path
     loading: Mapping[str, Any] = field(default_factory=dict)
+    build: bool = False
+    build_limit: int | None = None
     workers: int | None = None
     host: str = "127.0.0.1"
     port: int = 8000

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from wanserve.fields import FORMATS
-from wanserve.progress import CANCELLING, QUEUED, VideoProgress
+from wanserve.progress import BUILD, CANCELLING, QUEUED, VideoProgress
 from wanserve.video import Failure, Status, Video
 
-_PHASES = (QUEUED, "loading", "media", "text", "steps", "decode", "encode", CANCELLING)
+_PHASES = (QUEUED, BUILD, "loading", "media", "text", "steps", "decode", "encode", CANCELLING)
 Phase = Annotated[str, Meta(extra_json_schema={"enum": _PHASES})]
 
 

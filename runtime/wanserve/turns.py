@@ -76,6 +76,6 @@ class Turns:
         if held.videos and not all(one.videos or one.leaving for one in self._askers):
             return None
         left = self._room.left() - sum(frames_bytes(one.video) for one in self._running.values())
-        may_run = (video for video in self._waiting if video.model not in self._withheld)
+        may_run = (one for one in self._waiting if one.model not in self._withheld and not held.waits(one))
         video = next((video for video in may_run if frames_bytes(video) <= left), None)
         return video if video is not None and held.fits(video) else None

@@ -23,7 +23,7 @@ from helpers.damage import linked
 from helpers.manifests import write_adapter
 from serve_client import Server, served
 from wancli.serve import MOST_PIXELS, MOST_WORKERS, serve
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, UsageError
 
 PROMPT = "a red fox"
 LONG = 8000
@@ -116,6 +116,15 @@ def test_numbers_that_the_system_would_not_take(tmp_path: Path, option: str, mos
     for number, told in ((most, "is not an artifact"), (most + 1, f"{most + 1} is not in the range")):
         with pytest.raises((click.BadParameter, ArtifactError), match=told):
             serve.main([str(tmp_path / "none"), option, str(number)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("options", [["--build", "--require-signature", "key"], ["--build-limit", "9"]])
+def test_what_is_not_built_for_requests(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "key").touch()
+    given = [str(tmp_path / one) if one == "key" else one for one in options]
+    with pytest.raises(UsageError, match="--build") as refused:
+        serve.main([str(tmp_path), *given], standalone_mode=False)
+    assert refused.value.remedy is not None
 
 
 def test_without_the_extra(toy_artifact: Path, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.named import EXECUTABLE, PROGRAM
@@ -18,6 +20,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import BUILD_EXTRA, UnbuiltError, can_build, select_target
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.machine.environment import built_elsewhere
+from wanrun.opened.cancel import CancelToken
 from wanrun.temporary import temporary_path
 from wanrun.timing.timings import Timings
 from wanrun.undo import begun
@@ -29,6 +32,8 @@ def built(
     target: str | None,
     timings: Timings,
     report: Callable[[str], None],
+    cancel: CancelToken | None = None,
+    started: Mapping[str, Any] = MappingProxyType({}),
 ) -> Artifact:
     """Builds the profile that an error says is lacking; another process that builds it is waited for.
 
@@ -38,24 +43,28 @@ def built(
         target: the target that was asked for; None for the one that fits this machine.
         timings: where the seconds are recorded.
         report: gets the lines of the build.
+        cancel: ends the build, and the waiting for another process, when another thread asks for it.
+        started: further keywords of ``subprocess.Popen`` for the child.
 
     Returns:
         The artifact with the profile.
 
     Raises:
         UsageError: without ``wanbuild``, if the cache cannot be written, or naming what the build says.
+        CancelledError: once ``cancel`` is cancelled.
     """
     name, kept = error.lacking.name, overlay_of(artifact.manifest)
     if not can_build():
         raise UsageError(
             f"{field('build')} needs wanbuild, which is not installed", remedy=BUILD_EXTRA
         ) from error
-    own = artifact.alone
-    with timings.phase("build", name), kept.held():
+    own, cancel = artifact.alone, cancel or CancelToken()
+    with timings.phase("build", name), kept.held(cancel.check):
         found = overlaid(own)
         if name not in found.manifest.profiles:  # else another process has built it meanwhile
             place = _prepared(found, kept.make(), error.nearest, target)
-            _run_child([*_command(kept.path, error), "--target", place], name, report)
+            command = [*_command(kept.path, error), "--target", place]
+            _run_child(command, name, report, cancel, started)
             kept.make_room()
             found = overlaid(own)
     if name not in found.manifest.profiles:
@@ -114,19 +123,28 @@ def _stopped(child: subprocess.Popen[str]) -> None:
         child.stdout.close()
 
 
-def _run_child(command: list[str], name: str, report: Callable[[str], None]) -> None:
+def _run_child(
+    command: list[str],
+    name: str,
+    report: Callable[[str], None],
+    cancel: CancelToken,
+    started: Mapping[str, Any],
+) -> None:
     """Runs a build, and passes its lines on; it ends with this process. Raises UsageError if it fails."""
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, **pipes, **started)
 
     last = ""
-    with begun(start, _stopped) as child:
+    with begun(start, _stopped) as child, cancel.ending(child.terminate):
         for line in child.stdout or ():
             last = line.strip() or last
             if not last.startswith("error:"):
                 report(last)
-        if child.wait():
+        failed = child.wait()
+        cancel.check()
+        if failed:
             found = last.removeprefix("error:").strip()
             raise UsageError(
                 f"profile {name} cannot be built here", found=found, remedy=shlex.join(command[1:])

@@ -3,6 +3,7 @@
 const ORDINALS = ["First", "Second", "Third", "Fourth", "Fifth", "Sixth", "Seventh", "Eighth", "Ninth", "Tenth"];
 const PHASES = {
   queued: "Waiting",
+  build: "Building this size",
   loading: "Loading the model",
   media: "Reading the files",
   text: "Reading the prompt",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
 from wanrun.artifact.overlay import overlay_of
 from wanrun.artifact.select import UnbuiltError, select_profile
-from wanrun.errors import UsageError
+from wanrun.errors import CancelledError, UsageError
+from wanrun.opened.cancel import CancelToken
 from wanrun.request.building import built
 from wanrun.timing.timings import Timings
 
@@ -91,3 +93,25 @@ def test_what_cannot_be_built_is_one_error(artifact: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError) as lacks:
         build(own)
     assert lacks.value.remedy is not None and "pip install" in lacks.value.remedy
+
+
+def test_a_build_is_cancelled(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its child works, which ends; and while another process builds."""
+    own, start, token = open_artifact(artifact), subprocess.Popen, CancelToken()
+    children = list[Any]()
+
+    def child(command: list[str], **how: Any) -> object:
+        assert how.pop("env") == {"A": "b"}
+        children.append(
+            start([sys.executable, "-Sc", "print(flush=True); import time; time.sleep(60)"], **how)
+        )
+        return children[0]
+
+    monkeypatch.setattr(subprocess, "Popen", child)
+    given: Any = own, lacking(own), None, Timings(), lambda line: token.cancel(), token, {"env": {"A": "b"}}
+    with pytest.raises(CancelledError):
+        built(*given)
+    assert children[0].returncode == -signal.SIGTERM
+    with overlay_of(own.manifest).held(), pytest.raises(CancelledError):
+        built(*given)
+    assert len(children) == 1
