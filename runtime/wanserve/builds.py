@@ -29,14 +29,14 @@ class Builds:
         asked: returns the options of a video by Python name, with the paths of its files.
 
     Attributes:
-        busy: whether a device is left for a build, so that other builds wait.
+        busy: the video whose profile is built, so that other builds wait; None if none is.
     """
 
     def __init__(
         self, catalog: Catalog, target: str | None, asked: Callable[[Video], Mapping[str, Any]]
     ) -> None:
         self._catalog, self._target, self._asked = catalog, target, asked
-        self.busy = False
+        self.busy: Video | None = None
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:
@@ -58,7 +58,7 @@ class Builds:
 
     def waits(self, video: Video) -> bool:
         """Whether a video waits until another profile is built."""
-        return self.busy and self.lacks(video)
+        return self.busy is not None and self.lacks(video)
 
     async def build(self, video: Video, place: Mapping[str, str], cancel: CancelToken) -> None:
         """Builds the profile of a video if it is lacking; other builds wait until then.

@@ -152,7 +152,8 @@ class Device:
             if not video.over:
                 video.attempts -= 1
                 await self._queue.put_back(video)
-        self._builds.busy = False
+        if self._builds.busy is video:
+            self._builds.busy = None
         self._held.drop(video)
         self._queue.turns.look_again()
 
@@ -271,7 +272,9 @@ class Device:
         while True:
             video = await self._queue.turns.next(self._held)
             if self._builds is not None and self._held.lacks(video):
-                self._lacking, self._builds.busy = video, True
+                self._lacking = video
+                if self._builds.lacks(video):  # else it was built since this worker was started
+                    self._builds.busy = video
                 with self._stored():
                     await self._queue.begin(video, self._building.cancel)
                 return

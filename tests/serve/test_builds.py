@@ -101,7 +101,7 @@ def test_a_profile_is_built_before_its_video_is_made(served: Callable[..., Any])
         child.going = True
         await house.until(lambda: one.over and later[0].over)
         assert [(video.status, video.attempts) for video in (one, *later)] == [("completed", 1)] * 3
-        assert len(child.cancels) == 1 and ("text", LACKING) in own.known
+        assert len(child.cancels) == 1 and own.busy is None and ("text", LACKING) in own.known
         await other.stop(0)
         await working
 
