@@ -18,7 +18,6 @@ import numpy as np
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DecoderName
 from wanrun.denoising.latents import check_latents, leading_latents
-from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
@@ -318,17 +317,13 @@ class Pipeline:
             told.append(warning)
             warn(warning)
 
-        def step(done: int, total: int, state: State) -> None:
-            tell_step(done, total, state)
-            token.check()
-
         token = cancel or CancelToken()
         token.check()
         with self._call(timings, cancel) as timings:
             session = self.session(generation.profile)
             decoder = generation.options.get("decoder")
             tiny = session.tiny_decoder(decoder) if generation.blending is None else None
-            tell_step = telling(on_step, self.manifest, generation.profile, tiny)
+            step = telling(on_step, self.manifest, generation.profile, tiny, token.check)
             session.describe(timings)
             if inputs is None and generation.media is not None:
                 with timings.phase("read_media"):
@@ -344,11 +339,8 @@ class Pipeline:
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
             told_of = (generation.num_frames(inputs), facts, group is not None)
             take = None if on_frames is None else Telling(on_frames, *told_of)
-            parts = (
-                Parts(take)
-                if spool is None or group is not None or not generation.in_parts
-                else spool_for(generation, spool, facts, take, overwrite)
-            )
+            folder = spool if group is None and generation.in_parts else None
+            parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
             with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 behind = partial(session.load_behind, decoder)

@@ -128,23 +128,37 @@ OnStep = Callable[[int, int], None] | Callable[[int, int, Step], None]
 
 
 def telling(
-    on_step: OnStep, manifest: Manifest, profile: Profile, tiny: TinyDecoder | None
+    on_step: OnStep,
+    manifest: Manifest,
+    profile: Profile,
+    tiny: TinyDecoder | None,
+    check: Callable[[], object],
 ) -> Callable[[int, int, State], None]:
-    """Returns a function of a state that calls ``on_step`` with what it takes.
+    """Returns a function of a state that calls ``on_step`` with what it takes, and then ``check``.
 
     Raises:
         UsageError: if it takes neither two arguments nor three.
     """
     if (needed := _needed(on_step)) == 3:
         whole = cast(Callable[[int, int, Step], None], on_step)
-        return lambda done, total, state: whole(done, total, Step(state, manifest, profile, tiny))
+
+        def with_step(done: int, total: int, state: State) -> None:
+            whole(done, total, Step(state, manifest, profile, tiny))
+            check()
+
+        return with_step
     if needed > 3:
         raise UsageError(
             "on_step takes too many or too few arguments",
             expected="a function of (done, total) or of (done, total, step)",
         )
     counts = cast(Callable[[int, int], None], on_step)
-    return lambda done, total, state: counts(done, total)
+
+    def without_step(done: int, total: int, state: State) -> None:
+        counts(done, total)
+        check()
+
+    return without_step
 
 
 def _needed(function: Callable[..., None]) -> int:
