@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import click
 
@@ -31,12 +33,18 @@ class Hours:
         self._artifact, self._run = artifact, run
         self._jobs = {one.job.id: one.job.generation for one in jobs}
         self._announced = False
+        self._targets = dict[str, SelectedTarget | None]()  # by profile
+        self._times = dict[tuple[Any, ...], float | None]()  # by profile and work: jobs may be thousands
 
     @cached_property
     def expected(self) -> float | None:
         """Seconds that all jobs take, by the times of earlier runs here; None if that is not known."""
-        each = [self._seconds(generation) for generation in self._jobs.values()]
-        return None if not each or None in each else sum(one or 0.0 for one in each)
+        total = None
+        for generation in self._jobs.values():
+            if (seconds := self._seconds(generation)) is None:
+                return None
+            total = seconds + (total or 0.0)
+        return total
 
     def announce(self, note: Callable[[str], object]) -> None:
         """Says before a long run how long it takes; a terminal is asked whether to begin, unless told so.
@@ -78,15 +86,22 @@ class Hours:
     def _seconds(self, generation: Generation) -> float | None:
         if generation.cost().windows is None or (selected := self._target(generation)) is None:
             return None
-        return self._rates(generation, selected).seconds(_work(generation, selected.name))
+        work = _work(generation, selected.name)
+        kind = (generation.profile.name, *work.items())
+        if kind not in self._times:
+            self._times[kind] = self._rates(generation, selected).seconds(work)
+        return self._times[kind]
 
     def _target(self, generation: Generation) -> SelectedTarget | None:
         """Returns the target that a job runs on; None if there is none, which loading says."""
-        loading = self._run.loading
-        try:
-            return select_target(self._artifact, generation.profile, loading.target, loading.allow_compile)
-        except ArtifactError:
-            return None
+        loading, profile = self._run.loading, generation.profile
+        if profile.name not in self._targets:
+            self._targets[profile.name] = None
+            with contextlib.suppress(ArtifactError):
+                self._targets[profile.name] = select_target(
+                    self._artifact, profile, loading.target, loading.allow_compile
+                )
+        return self._targets[profile.name]
 
     @staticmethod
     def _rates(generation: Generation, selected: SelectedTarget) -> Rates:
