@@ -19,7 +19,6 @@ from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
-from wanrun.request.options import WINDOW
 from wanserve.names import files, page_text
 from wanserve.refusal import RefusedError
 
@@ -70,7 +69,7 @@ class Model:
             "strength": task.start is not None,
             "decoder": TINY_VAE in self.manifest.components,
             "guider": bool(self._guiders),
-            **dict.fromkeys(WINDOW, not task.always_encodes),
+            **dict.fromkeys(("window_frames", "window_overlap"), not task.always_encodes),
             **dict.fromkeys(NAG_DEFAULTS, any(one.options.nag for one in self._profiles)),
         }
         shown |= {name: one.name in self._guiders for one in GUIDERS.values() for name in one.options}
