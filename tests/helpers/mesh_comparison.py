@@ -113,7 +113,8 @@ def unrounded(builder: ProgramBuilder) -> ProgramSpec:
     def decode(vae: Any, latents: jax.Array) -> dict[str, Any]:
         return {"video": bind(module, vae).decode(latents[None], 1, algorithm="winograd")}
 
-    plain = jax.ShapeDtypeStruct(latents.shape, latents.dtype)
+    channels, _, *cells = latents.shape  # of one device the program's are those of a piece
+    plain = jax.ShapeDtypeStruct((channels, builder.latent_shape[0], *cells), latents.dtype)
     return program("decode", decode, {"vae": weights, "latents": plain}, mesh=builder.mesh)
 
 
