@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,12 +186,11 @@ def test_a_part_that_cannot_be_written_leaves_those_before(
     spool(0, frames)
     spool.end(np.ones(3, np.float32))
 
-    def full(file: BinaryIO, array: np.ndarray, allow_pickle: bool) -> None:
-        file.write(b"NUMPY")
+    def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(np.lib.format, "write_array", full)
+        patched.setattr("wanrun.generation.parts.replace_file", full)
         spool(0, frames)
         with pytest.raises(NoSpaceError):
             spool.end(np.zeros(3, np.float32))
