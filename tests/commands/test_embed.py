@@ -272,7 +272,7 @@ def test_record_embeds_the_negative_prompt(
     listed: Path, encoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden = verify.Golden("0" * 64, "1" * 64, (0.5,), {}, 1e-4, (0,))
-    monkeypatch.setattr(verify, "_run", lambda *arguments: (golden, ()))
+    monkeypatch.setattr(verify, "_run", lambda *arguments: golden)
     manifest = read_manifest(listed)
     with_model(manifest, {"negative_prompt": "blurry, dark"}).write(listed)
     encoded.clear()
