@@ -19,7 +19,7 @@ from campaign.kinds import WEIGHTS
 from campaign.soak import growth
 from campaign.sources import Sample, toy
 
-SECONDS = 12.0
+SECONDS = 6.0
 
 
 def test_every_fault_is_survived(toy_artifact: Path, toy_checkpoint: Path, ti2v_checkpoint: Path) -> None:
@@ -32,8 +32,8 @@ def test_every_fault_is_survived(toy_artifact: Path, toy_checkpoint: Path, ti2v_
     print(f"seed {seed}: {counts.total()} faults, {dict(counts)}")
     assert failures == []
     assert sum(count for (_, verdict), count in counts.items() if verdict == "fails once") <= 1
-    assert counts.total() > 6
-    assert len({kind for kind, _ in counts}) > 3
+    assert counts.total() > 3
+    assert len({kind for kind, _ in counts}) > 2
 
 
 def whole(artifact: Path) -> str | None:

@@ -29,7 +29,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 
-KILLS = 12
+KILLS = 8
 INTERRUPTS = 12
 SEED = 20_250_301
 

@@ -93,15 +93,6 @@ def test_what_an_ended_run_has_made_is_not_made_again(
     assert not folder.exists() and again.frames.any()
 
 
-def test_text_alone_begins_the_first_clip(ti2v_artifact: Path) -> None:
-    with load(ti2v_artifact, prompts=[OPTIONS["prompt"], ""]) as pipeline:
-        frames = pipeline.generate(**OPTIONS, clips=2).frames[0]
-        text = pipeline.generate(**OPTIONS).frames[0]
-        options = {**OPTIONS, "seed": clip_seed(OPTIONS["seed"], 1)}
-        image = pipeline.generate(**options, media=Media(image=text[-1])).frames[0]
-    np.testing.assert_array_equal(frames, np.concatenate([text, image[1:]]))
-
-
 def test_the_command_goes_on_after_an_end(
     toy: Path,
     clips: Result,

@@ -183,7 +183,6 @@ def rows_permuted() -> Any:
     ("name", "patch", "reason"),
     [
         ("denoise_step", one_key_dropped, f"the steps of {PROFILE} differ from those of {PROXY}"),
-        ("denoise_loop", rows_permuted, f"the steps of {PROFILE} differ from those of {PROXY}"),
         ("prepare", rows_permuted, f"the steps of {PROFILE} differ from those of {PROXY}"),
     ],
 )

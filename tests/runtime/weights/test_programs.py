@@ -92,13 +92,13 @@ OTHER = PROFILE.replace("-cfg", "-nocfg")
 
 
 def test_a_shared_program_is_loaded_once(shared: Path, open_here: Open) -> None:
-    """Of the two profiles, with guidance and without, only the steps and their preparation differ."""
+    """Of the two profiles, with guidance and without, only the steps differ: NAG prepares two prompts."""
     opened = open_here(shared)
     with_guidance, without = opened.programs(), opened.programs(OTHER)
     names = sorted((*PROGRAMS, "encode_start"))
     assert sorted(with_guidance) == sorted(without) == names
     same = {name for name in names if with_guidance[name].sha256 == without[name].sha256}
-    assert same == {name for name in names if name.startswith(("encode_", "decode_"))}
+    assert same == {name for name in names if name.startswith(("encode_", "decode_", "prepare"))}
     for name in names:
         (one,), (other,) = (programs.request(programs=[name]) for programs in (with_guidance, without))
         assert (one is other) == (name in same)
