@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import wanrun
+from helpers.other_inputs import take_otherwise
 from wanrun.errors import VerificationError
 from wanrun.replay.golden import Replay, replayed
-from wanrun.weights.programs import Programs
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +45,6 @@ def test_a_changed_guider(
 ) -> None:
     """Programs that make something else of an input than they should."""
     pipeline, replay = opened
-    own = Programs.bound
-
-    def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
-        right = own(self, name, *loras, **components)
-
-        def changed(**given: Any) -> Any:
-            other = {name: change(value) for name, value in given.items() if name == key}
-            return right(**{**given, **other})
-
-        return changed
-
-    monkeypatch.setattr(Programs, "bound", bound)
+    take_otherwise(monkeypatch, key, change)
     with pytest.raises(VerificationError, match=message):
         replay.prove(pipeline.session(pipeline.profile), form)

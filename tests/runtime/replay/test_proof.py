@@ -17,6 +17,7 @@ import wanrun
 from helpers.damage import linked
 from helpers.doctored_updates import DOCTORED
 from helpers.manifests import plain_manifest
+from helpers.other_inputs import take_otherwise
 from helpers.small_loop import MAX_STEPS, SHAPE, small_programs
 from wanbuild.check import verify
 from wanbuild.programs import denoiser
@@ -159,18 +160,7 @@ def test_guidance_that_is_wrong_but_for_one_scale(
 ) -> None:
     """Of programs that make something else of the scale than they should."""
     pipeline, replay = opened
-    own = Programs.bound
-
-    def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
-        right = own(self, name, *loras, **components)
-
-        def changed(**given: Any) -> Any:
-            scale = {key: change(value) for key, value in given.items() if key == "guidance_scale"}
-            return right(**{**given, **scale})
-
-        return changed
-
-    monkeypatch.setattr(Programs, "bound", bound)
+    take_otherwise(monkeypatch, "guidance_scale", change)
     with pytest.raises(VerificationError, match=message):
         replay.prove(pipeline.session(pipeline.profile), "stream")
 

@@ -1,0 +1,26 @@
+"""Programs that make something else of an input than they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from wanrun.weights.programs import Programs
+
+
+def take_otherwise(monkeypatch: pytest.MonkeyPatch, key: str, change: Callable[[Any], Any]) -> None:
+    """Has all programs take another value of one of their inputs."""
+    own = Programs.bound
+
+    def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
+        right = own(self, name, *loras, **components)
+
+        def changed(**given: Any) -> Any:
+            other = {name: change(value) for name, value in given.items() if name == key}
+            return right(**{**given, **other})
+
+        return changed
+
+    monkeypatch.setattr(Programs, "bound", bound)
