@@ -83,7 +83,8 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             "wanrun wanhub wanreport wanfleet wanserve",
             (
                 "aliases early streams",
-                "console parent",
+                "parent",
+                "console",
                 "jobs",
                 "command",
                 "options",

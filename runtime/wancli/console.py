@@ -23,7 +23,8 @@ from typing import NoReturn
 
 import click
 
-from wanrun.errors import WanError, lacks_space, shortened, space_told
+from wancli.parent import tell_end
+from wanrun.errors import WanError, escaped, lacks_space, shortened, space_told
 from wanrun.request.prompts_file import key_of
 from wanrun.terminal.lines import print_error, silence_stdout
 from wanrun.undo import end
@@ -88,8 +89,10 @@ def _report(error: BaseException, command: click.Command, arguments: list[str]) 
     if "--debug" in arguments:
         traceback.print_exception(error)
     message, code = _describe(error, command)
-    for line in message.split("\n"):  # several for a group's help
-        print_error(line)
+    lines = list(map(escaped, message.split("\n")))  # several for a group's help
+    if not tell_end(code, "\n".join(lines)):
+        for line in lines:
+            print_error(line)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

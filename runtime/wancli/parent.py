@@ -1,8 +1,9 @@
 """The parent of a command in a run of several processes, which is left when JAX has ended the command.
 
 JAX's service ends the process from C++ when another one is gone. So the command starts itself again as a
-child. The parent, which has no JAX, passes signals on. If the child was ended without an exit code, it says
-so, and removes what the child has left.
+child. The parent, which has no JAX, passes signals on, and prints the error that the child ends with: JAX may
+end that before or after it has. If the child was ended without an exit code, the parent removes what it has
+left, and says so if no error was told.
 """
 
 from __future__ import annotations
@@ -95,11 +96,15 @@ def _run_as_child() -> NoReturn:
     for number in list(passed):  # came before there was a child
         child.send_signal(number)
     code = child.wait()
+    words = os.pread(told, os.fstat(told).st_size, 0).split(b"\0")
+    if code < 0:
+        for folder in (word for word in words if word.startswith(b"/")):
+            remove_abandoned(Path(os.fsdecode(folder)))
+    for last in (word for word in words if word[:1].isdigit()):
+        number, _, line = last.decode().partition(" ")
+        end(int(number), line)
     if code >= 0:
         end(code)
-    words = os.pread(told, os.fstat(told).st_size, 0).split(b"\0")
-    for folder in filter(None, words):
-        remove_abandoned(Path(os.fsdecode(folder)))
     error = _ended(-code, joined=len(words) > 1)
     end(error.exit_code, f"error: {error}")
 
@@ -116,6 +121,13 @@ def tell_parent(folders: Iterable[Path] = ()) -> None:
     """Tells the parent, if there is one, that the processes have joined, and where this one writes."""
     if _TOLD.file is not None:
         os.write(_TOLD.file, b"\0".join([b"", *(os.fsencode(folder.absolute()) for folder in folders), b""]))
+
+
+def tell_end(code: int, line: str) -> bool:
+    """Tells the parent how this process ends, for it to print; whether there is one."""
+    if _TOLD.file is not None:
+        os.write(_TOLD.file, b"\0".join([b"", f"{code} {line}".encode(), b""]))
+    return _TOLD.file is not None
 
 
 def _ended(number: int, joined: bool) -> ClusterError:

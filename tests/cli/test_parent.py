@@ -17,7 +17,7 @@ from wanrun.rows import rows_of
 COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
-from wancli.parent import run_with_parent, tell_parent
+from wancli.parent import run_with_parent, tell_end, tell_parent
 from wancli.early import start
 from wanrun.temporary import temporary_path
 
@@ -29,6 +29,8 @@ with temporary_path(Path(folder, "video")) as path:
     if joined == "joined":
         tell_parent()
         tell_parent([Path(folder)])
+    if joined == "failed":
+        assert tell_end(7, "error: first")
     assert "WANRUN_CHILD" not in os.environ
     print(os.getpid(), flush=True)
     if int(number) < 0:
@@ -38,9 +40,9 @@ with temporary_path(Path(folder, "video")) as path:
 """
 
 
-def command(folder: Path, number: int, *, joined: bool = True) -> subprocess.Popen[str]:
+def command(folder: Path, number: int, state: str = "joined") -> subprocess.Popen[str]:
     """A command whose child ends with an exit code, or by a signal, -SIGURG for none."""
-    arguments = [str(folder), str(number), "joined" if joined else "alone", "--process-id=0"]
+    arguments = [str(folder), str(number), state, "--process-id=0"]
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -58,18 +60,21 @@ def test_an_exit_code_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("number", "joined", "words"),
+    ("number", "state", "code", "words"),
     [
-        (signal.SIGABRT, True, "another process"),
-        (signal.SIGABRT, False, "not all processes"),
-        (signal.SIGKILL, True, "signal 9"),
+        (-signal.SIGABRT, "joined", 5, "another process"),
+        (-signal.SIGABRT, "alone", 5, "not all processes"),
+        (-signal.SIGABRT, "failed", 7, "first"),
+        (-signal.SIGKILL, "joined", 5, "signal 9"),
+        (7, "failed", 7, "first"),
     ],
 )
-def test_a_child_that_is_ended(number: signal.Signals, joined: bool, words: str, tmp_path: Path) -> None:
-    done = command(tmp_path, -number, joined=joined)
+def test_a_child_that_is_ended(number: int, state: str, code: int, words: str, tmp_path: Path) -> None:
+    """An error that it was about to end with is printed once, and in place of its end by JAX."""
+    done = command(tmp_path, number, state)
     (line,) = done.communicate()[1].splitlines()
-    assert done.returncode == 5 and line.startswith("error: ") and words in line
-    assert not joined or not list(tmp_path.iterdir())
+    assert done.returncode == code and line.startswith("error: ") and words in line
+    assert state != "joined" or not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
