@@ -7,16 +7,15 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from helpers.rules import REPOSITORY, parsed
 from wanbuild.building import BUILD_EXTRA
-
-REPOSITORY = Path(__file__).parents[1]
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
@@ -72,12 +71,16 @@ def imports(tree: ast.Module, everywhere: bool) -> Iterator[str]:
             waiting += ast.iter_child_nodes(node)
 
 
+distributions = cache(packages_distributions)
+"""Those of each top package; to read what is installed takes as long as to read the sources."""
+
+
 def foreign(folder: str, everywhere: bool) -> dict[str, str]:
     """The distributions that a package imports, and one of the files that does."""
-    names = packages_distributions()
+    names = distributions()
     found = {}
     for file in sorted((REPOSITORY / folder).rglob("*.py")):
-        for module in imports(ast.parse(file.read_text(encoding="utf-8")), everywhere):
+        for module in imports(parsed(file), everywhere):
             top = module.partition(".")[0]
             if top not in sys.stdlib_module_names and top not in OURS:
                 distribution = names.get(top, [top])[0]  # what is not installed has its own name
@@ -99,8 +102,7 @@ def test_imports_are_declared(folder: str) -> None:
 
 def test_the_runtime_installs_nothing_of_the_build() -> None:
     """What ``wanbuild`` looks for before it builds is what the extra adds to the runtime."""
-    distributions = packages_distributions()
-    build = {normal(distributions[name.partition(".")[0]][0]) for name in BUILD_EXTRA}
+    build = {normal(distributions()[name.partition(".")[0]][0]) for name in BUILD_EXTRA}
     assert "orbax-checkpoint" in build
     assert installed(("build",)) - installed(()) == build
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.rules import parsed
+
 TESTS = Path(__file__).parent
 RUNTIME = {"runtime/wanrun": "runtime", "runtime/wancli": "cli"}
 """Where the tests of a package are, below this folder."""
@@ -31,7 +33,7 @@ WITHOUT_LOGIC = {"__main__.py", "request/request.py", "generation/result.py", "j
 def imported(file: Path) -> set[str]:
     """The top packages that a file imports, and the helpers by their own names."""
     names = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -43,7 +45,7 @@ def imported(file: Path) -> set[str]:
 
 def test_tests_with_torch_are_in_parity() -> None:
     files = [file for file in TESTS.rglob("*.py") if "parity" not in file.relative_to(TESTS).parts]
-    with_torch = {file for file in files if imported(file) & WITH_TORCH or imported(file) & FOR_PARITY}
+    with_torch = {file for file in files if imported(file) & {*WITH_TORCH, *FOR_PARITY}}
     assert {file.stem for file in with_torch if file.parent.name == "helpers"} == FOR_PARITY
     assert {file for file in with_torch if file.parent.name != "helpers"} == set()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from helpers.rules import REPOSITORY, parsed
 
 
 class Package(NamedTuple):
@@ -128,7 +128,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
 
 def imported(file: Path, top: str) -> Iterator[str]:
     """The packages and modules of ``top`` that a file imports, at its top or inside a function."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -185,7 +185,7 @@ def modules() -> Mapping[str, set[str]]:
 
 def modules_imported(file: Path, known: Collection[str]) -> Iterator[str]:
     """Those of the known modules that a file imports, at its top or inside a function."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 inner = {f"{node.module}.{alias.name}", f"{node.module}.{alias.name}.__init__"} & known

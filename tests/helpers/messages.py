@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from helpers.rules import REPOSITORY, parsed
+
 FILE = REPOSITORY / "docs" / "messages.txt"
 ABOUT = "What errors say. PYTHONPATH=tests python tests/helpers/messages.py writes this file.\n"
 
@@ -221,7 +221,7 @@ def assigned(function: Function) -> Mapping[str, Sequence[ast.expr]]:
 def messages() -> str:
     """The file's text."""
     files = sorted(file for top in ("runtime", "build") for file in (REPOSITORY / top).rglob("*.py"))
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    trees = list(map(parsed, files))
     return ABOUT + "".join(f"{line}\n" for line in sorted(Messages(trees).lines()))
 
 
