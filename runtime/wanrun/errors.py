@@ -190,6 +190,10 @@ class OtherReleaseError(ArtifactError):
     """Another release wrote the artifact, and this one cannot read it (exit 3)."""
 
 
+class AdapterError(ArtifactError):
+    """An adapter that was chosen is damaged, gone or another one; the artifact is usable without it (exit 3)."""
+
+
 class SourceError(WanError):
     """The source checkpoint is not usable, or there is no space (exit 4)."""
 

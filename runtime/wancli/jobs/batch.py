@@ -16,7 +16,7 @@ from wancli.jobs.outputs import check_folder
 from wancli.jobs.planned import Planned
 from wancli.jobs.worklist import Worklist
 from wanrun import CancelToken, Event, Job, Outcome, Output, Progress, Timings, in_bytes, run_job
-from wanrun.errors import ArtifactError, WanError
+from wanrun.errors import AdapterError, ArtifactError, WanError
 from wanrun.job.line import Passed, in_line
 from wanrun.job.outputs import VIDEO
 from wanrun.job.previews import Previews
@@ -131,7 +131,8 @@ class Batch:
             self.outcomes[planned.entry.index] = outcome
             return
         self.outcomes[planned.entry.index] = structs.replace(outcome, error=error.again())
-        if isinstance(error, ArtifactError) or not self._work.many:
+        unusable = isinstance(error, ArtifactError) and not isinstance(error, AdapterError)
+        if unusable or not self._work.many:
             for token in list(self._running.values()):
                 token.cancel()
             raise error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.errors import ArtifactError
+from wanrun.errors import AdapterError
 from wanrun.request.adapters import ChosenLora, read_adapter
 from wanrun.weights.loras import AppliedLora
 
@@ -15,14 +15,14 @@ def applied_loras(loras: Sequence[ChosenLora], artifact: Artifact) -> tuple[Appl
     """Returns LoRAs with their adapters, whose values are read when they are used.
 
     Raises:
-        ArtifactError: if a file is missing, damaged, or another one than was chosen.
+        AdapterError: if a file is missing, damaged, or another one than was chosen.
         UsageError: if one is no adapter.
     """
     found = []
     for lora in loras:
         file = read_adapter(_path_of(lora, artifact))
         if file.sha256 != lora.sha256:
-            raise ArtifactError(
+            raise AdapterError(
                 f"the adapter {file.path} is not the one that was chosen",
                 expected=lora.sha256,
                 found=file.sha256,
@@ -33,11 +33,11 @@ def applied_loras(loras: Sequence[ChosenLora], artifact: Artifact) -> tuple[Appl
 
 
 def _path_of(lora: ChosenLora, artifact: Artifact) -> Path:
-    """Returns the path of a LoRA's adapter; raises ArtifactError if the artifact has it no more."""
+    """Returns the path of a LoRA's adapter; raises AdapterError if the artifact has it no more."""
     if lora.file is not None:
         return Path(lora.file)
     if (own := artifact.adapters.get(lora.name)) is None:
-        raise ArtifactError(
+        raise AdapterError(
             f"the artifact has no adapter {lora.name} any more",
             remedy="load it again and choose one that it has",
         )

@@ -179,7 +179,7 @@ def read_adapter(path: Path) -> AdapterFile:
 
     Raises:
         UsageError: if it cannot be read, or is no adapter.
-        ArtifactError: if it is damaged, or of another release.
+        AdapterError: if it is damaged, or of another release.
     """
     try:
         status = path.stat()

@@ -24,7 +24,7 @@ import numpy as np
 
 from wanrun.artifact.adapter import ADAPTER_METADATA, LORA_A, LORA_B, AdapterContent
 from wanrun.artifact.manifest import Manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import AdapterError, UsageError
 from wanrun.files import file_sha256, open_regular
 from wanrun.machine.environment import usable_cores
 
@@ -81,7 +81,7 @@ def open_adapter(path: Path) -> AdapterFile:
 
     Raises:
         UsageError: if it cannot be read, or is no adapter.
-        ArtifactError: if it is one, and damaged or of another format.
+        AdapterError: if it is one, and damaged or of another format.
     """
     try:
         with open_regular(path) as file:
@@ -104,7 +104,7 @@ def open_adapter(path: Path) -> AdapterFile:
         tensors = dict(_mapped(mapping, entries, 8 + length))
         _check_pairs(tensors)
     except (ValueError, TypeError) as error:
-        raise ArtifactError(
+        raise AdapterError(
             f"the adapter {path} is damaged, or of another release: {error}",
             remedy="make it again with wanbuild lora",
         ) from None

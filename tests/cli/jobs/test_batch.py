@@ -14,7 +14,7 @@ import pytest
 from helpers.fake_pipeline import SIZE, Fake, write_lines
 from wancli.jobs.batch import Batch
 from wancli.jobs.worklist import Worklist
-from wanrun.errors import ArtifactError, UsageError, WanError
+from wanrun.errors import AdapterError, ArtifactError, UsageError, WanError
 from wanrun.media.write_video import read_metadata, write_video
 from wanrun.timing.timings import Timings
 
@@ -67,16 +67,21 @@ def test_a_prompt(
     assert "encode_video" in {span.phase for span in timings.labelled_spans}
 
 
+@pytest.mark.parametrize("error", [WanError("the latents are not finite"), AdapterError("it changed")])
 def test_a_line_that_fails_does_not_end_the_run(
-    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worklist_of: WorklistOf,
+    pipeline: Fake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    error: WanError,
 ) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "bad"}, "{}", {"prompt": "four"})
-    pipeline.happens["bad"] = raising(WanError("the latents are not finite"))
+    pipeline.happens["bad"] = raising(error)
     batch, out, err = ran(worklist_of(prompts=file), pipeline, capsys)
     assert batch.exit_code == 2  # of the failure that was told first
     assert [line.removeprefix(f"error: {file}:")[:26] for line in err] == [
         "3: there is no prompt; exp",
-        "2: the latents are not fin",
+        f"2: {error}"[:26],
     ]
     assert [line.partition(" (")[0] for line in out[:2]] == [
         f"[1/4] wrote {tmp_path / 'o-1.npy'}",

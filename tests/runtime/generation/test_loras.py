@@ -10,7 +10,7 @@ import pytest
 
 from helpers.manifests import plain_adapter, plain_manifest, write_adapter
 from wanrun.artifact.artifact import Artifact
-from wanrun.errors import ArtifactError
+from wanrun.errors import AdapterError
 from wanrun.files import file_sha256
 from wanrun.generation.loras import applied_loras
 from wanrun.request.adapters import ChosenLora
@@ -46,7 +46,7 @@ def test_another_file_than_was_chosen(tmp_path: Path) -> None:
     lora, nothing = chosen(path, 1.0, file=True), SimpleNamespace()
     unread: Any = nothing
     write_adapter(path, SHAPES, rank=5)
-    with pytest.raises(ArtifactError) as caught:
+    with pytest.raises(AdapterError) as caught:
         applied_loras([lora], unread)
     assert (caught.value.expected, caught.value.found) == (lora.sha256, file_sha256(path))
 
@@ -54,5 +54,5 @@ def test_another_file_than_was_chosen(tmp_path: Path) -> None:
 def test_one_that_the_artifact_has_no_more(tmp_path: Path) -> None:
     """As where a server opens a model again whose adapters were removed."""
     path = write_adapter(tmp_path / "style.safetensors", SHAPES)
-    with pytest.raises(ArtifactError, match="style"):
+    with pytest.raises(AdapterError, match="style"):
         applied_loras([chosen(path, 1.0, file=False)], Artifact(plain_manifest(), tmp_path))
