@@ -125,14 +125,15 @@ def _read(section: dict[str, Any], name: str, path: Path) -> None:
         value = section.get(row.key)
         if value is None:
             continue
-        if row.choices and value not in row.choices:
-            what = f"{path}: {name}.{row.key} cannot be {shortened(value)}"
+        texts = value if row.many else [value]
+        try:
+            read = texts if row.parse is None else [row.parse(text) for text in texts]
+        except UsageError as error:
+            raise UsageError(f"{path}: {name}.{row.key}: {error}") from None
+        if wrong := [text for text in read if row.choices and text not in row.choices]:
+            what = f"{path}: {name}.{row.key} cannot be {shortened(wrong[0])}"
             raise UsageError(what, expected=row.expected)
-        if row.parse is not None:
-            try:
-                section[row.key] = [row.parse(text) for text in value] if row.many else row.parse(value)
-            except UsageError as error:
-                raise UsageError(f"{path}: {name}.{row.key}: {error}") from None
+        section[row.key] = read if row.many else read[0]
 
 
 def _configs(text: str, path: Path) -> dict[str, Path]:

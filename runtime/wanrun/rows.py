@@ -10,7 +10,7 @@ __all__ = ["ARGUMENT", "MOST_TOLD", "Row", "option", "record_of", "rows_of"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -98,8 +98,8 @@ class Row:
             generation, whose section follows from its models.
         sets: the value that a flag of the command line sets; None for other options.
         writes: of an option that names an output, its ``wanrun.claims.Place``; None for other options.
-        parse: returns the value of a text in a form of its own, or raises UsageError; of choices that
-            of one of its further names; None for other options.
+        parse: returns the value of a text in a form of its own, or raises UsageError; of texts to choose from
+            the one that a further name stands for, or another one of - and _; None for other options.
         page: the help for clients of a server, where ``help`` says what does not concern them: under "" that
             of any model, under the words of ``models`` what stands instead for such a model, and under a
             choice a sentence that is added where it can be chosen.
@@ -219,6 +219,12 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return next(filter(None, map(_choices, get_args(annotation))), ())
 
 
+def _meant(choices: Sequence[str], parse: Callable[[str], str] | None, text: str) -> str:
+    """Returns the choice that a text stands for, or else the text."""
+    name = text if parse is None else parse(text)
+    return next((one for one in choices if one.replace("_", "-") == name.replace("_", "-")), name)
+
+
 def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     described = msgspec.inspect.type_info(info.type)
     assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
@@ -239,6 +245,8 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     if getattr(bare, "min_length", None):
         value = "FILE"
     own = {"default": texts["default"] or default, "value": texts["value"] or value, "choices": choices}
+    if choices and base is str:
+        own["parse"] = partial(_meant, choices, texts["parse"])
     own["flag"] = texts["flag"] or f"--{info.encode_name.replace('_', '-')}"
     return Row(
         name=info.name,

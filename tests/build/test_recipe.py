@@ -43,6 +43,7 @@ VALUES = {
     f'compile.sizes = ["{"9" * 5000}"]': "compile.sizes: not a size",
     "compile.frames = [2020-01-01]": "$.compile.frames",
     'compile.vae_precision = "fast"': "compile.vae_precision cannot be",
+    'compile.guiders = ["cfg-zero", "cfg"]': "cannot be 'cfg'; expected cfg-zero or skip-layer",
 }
 
 MODEL = {
@@ -94,8 +95,11 @@ def test_a_build_looks_at_a_checkpoints_files_alone(tmp_path: Path) -> None:
     for name in ("model_index.json", "vae/config.json", "vae/deep/other"):
         (tmp_path / "source" / name).write_bytes(b"{}")
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('source = "source"\nartifact = "no/such/../../new"\n')
+    recipe.write_text(
+        'source = "source"\nartifact = "no/such/../../new"\ncompile.guiders = ["cfg-zero", "skip_layer"]\n'
+    )
     read = read_recipe(recipe)
+    assert read.compile["guiders"] == ["cfg-zero", "skip-layer"]
     assert read.artifact == tmp_path / "new"  # also before no/such is there
     before = fingerprint(read)
     recipe.write_text(recipe.read_text() + "[convert.defaults]\n")

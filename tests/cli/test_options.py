@@ -46,7 +46,7 @@ def called(*arguments: str) -> Any:
 
 def test_values_are_those_of_the_record() -> None:
     assert called() == {"target": "h200", "force": False}
-    words = "--size 8x4 --size 4x8 --frames 5 --no-guidance --no-proxies -f q8_0 --share 0.1 --force"
+    words = "--size 8x4 --size 4x8 --frames 5 --no-guidance --no-proxies -f q8-0 --share 0.1 --force"
     assert called(*words.split()) == {
         "target": "h200",
         "sizes": ((8, 4), (4, 8)),
