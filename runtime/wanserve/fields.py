@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import wanrun
 from wanrun.errors import UsageError, quoted
-from wanrun.request.elsewhere import nearest
+from wanrun.request.elsewhere import ALIKE, nearest
 from wanrun.request.written import parse_size
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
@@ -223,7 +223,9 @@ def _unknown(name: str, body: Body) -> RefusedError:
     error = UsageError("", remedy=INSTEAD.get(meant or ""))
     if meant is not None and set(error.fields) <= body.model.options.keys():  # which this model has
         return unknown(name, error.spelled(body.spell))
-    return unknown(name, f"; expected one of {', '.join([*body.model.options, *OWN])}")
+    like = nearest(name, [*body.model.options, *OWN], ALIKE)
+    such = "" if like is None else f", such as {like}"
+    return unknown(name, f"; expected an option that v1/models/{body.model.name} lists{such}")
 
 
 def _typed(row: Any, value: Any, text: bool, name: str) -> Any:

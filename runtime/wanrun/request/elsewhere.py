@@ -6,7 +6,7 @@ The names come from diffusers' pipelines, ComfyUI, SGLang, vllm-omni, LightX2V, 
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE", "OF_CLIENTS", "OF_PYTHON", "by_name", "nearest", "no_attribute"]
+__all__ = ["ALIKE", "ELSEWHERE", "OF_CLIENTS", "OF_PYTHON", "by_name", "nearest", "no_attribute"]
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -18,6 +18,9 @@ _Remedy = TypeVar("_Remedy")
 
 NEAR = 0.8
 """Of two names: the share of letters in the same order that makes one look like the other misspelt."""
+
+ALIKE = 0.5
+"""The share that makes one an example where nothing is sure."""
 
 
 class Remedy(NamedTuple):
@@ -56,13 +59,14 @@ _REMEDIES = by_name(
         ),
         Remedy(
             "an artifact has it; another one is made of single files: wanbuild convert --help", _MODEL
-        ): "clip diffusion_model image_encoder text_encoder tokenizer transformer transformer_2 unet vae",
+        ): "diffusion_model image_encoder text_encoder tokenizer transformer transformer_2 unet vae",
+        Remedy(f"pass {field('clips')} for a longer video; an artifact has its image encoder"): "clip",
         Remedy(
             f"pass {field('lora')} NAME:STRENGTH; wanbuild lora makes one of a published file",
             _LORA,
         ): (
-            "lora_configs lora_name lora_nickname lora_path lora_request lora_scale lora_strength "
-            "lora_weight use_relighting_lora"
+            "fuse_lora load_lora_weights lora_configs lora_name lora_nickname lora_path lora_request "
+            "lora_scale lora_strength lora_weight set_adapters use_relighting_lora"
         ),
         Remedy(
             f"pass {field('lora')} NAME:high=0.9,low=0.6; wanbuild lora makes one adapter of both",
@@ -142,6 +146,7 @@ _REMEDIES = by_name(
         Remedy(f"pass {field('mode')} replace"): "replace_flag",
         Remedy(f"pass {field('segment_overlap')}"): "refert_num",
         Remedy(f"pass {field('pose_video')} and {field('face_video')}"): "src_root_path",
+        Remedy(f"pass {field('prompt')}"): "caption positive positive_prompt text text_prompt",
         Remedy(f"pass {field('seed')}"): "generator",
         Remedy("write the longer prompt, or give several", "write the longer prompt"): (
             "enhance_prompt prompt_extend_method prompt_extend_model prompt_extend_target_lang "
@@ -161,14 +166,14 @@ OF_CLIENTS: Mapping[str, str] = MappingProxyType(
 )
 """The same for clients of a server."""
 
+_RESULT = "result.frames are a NumPy array, and result.save(PATH) writes a video"
+
 OF_PYTHON = by_name(
     {
         "pass on_step=FUNCTION: see docs/python.md": (
             "callback callback_on_step_end callback_on_step_end_tensor_inputs callback_steps"
         ),
-        "result.frames are a NumPy array, and result.save(PATH) writes a video": (
-            "output output_file output_path output_type save save_path"
-        ),
+        _RESULT: ("output output_file output_path output_type save save_path"),
         "pass the prompt: wanbuild embed keeps the embeddings of prompts": (
             "image_embeds negative_prompt_embeds prompt_embeds"
         ),
@@ -191,11 +196,8 @@ _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
                     "WanVACEPipeline WanVideoToVideoPipeline from_pretrained from_single_file"
                 ),
                 "the target decides the device: wanrun.load(DIR, target=NAME)": "cuda to",
-                "pass lora= to generate, such as 'NAME:0.8'; wanbuild lora makes an adapter of a file": (
-                    "fuse_lora load_lora_weights set_adapters"
-                ),
                 "solver= of generate chooses it": "scheduler",
-                "result.frames is a NumPy array, and result.save(PATH) writes a video": "images videos",
+                _RESULT: "images videos",
             }
         ),
     }
@@ -210,8 +212,10 @@ def no_attribute(where: str, name: str) -> AttributeError:
     return AttributeError(str(UsageError(what, remedy=_ATTRIBUTES[name])))
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Returns the name that another one may be misspelt for; None if it looks like none of them."""
+def nearest(name: str, names: Iterable[str], near: float = NEAR) -> str | None:
+    """Returns the name that another one may be misspelt for, or the beginning of; None if there is none."""
     import difflib  # not in every start
 
-    return next(iter(difflib.get_close_matches(name, list(names), 1, NEAR)), None)
+    every = list(names)
+    begun = [one for one in every if len(name) > 2 and one.startswith(f"{name}_")]
+    return next(iter([*difflib.get_close_matches(name, every, 1, near), *begun]), None)

@@ -13,7 +13,7 @@ import msgspec
 
 from wanrun.errors import UsageError, field, quoted, shortened, wrong_type
 from wanrun.media.urls import url_error
-from wanrun.request.elsewhere import ELSEWHERE, nearest
+from wanrun.request.elsewhere import ALIKE, ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
 from wanrun.rows import Row
@@ -115,7 +115,9 @@ def unknown_option(name: str, known: Mapping[str, str], instead: Mapping[str, st
     what = f"unknown option {shortened(name)}"
     meant = name if name in instead else nearest(name, [*known, *instead])
     if meant is None:
-        return UsageError(what, expected="one of " + ", ".join(map(field, dict.fromkeys(known.values()))))
+        like = nearest(name, known, ALIKE)
+        such = "" if like is None else f", such as {field(known[like])}"
+        return UsageError(what, expected=f"an option that wanrun --help lists{such}")
     return UsageError(what, remedy=f"use {field(known[meant])}" if meant in known else instead[meant])
 
 

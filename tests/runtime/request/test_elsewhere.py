@@ -20,6 +20,9 @@ from wanrun.request.resolve import request_of
         ("generator", ("seed",)),
         ("guidance_scale_high", ("guidance_scale", "guidance_scale_2")),
         ("infer_step", ("num_steps",)),
+        ("nag", ("nag_scale",)),
+        ("window", ("window_frames",)),
+        ("clip", ("clips",)),
         ("torch_dtype", ()),
     ],
 )
