@@ -216,7 +216,7 @@ def _check_size(value: Any, name: str, model: Model) -> None:
 
 def _unknown(name: str, body: Body) -> RefusedError:
     """Returns the error of a field that has no meaning here."""
-    known = [*options_by_name(), *OWN, *MEDIA, *LORA]
+    known = [*(row.name for row in wanrun.options()), *options_by_name(), *OWN, *MEDIA, *LORA]
     meant = name if name in INSTEAD else nearest(name, [*known, *INSTEAD])
     if meant in known:
         return unknown(name, f"; use {meant}")
