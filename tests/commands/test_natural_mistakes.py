@@ -77,7 +77,9 @@ MISTAKES = [
     Mistake(
         f"{FOX} --num_frames 81",
         3,
-        "wanbuild compile --size 96x64 --frames 81 --guidance --artifact ARTIFACT",
+        "; pass --window-frames 9 for windows that are blended, or choose one of these, or have it built "
+        "with --build, or add one with wanbuild compile --size 96x64 --frames 81 --guidance --artifact "
+        "ARTIFACT",
     ),
     Mistake(f"{FOX} --num_videos_per_prompt 2", 3, f"{SHAPE} --guidance --num-videos 2 --artifact ARTIFACT"),
     Mistake(

@@ -38,7 +38,8 @@ def profile(guidance: bool = True, loop: str = "both") -> Profile:
 def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, Any]:
     """The options of a generation by it; None is not given."""
     given = {name: value for name, value in options.items() if value is not None}
-    return resolve_options(manifest, where, read_request({"prompt": "a fox", **given}.items(), Request))
+    request = read_request({"prompt": "a fox", **given}.items(), Request)
+    return resolve_options(Artifact(manifest, Path("my art")), where, request)
 
 
 def refusal(error: type[Exception], manifest: Manifest, where: Profile, /, **options: Any) -> str:

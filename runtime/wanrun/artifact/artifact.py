@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from wanrun.artifact.named import (
     Named,
 )
 from wanrun.artifact.parameters import Component
-from wanrun.artifact.programs import Program
+from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.record import ListedFile, Record
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
@@ -88,6 +89,18 @@ class Artifact:
     def built_here(self, profile: str) -> dict[str, str]:
         """What the metadata of a video says of a profile that was built on this machine; else nothing."""
         return {"profile_built": "here"} if self.built is not None and profile in self.built.profiles else {}
+
+    def compiling(self, profile: Profile, further: str = "", **options: Any) -> str:
+        """Returns the command that builds a profile into it, for messages.
+
+        Args:
+            profile: the profile.
+            further: options that a profile does not record.
+            options: build options that differ from the profile's.
+        """
+        other = structs.replace(profile, options=structs.replace(profile.options, **options))
+        said = f"{other.compile_options} {further}".rstrip()
+        return f"wanbuild compile {said} --artifact {shlex.quote(str(self))}"
 
     @property
     def adapters(self) -> dict[str, PlacedAdapter]:

@@ -13,7 +13,6 @@ __all__ = [
 ]
 
 import importlib.util
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -96,16 +95,10 @@ def select_profile(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
         remedy=f"choose one of these, or have it built with {how}, "
-        f"or add one with wanbuild compile {_options(lacking, artifact)}",
+        f"or add one with {artifact.compiling(lacking)}",
     )
     error.lacking, error.nearest = lacking, nearest
     raise error
-
-
-def _options(profile: Profile, artifact: Artifact, target: str = "") -> str:
-    """Returns the options of ``wanbuild compile`` that build a profile, for a target if one is named."""
-    options = profile.compile_options + (f" --target {target}" if target else "")
-    return f"{options} --artifact {shlex.quote(str(artifact))}"
 
 
 def _check_possible(
@@ -199,7 +192,7 @@ def select_target(
         name = None
     if name is not None and name not in targets:
         chip = _EXAMPLES.get(name)
-        remedy = f"run wanbuild compile {_options(profile, artifact, chip or name)}"
+        remedy = f"run {artifact.compiling(profile, f'--target {chip or name}')}"
         raise ArtifactError(
             f"target {name} is not built",
             expected="one of " + (", ".join(sorted(targets)) or "none"),
@@ -209,7 +202,7 @@ def select_target(
     if not candidates:
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target",
-            remedy=f"run wanbuild compile {_options(profile, artifact)}",
+            remedy=f"run {artifact.compiling(profile)}",
         )
     best = min(candidates, key=lambda one: _order(one, profile))
     others = tuple(one.reason for one in candidates if one.mismatches and one is not best)
@@ -218,7 +211,7 @@ def select_target(
     if profile.name not in best.target.executables and not allow_compile:
         raise ArtifactError(
             f"profile {profile.name} is not compiled for target {best.name}",
-            remedy=f"run wanbuild compile {_options(profile, artifact)}",
+            remedy=f"run {artifact.compiling(profile)}",
         )
     return replace(best, others=others)
 

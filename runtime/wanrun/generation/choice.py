@@ -55,7 +55,7 @@ class Choice:
         Raises:
             ArtifactError: if the profile has no programs for the form of the loop.
         """
-        return FORMS[resolve_loop(self.profile, self.policy.form)].streams
+        return FORMS[resolve_loop(self.artifact, self.profile, self.policy.form)].streams
 
     def target(self, profile: Profile) -> SelectedTarget:
         """Returns the target of a profile. Raises ArtifactError as ``select_target``."""

@@ -182,7 +182,7 @@ class Pipeline:
         The latents may have the frames of reference images in front, as the initial ones of a generation do.
         A ``tiny`` decoder needs an artifact that has one; else it is a UsageError.
         """
-        check_decoder(self.manifest, decoder)
+        check_decoder(self.artifact, decoder)
         latents, leading = array_of(latents), leading_latents(self.manifest, self.profile)
         _, *shape = self.latents_shape
         if list(latents.shape[1:]) == shape:

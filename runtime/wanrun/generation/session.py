@@ -73,10 +73,10 @@ class Session(Sampler):
         if not policy.allow_compile and profile.name not in opened.selected.target.executables:
             raise ArtifactError(
                 f"profile {profile.name} is not compiled for target {opened.selected.name}",
-                remedy=f"run wanbuild compile {profile.compile_options} --artifact DIR",
+                remedy=f"run {opened.artifact.compiling(profile)}",
             )
         loop = policy.form if policy.form in profile.options.forms else None
-        self.loop = resolve_loop(profile, loop)
+        self.loop = resolve_loop(opened.artifact, profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
         self._form = FORMS[self.loop]

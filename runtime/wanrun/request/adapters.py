@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["placed", "read_adapter"]
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -68,11 +69,8 @@ class Chosen:
     """
 
     def __init__(self, choices: Sequence[LoraChoice], artifact: Artifact) -> None:
-        self._manifest, self._adapters, found = (
-            artifact.manifest,
-            dict[str, PlacedAdapter](),
-            list[ChosenLora](),
-        )
+        self._artifact, self._manifest = artifact, artifact.manifest
+        self._adapters, found = dict[str, PlacedAdapter](), list[ChosenLora]()
         for choice in choices:
             name, adapter, own = _adapter_of(choice.name, artifact)
             if name in self._adapters:
@@ -106,8 +104,7 @@ class Chosen:
             if one.options.lora_rank >= max(needed, 1)
         ]
         names = " and ".join(one.name for one in self._working)
-        large = structs.replace(profile, options=structs.replace(profile.options, lora_rank=needed or 16))
-        build = f"run wanbuild compile {large.compile_options} --artifact DIR"
+        build = f"run {self._artifact.compiling(profile, lora_rank=needed or 16)}"
         raise ArtifactError(
             f"profile {profile.name} takes no {field('lora')}: it has no slots for any"
             if not built
@@ -213,7 +210,7 @@ def _adapter_of(name: str, artifact: Artifact) -> tuple[str, PlacedAdapter, bool
             f"there is no LoRA {shortened(name)}",
             expected=f"one of {names}, or an adapter's file ({SUFFIX})" if names else f"a {SUFFIX} file",
             found=None if names else "no LoRAs in the artifact",
-            remedy="wanbuild lora FILE --artifact DIR adds one",
+            remedy=f"wanbuild lora FILE --artifact {shlex.quote(str(artifact))} adds one",
         )
     file = read_adapter(Path(name))
     check_fits(file, artifact.manifest)

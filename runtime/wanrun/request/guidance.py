@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import structs
-
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.guiders import GUIDERS, OWN_OPTIONS
-from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.guidance import GUIDED, guided_steps, skipping_steps
@@ -30,7 +28,7 @@ def check_guidance(profile: Profile, scale: float | None) -> None:
 
 
 def guided_options(
-    options: Mapping[str, Any], manifest: Manifest, profile: Profile, guidance: bool
+    options: Mapping[str, Any], artifact: Artifact, profile: Profile, guidance: bool
 ) -> dict[str, Any]:
     """Returns options as a generation has them, with those of guidance that are not as usual.
 
@@ -44,7 +42,7 @@ def guided_options(
         UsageError: for an option that would have no effect, and for no step with guidance.
         ArtifactError: for a guider, or NAG, that the profile is not built for.
     """
-    chosen = {**_guided_by(options, manifest, profile, guidance), **_avoiding(options, profile)}
+    chosen = {**_guided_by(options, artifact, profile, guidance), **_avoiding(options, artifact, profile)}
     shares = {name: default if options[name] is None else options[name] for name, default in GUIDED.items()}
     found = {name: value for name, value in options.items() if name not in _CHOSEN} | chosen
     if not guidance:
@@ -58,7 +56,7 @@ def guided_options(
 
 
 def _guided_by(
-    options: Mapping[str, Any], manifest: Manifest, profile: Profile, guidance: bool
+    options: Mapping[str, Any], artifact: Artifact, profile: Profile, guidance: bool
 ) -> dict[str, Any]:
     """Returns the guider and its own options, if it is another than the default one."""
     guider = GUIDERS[options["guider"] or next(iter(GUIDERS))]
@@ -78,11 +76,10 @@ def _guided_by(
             remedy=f"raise {field('guidance_scale')}, or leave {field('guider')} out",
         )
     if guider.name not in profile.options.guiders:
-        built = structs.replace(profile.options, guiders=(*profile.options.guiders, guider.name))
-        more = structs.replace(profile, options=built)
+        guiders = (*profile.options.guiders, guider.name)
         raise ArtifactError(
             f"profile {profile.name} is not built for {field('guider')} {guider.name}",
-            remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
+            remedy=f"run {artifact.compiling(profile, guiders=guiders)}",
         )
     found = {"guider": guider.name, **guider.options, **given}
     if found.get("zero_steps", 0) >= options["num_steps"]:
@@ -93,7 +90,7 @@ def _guided_by(
             remedy="give a smaller number",
         )
     if "skip_layers" in found:
-        _check_skipping(found, options["num_steps"], manifest.skippable_layers(profile))
+        _check_skipping(found, options["num_steps"], artifact.manifest.skippable_layers(profile))
     return found
 
 
@@ -119,7 +116,7 @@ def _check_skipping(options: dict[str, Any], steps: int, layers: int) -> None:
         )
 
 
-def _avoiding(options: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+def _avoiding(options: Mapping[str, Any], artifact: Artifact, profile: Profile) -> dict[str, Any]:
     """Returns the options of NAG, if it is on."""
     scale, *others = NAG_DEFAULTS
     if (options[scale] or 1) == 1:
@@ -130,10 +127,9 @@ def _avoiding(options: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
             )
         return {}
     if not profile.options.nag:
-        more = structs.replace(profile, options=structs.replace(profile.options, nag=True))
         raise ArtifactError(
             f"profile {profile.name} is not built for {field(scale)}",
-            remedy=f"run wanbuild compile {more.compile_options} --artifact DIR",
+            remedy=f"run {artifact.compiling(profile, nag=True)}",
         )
     return {
         name: default if options[name] is None else options[name] for name, default in NAG_DEFAULTS.items()

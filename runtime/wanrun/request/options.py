@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
@@ -187,19 +189,21 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
         )
 
 
-def check_decoder(manifest: Manifest, decoder: str | None) -> None:
+def check_decoder(artifact: Artifact, decoder: str | None) -> None:
     """Raises UsageError for a decoder that there is not, or that the artifact has not."""
     name = field("decoder")
     if decoder not in (None, *DECODERS):
         raise UsageError(f"{name} cannot be {decoder!r}", expected="one of " + ", ".join(DECODERS))
-    if decoder == "tiny" and TINY_VAE not in manifest.components:
+    if decoder == "tiny" and TINY_VAE not in artifact.manifest.components:
+        source = artifact.manifest.source.get("repository") or "SOURCE"
         raise UsageError(
             f"{name} tiny needs a tiny decoder, and this artifact has none",
-            remedy="wanbuild convert SOURCE --tiny-vae taew2_1.safetensors, and compile; or leave it out",
+            remedy=f"leave it out, or run wanbuild convert {source} --tiny-vae FILE --force --artifact "
+            f"{shlex.quote(str(artifact))}, and compile it again (docs/tiny-decoder.md)",
         )
 
 
-def with_strength(manifest: Manifest, profile: Profile, request: Request, begins: bool) -> Request:
+def with_strength(artifact: Artifact, profile: Profile, request: Request, begins: bool) -> Request:
     """Returns a request with the strength of a video that its steps begin with, if they do.
 
     Args:
@@ -210,7 +214,8 @@ def with_strength(manifest: Manifest, profile: Profile, request: Request, begins
         UsageError: for a strength without a video.
         ArtifactError: if the profile is not built for such a video.
     """
-    name, start = field("strength"), manifest.model.task.start
+    name, manifest = field("strength"), artifact.manifest
+    start = manifest.model.task.start
     if not begins:
         if request.strength is None:
             return request
@@ -221,14 +226,11 @@ def with_strength(manifest: Manifest, profile: Profile, request: Request, begins
             remedy="leave it out" if start is None else f"pass {video} too",
         )
     if not profile.options.video_to_video:
-        more = structs.replace(
-            profile, options=structs.replace(profile.options, video_to_video=True)
-        ).compile_options
         built = [key for key, one in manifest.profiles.items() if one.options.video_to_video]
         raise ArtifactError(
             f"profile {profile.name} is not built for a video to begin with",
             expected="one of " + ", ".join(built),
-            remedy=f"choose one of these, or run wanbuild compile {more} --artifact DIR",
+            remedy=f"choose one of these, or run {artifact.compiling(profile, video_to_video=True)}",
         )
     return structs.replace(request, strength=STRENGTH if request.strength is None else request.strength)
 
@@ -247,7 +249,7 @@ def _own_options(manifest: Manifest) -> tuple[str, ...]:
     return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED and row not in absent)
 
 
-def resolve_loop(profile: Profile, loop: str | None) -> str:
+def resolve_loop(artifact: Artifact, profile: Profile, loop: str | None) -> str:
     """Returns the form of the denoising loop to run: the given one, or for None the preferred one.
 
     Raises:
@@ -262,29 +264,30 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
         raise ArtifactError(
             f"profile {profile.name} has no program for {name} {form}",
             found=f"one for {' and '.join(built)}",
-            remedy=f"add it with wanbuild compile {profile.compile_options} "
-            f"--loop {'all' if FORMS[form].streams else 'both'} --artifact DIR",
+            remedy="add it with "
+            + artifact.compiling(profile, f"--loop {'all' if FORMS[form].streams else 'both'}"),
         )
     return form
 
 
-def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
+def _check_max_steps(artifact: Artifact, profile: Profile, loop: str, num_steps: int) -> None:
     """Raises UsageError if the scan form is to run more steps than its table holds."""
     if FORMS[loop].looped and num_steps > profile.options.max_steps:
         other = f" {field('loop')} {STEPWISE}," if STEPWISE in profile.options.forms else ""
+        more = f"--loop {profile.options.loop} --max-steps {num_steps}"
         raise UsageError(
             f"the number of steps is too large for the scan form of profile {profile.name}",
             expected=f"at most {profile.options.max_steps}",
             found=num_steps,
-            remedy=f"use fewer steps,{other} or wanbuild compile {profile.compile_options} "
-            f"--loop {profile.options.loop} --max-steps {num_steps} --artifact DIR",
+            remedy=f"use fewer steps,{other} or {artifact.compiling(profile, more)}",
         )
 
 
-def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> dict[str, Any]:
+def resolve_options(artifact: Artifact, profile: Profile, request: Request) -> dict[str, Any]:
     """Fills in the manifest's defaults: returns the options of a generation, which the metadata records.
 
     Args:
+        artifact: the artifact, with the defaults that LoRAs bring.
         profile: the chosen profile. Where it has no guidance, or the scale turns it off, both scales are 1,
             and there is no negative prompt but for NAG.
         request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
@@ -301,13 +304,14 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
             step with guidance, or more steps than the scan form is built for.
         ArtifactError: for a form of the loop that is not built.
     """
+    manifest = artifact.manifest
     defaults = manifest.model.default_options()
     if request.guidance_scale is not None:
         defaults["guidance_scale_2"] = request.guidance_scale
     scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
     guidance = profile.guidance and scale > 1
     check_effects(manifest, guidance, request)
-    check_decoder(manifest, request.decoder)
+    check_decoder(artifact, request.decoder)
     check_guidance(profile, request.guidance_scale)
     given = {name: getattr(request, name) for name in _own_options(manifest)}
     options: dict[str, Any] = {
@@ -319,7 +323,7 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    options = guided_options(options, manifest, profile, guidance)
+    options = guided_options(options, artifact, profile, guidance)
     if options.get("steps_high") is None:
         options = {name: value for name, value in options.items() if name not in SPLIT}
     else:
@@ -327,9 +331,9 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     for name, usual in _UNSAID.items():
         if options.get(name) in (None, usual):
             options.pop(name, None)
-    options["loop"] = resolve_loop(profile, request.loop)
+    options["loop"] = resolve_loop(artifact, profile, request.loop)
     # Of a video to begin with the first steps are left out.
     table = schedule(options, manifest)[0] if "strength" in options else None
     steps = options["num_steps"] if table is None else len(table.timesteps)
-    _check_max_steps(profile, options["loop"], steps)
+    _check_max_steps(artifact, profile, options["loop"], steps)
     return options

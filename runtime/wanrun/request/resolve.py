@@ -6,6 +6,7 @@ __all__ = ["resolve_request"]
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -17,10 +18,11 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.media import MediaOption
 from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import UnbuiltError
 from wanrun.denoising.noise import check_seed
 from wanrun.denoising.solvers import SOLVERS
 from wanrun.denoising.steps import schedule
-from wanrun.errors import UsageError, field
+from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.media.types import Inputs, Media, check_media, is_given
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.adapters import Chosen
@@ -41,7 +43,7 @@ from wanrun.request.profiles import choose_profile, has_guidance
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
-from wanrun.request.windows import blended_windows
+from wanrun.request.windows import MAX_WINDOWS, blended_windows
 from wanrun.request.written import parse_size
 from wanrun.rows import rows_of
 
@@ -132,19 +134,20 @@ def resolve_request(
     count = _num_references(manifest, given, inputs)
     if count is None and loaded is None:
         count = 0
-    unguided = not has_guidance(manifest, request.guidance_scale)
     shape = _shape(manifest, request, count)
     if any(getattr(request, name) is not None for name in WINDOW):
         check_possible(manifest.model, None, request.window_frames, "window_frames")
         shape["num_frames"] = request.window_frames
-    profile = choose_profile(replace(artifact, manifest=manifest), shape, loaded, unguided)
+    asked = replace(artifact, manifest=manifest)
+    alone = not task.always_encodes and not any(_has(manifest, given or inputs, one) for one in task.inputs)
+    profile = _chosen_profile(asked, request, shape, loaded, alone)
     chosen.check(profile)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
     begins = task.start is not None and _has(manifest, given or inputs, task.start)
-    request = with_strength(manifest, profile, request, begins)
-    options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
+    request = with_strength(asked, profile, request, begins)
+    options = resolve_options(asked, profile, structs.replace(request, **changes)) | fitted
     options |= blended_windows(manifest, profile, request)
     if "clips" in options or "window_frames" in options:
         _check_parts(manifest, profile, given or inputs, options)
@@ -167,6 +170,23 @@ def resolve_request(
         loras=chosen.loras,
         warnings=(*_warnings(manifest, profile, request, options, guided), *chosen.warnings()),
     )
+
+
+def _chosen_profile(
+    artifact: Artifact, request: Request, shape: Mapping[str, object], loaded: Profile | None, alone: bool
+) -> Profile:
+    """Returns the profile of a shape; the error of a longer video of text alone also names windows."""
+    unguided = not has_guidance(artifact.manifest, request.guidance_scale)
+    try:
+        return choose_profile(artifact, shape, loaded, unguided)
+    except UnbuiltError as error:
+        if alone and request.clips is None and request.window_frames is None:
+            with suppress(ArtifactError):
+                built = choose_profile(artifact, {**shape, "num_frames": None}, loaded, unguided).num_frames
+                if built < error.lacking.num_frames <= MAX_WINDOWS * built:
+                    way = f"pass {field('window_frames')} {built} for windows that are blended"
+                    error.remedy = f"{way}, or {error.remedy}"
+        raise
 
 
 def _check_parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.manifests import built_with, with_model
 from helpers.options import ONE, TWO, profile, refusal, resolve
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.nag import NAG_DEFAULTS
@@ -194,11 +196,11 @@ def test_the_form_of_the_loop() -> None:
         ("step", None, "step"),
     ]:
         assert resolve(ONE, profile(loop=loop), loop=asked)["loop"] == found
-        assert resolve_loop(profile(loop=loop), asked) == found
+        assert resolve_loop(Artifact(ONE, Path()), profile(loop=loop), asked) == found
     for built, asked in [("step", "scan"), ("scan", "step")]:
         assert refusal(ArtifactError, ONE, profile(loop=built), loop=asked) == (
             f"profile 96x64x9-b1-cfg has no program for loop {asked}; found one for {built}; "
-            "add it with wanbuild compile --size 96x64 --frames 9 --guidance --loop both --artifact DIR"
+            "add it with wanbuild compile --size 96x64 --frames 9 --guidance --loop both --artifact 'my art'"
         )
     wrong = refusal(UsageError, ONE, profile(), loop="while")
     assert wrong == 'loop cannot be used; expected step or scan or stream; found "while"'
@@ -209,7 +211,9 @@ def test_the_most_steps_of_the_scan_form() -> None:
     what = (
         "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; expected at most 50; "
     )
-    larger = "or wanbuild compile --size 96x64 --frames 9 --guidance --loop {} --max-steps {} --artifact DIR"
+    larger = (
+        "or wanbuild compile --size 96x64 --frames 9 --guidance --loop {} --max-steps {} --artifact 'my art'"
+    )
     assert refusal(UsageError, ONE, both, loop="scan", num_steps=51) == (
         f"{what}found 51; use fewer steps, loop step, {larger.format('both', 51)}"
     )
