@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.guiders import GUIDERS, OWN_OPTIONS
 from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.guidance import GUIDED, guided_steps, skipping_steps
+from wanrun.denoising.guidance import GUIDED, guided_steps
+from wanrun.denoising.steps import ExpertRange
 from wanrun.errors import ArtifactError, UsageError, field
 
 _CHOSEN = frozenset({"guider", *OWN_OPTIONS, *NAG_DEFAULTS, *GUIDED})
@@ -39,7 +40,7 @@ def guided_options(
             prompt but for NAG.
 
     Raises:
-        UsageError: for an option that would have no effect, and for no step with guidance.
+        UsageError: for an option that would have no effect.
         ArtifactError: for a guider, or NAG, that the profile is not built for.
     """
     chosen = {**_guided_by(options, artifact, profile, guidance), **_avoiding(options, artifact, profile)}
@@ -49,10 +50,36 @@ def guided_options(
         found |= {name: 1.0 for name in ("guidance_scale", "guidance_scale_2") if name in options}
         if "nag_scale" not in chosen:
             found["negative_prompt"] = None
-    if shares != GUIDED:
-        found |= shares
-        _check_guided_steps(found)
-    return found
+    return found | shares if shares != GUIDED else found
+
+
+def check_guided_steps(options: Mapping[str, Any], ranges: Sequence[ExpertRange]) -> None:
+    """Raises UsageError for shares of the steps that run which leave none with guidance, or a third pass.
+
+    Args:
+        options: as a generation has them.
+        ranges: its steps.
+    """
+    steps = sum(part.last - part.first for part in ranges)
+    if GUIDED.keys() <= options.keys() and not any(part.guided for part in ranges):
+        first, last = guided_steps(options, steps)
+        start, end = (field(name) for name in GUIDED)
+        raise UsageError(
+            f"{start} and {end} leave no step with guidance",
+            expected=f"at least one of the {steps} steps that run between them",
+            found=f"steps {first} to {last}",
+            remedy=f"give others, or {field('guidance_scale')} 1 for no guidance",
+        )
+    if "skip_layers" in options and not any(part.skipping for part in ranges):
+        start, end, scale = (field(one) for one in ("skip_start", "skip_end", "skip_scale"))
+        raise UsageError(
+            f"{field('guider')} skip-layer has no effect",
+            expected=f"{scale} other than 0, and of the {steps} steps that run one with guidance after "
+            f"{start} x {steps} and before {end} x {steps}",
+            found=f"{scale} {options['skip_scale']:g}, {start} {options['skip_start']:g} and "
+            f"{end} {options['skip_end']:g}",
+            remedy=f"raise {end}, or leave {field('guider')} out",
+        )
 
 
 def _guided_by(
@@ -90,13 +117,13 @@ def _guided_by(
             remedy="give a smaller number",
         )
     if "skip_layers" in found:
-        _check_skipping(found, options["num_steps"], artifact.manifest.skippable_layers(profile))
+        found["skip_layers"] = _skipped(found["skip_layers"] or (), artifact.manifest.skippable_layers(profile))
     return found
 
 
-def _check_skipping(options: dict[str, Any], steps: int, layers: int) -> None:
-    """Raises UsageError if no pass would skip a layer, or one that there is not; sorts the layers."""
-    name, skipped = field("skip_layers"), sorted(set(options["skip_layers"] or ()))
+def _skipped(given: Iterable[int], layers: int) -> list[int]:
+    """Returns the layers in order; raises UsageError for none, for all, and for one that there is not."""
+    name, skipped = field("skip_layers"), sorted(set(given))
     if not skipped or skipped[-1] >= layers or len(skipped) == layers:
         raise UsageError(
             f"{name} cannot be skipped" if skipped else f"{field('guider')} skip-layer needs {name}",
@@ -104,16 +131,7 @@ def _check_skipping(options: dict[str, Any], steps: int, layers: int) -> None:
             found=", ".join(map(str, skipped)) or "none",
             remedy=f"pass {name} such as {layers // 3}",
         )
-    options["skip_layers"] = skipped
-    if not skipping_steps(options, steps) or options["skip_scale"] == 0:
-        start, end, scale = (field(one) for one in ("skip_start", "skip_end", "skip_scale"))
-        raise UsageError(
-            f"{field('guider')} skip-layer has no effect",
-            expected=f"{scale} other than 0, and a step after {start} x {steps} and before {end} x {steps}",
-            found=f"{scale} {options['skip_scale']:g}, {start} {options['skip_start']:g} and "
-            f"{end} {options['skip_end']:g}",
-            remedy=f"raise {end}, or leave {field('guider')} out",
-        )
+    return skipped
 
 
 def _avoiding(options: Mapping[str, Any], artifact: Artifact, profile: Profile) -> dict[str, Any]:
@@ -134,16 +152,3 @@ def _avoiding(options: Mapping[str, Any], artifact: Artifact, profile: Profile) 
     return {
         name: default if options[name] is None else options[name] for name, default in NAG_DEFAULTS.items()
     }
-
-
-def _check_guided_steps(options: Mapping[str, Any]) -> None:
-    """Raises UsageError if no step has guidance between the shares that are given."""
-    first, last = guided_steps(options, options["num_steps"])
-    if first >= last:
-        start, end = (field(name) for name in GUIDED)
-        raise UsageError(
-            f"{start} and {end} leave no step with guidance",
-            expected=f"at least one of {options['num_steps']} steps between them",
-            found=f"steps {first} to {last}",
-            remedy=f"give others, or {field('guidance_scale')} 1 for no guidance",
-        )

@@ -21,7 +21,7 @@ from wanrun.denoising.steps import boundary_after, explicit_timesteps, schedule,
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
-from wanrun.request.guidance import check_guidance, guided_options
+from wanrun.request.guidance import check_guidance, check_guided_steps, guided_options
 from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
@@ -332,8 +332,7 @@ def resolve_options(artifact: Artifact, profile: Profile, request: Request) -> d
         if options.get(name) in (None, usual):
             options.pop(name, None)
     options["loop"] = resolve_loop(artifact, profile, request.loop)
-    # Of a video to begin with the first steps are left out.
-    table = schedule(options, manifest)[0] if "strength" in options else None
-    steps = options["num_steps"] if table is None else len(table.timesteps)
-    _check_max_steps(artifact, profile, options["loop"], steps)
+    table, ranges = schedule(options, manifest)  # of a video to begin with without the first steps
+    _check_max_steps(artifact, profile, options["loop"], len(table.timesteps))
+    check_guided_steps(options, ranges)
     return options

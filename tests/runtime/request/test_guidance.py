@@ -40,7 +40,13 @@ def test_shares_of_the_steps_that_have_guidance() -> None:
     for where, others in ((profile(False), {}), (profile(), {"guidance_scale": 1})):
         said = refusal(UsageError, ONE, where, guidance_end=0.5, **others)
         assert said.startswith("guidance_end") and "guidance_scale" in said
-    for shares in ({"guidance_start": 0.5, "guidance_end": 0.5}, {"guidance_end": 0.09, "num_steps": 11}):
+    half = {"num_steps": 10, "strength": 0.5}  # five of the steps run
+    assert resolve(ONE, profile(), guidance_end=0.2, **half)["guidance_end"] == 0.2
+    for shares in (
+        {"guidance_start": 0.5, "guidance_end": 0.5},
+        {"guidance_end": 0.09, "num_steps": 11},
+        {"guidance_end": 0.19, **half},
+    ):
         said = refusal(UsageError, ONE, profile(), **shares)
         assert "guidance_start" in said and "guidance_end" in said
 
@@ -102,6 +108,8 @@ def test_the_options_of_a_guider() -> None:
         ({"guider": "skip-layer", "skip_layers": [0, 1, 2]}, ("skip_layers",)),
         ({"guider": "skip-layer", "skip_layers": [1], "num_steps": 5}, ("skip_end", "guider")),
         ({"guider": "skip-layer", "skip_layers": [1], "skip_scale": 0}, ("skip_scale", "guider")),
+        ({"guider": "skip-layer", "skip_layers": [1], "strength": 0.1}, ("skip_end", "guider")),
+        ({"guider": "skip-layer", "skip_layers": [1], "guidance_start": 0.2}, ("skip_end", "guider")),
     ],
     ids=str,
 )
