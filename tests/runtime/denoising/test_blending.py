@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from wanrun.denoising.blending import Blending
-from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.solvers import SOLVERS, SolverTable, solver_table
 from wanrun.denoising.steps import Denoising, ExpertRange, velocity_table
@@ -88,27 +87,33 @@ def test_weights_and_windows(total: int, overlap: int) -> None:
         assert (windows.weights == 1).all()
 
 
-def test_a_video_of_windows_is_a_loop_over_blended_predictions(toy_artifact: Path) -> None:
-    """Of the programs: 17 frames, where the profile has 9; in both forms of the loop."""
+def test_a_video_of_windows_is_a_loop_over_blended_predictions(two_experts_artifact: Path) -> None:
+    """Of the programs: 17 frames, where the profile has 9; in both forms of the loop, of two experts."""
     options: dict[str, Any] = {"num_steps": 3, "seed": 3, "num_frames": 17, "window_overlap": 4}
-    with load(toy_artifact, prompts=["a fox", ""]) as pipeline:
+    options["boundary"] = 0.95
+    with load(two_experts_artifact, prompts=["a fox", ""]) as pipeline:
         step = pipeline.generate("a fox", "", **options, loop="step")
         scan = pipeline.generate("a fox", "", **options, loop="scan")
         plain = pipeline.generate("a fox", "", num_steps=1)
         one = pipeline.generate("a fox", "", num_steps=1, num_frames=9, window_frames=9)
         generation = pipeline.resolve("a fox", "", **options)
         session, embeddings = pipeline.session(pipeline.profile), pipeline.encode_prompts(["a fox", ""])
-        scale = generation.options["guidance_scale"]
+        table, conditions = generation.table, session.conditioning(None, timings=Timings())
+        experts = {
+            timestep: ExpertRange.alike(part.transformer, 0, 1, part.guidance_scales[0])
+            for part in generation.ranges
+            for timestep in table.timesteps[part.first : part.last]
+        }
 
         def predict(x: np.ndarray, timestep: float) -> np.ndarray:
-            ranges = [ExpertRange.alike("transformer", 0, 1, scale)]
+            ranges = [experts[timestep]]
             run = Denoising(velocity_table(timestep), ranges, embeddings, "step", Timings())
-            return x - session.denoise(run, np.ascontiguousarray(x), Conditions(), Noise(0))
+            return x - session.denoise(run, np.ascontiguousarray(x), conditions, Noise(0))
 
         windows = generation.blending
-        assert windows == Blending(5, 3, 1)
+        assert windows == Blending(5, 3, 1) and len(generation.ranges) == 2
         noise = Noise(3)(generation.latents_shape)
-        final = own_loop(windows, predict, generation.table, noise, Noise(0))
+        final = own_loop(windows, predict, table, noise, Noise(0))
         frames = session.decode(final, Timings())[0]
     np.testing.assert_allclose(step.latents, final, rtol=0, atol=1e-4)
     np.testing.assert_array_equal(step.frames, scan.frames)
