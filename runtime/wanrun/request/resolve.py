@@ -196,11 +196,19 @@ def _check_parts(
     task, clips = manifest.model.task, field("clips")
     given = [name for name in task.inputs if _has(manifest, media, name)]
     if "window_frames" in options:
-        if task.always_encodes or given or "clips" in options:
+        windows = " and ".join(map(field, WINDOW))
+        longer = "" if task.chained is None or "clips" in options else f", or pass {clips} instead"
+        if task.always_encodes:
+            raise UsageError(
+                f"{field('num_frames')} in windows is for models of text alone",
+                remedy=f"leave {windows} out{longer}",
+            )
+        if others := [*map(field, given), *([clips] if "clips" in options else [])]:
             raise UsageError(
                 f"{field('num_frames')} in windows is for text alone",
                 expected=f"no image, no video and no {clips}",
-                remedy=f"leave them out, or {field('window_frames')} and {field('window_overlap')}",
+                found=", ".join(others),
+                remedy=f"leave {' and '.join(others)} out, or {windows}{longer}",
             )
         return
     if other := next((name for name in given if task.inputs[name] is not task.chained), None):

@@ -174,6 +174,26 @@ def test_clips_continue_a_first_image_alone(toy_artifact: Path) -> None:
         assert error.value.fields == ("clips", "last_image")
 
 
+def test_windows_are_of_text_alone(toy_artifact: Path) -> None:
+    """Clips are for those that take a first image, and may leave it out."""
+    plain, first = read_manifest(toy_artifact), {"image": np.zeros((9, 6, 3), np.uint8)}
+    windows = {"num_frames": 17, "window_frames": 9}
+    always = {"num_frames", "window_frames", "window_overlap"}
+    for variant, more, fields in (
+        ("wan2.2-i2v", {}, {"clips"}),
+        ("wan2.2-ti2v", {}, {"image", "clips"}),
+        ("wan2.2-ti2v", {"clips": 2}, {"image", "clips"}),
+        ("wan2.2-vace", {}, set()),
+    ):
+        manifest = with_model(plain, task=task_of(variant, encoder=False))
+        media = Media() if "vace" in variant else Media(**first)
+        with pytest.raises(UsageError) as error:
+            of(manifest, None, media, None, **windows, **more)
+        assert {*error.value.fields} == always | fields
+    manifest = with_model(plain, task=task_of("wan2.2-ti2v", encoder=False))
+    assert of(manifest, None, Media(), None, **windows).blending is not None
+
+
 def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
     for name, profile in manifest.profiles.items():
         assert chosen(manifest, profile=name) == name
