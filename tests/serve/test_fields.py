@@ -22,7 +22,7 @@ from helpers.asked import catalog
 from helpers.manifests import with_profiles
 from wanbuild.variants.start import with_start
 from wanrun.artifact.artifact import Artifact
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, WanError
 from wanserve.catalog import Catalog, Model
 from wanserve.fields import Body, read_body
 from wanserve.forms import Form, nested
@@ -339,6 +339,12 @@ def test_the_artifact_decides() -> None:
     with pytest.raises(UsageError, match=r"schedule has the wrong type; expected a string"):
         model.resolve({"prompt": "p", "schedule": {"a": 1}}, str)
     assert model.resolve({"prompt": "p", "num_frames": 81}, str).profile.name == "96x64x81-b1-cfg"
+    windows = {"prompt": "p", "num_frames": 33, "window_frames": 17}
+    assert model.resolve(windows, str).num_windows(None) == 3
+    for wrong in ({"num_frames": 34}, {"window_frames": 16}, {"window_overlap": 3}):
+        with pytest.raises(WanError) as refused:
+            model.resolve({**windows, **wrong}, str)
+        assert {*wrong} <= {*refused.value.fields}
 
 
 def test_models_are_shown() -> None:
