@@ -13,10 +13,14 @@ import wanrun
 from helpers.damage import linked, own
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.roles import roles_of
+from wanrun.denoising.blending import Blending
+from wanrun.denoising.noise import Noise
+from wanrun.denoising.steps import Denoising
 from wanrun.errors import ArtifactError
 from wanrun.generation.streamed import StreamedStep
 from wanrun.replay.samples import sample_media
 from wanrun.request.profiles import has_guidance
+from wanrun.timing.timings import Timings
 
 VARIANTS = ("wan2.2-vace", "wan2.2-animate")
 """Control blocks and two experts; a condition, face adapters and no guidance."""
@@ -29,16 +33,29 @@ def streams(artifact: Path, memory: Literal["auto", "stream"] = "stream") -> wan
     return wanrun.load(artifact, profile=next(profiles).name, memory=memory, embeddings="none")
 
 
-def made(artifact: Path, memory: Literal["auto", "stream"]) -> wanrun.Result:
-    """Three steps, of which each expert has one."""
+def made(artifact: Path, memory: Literal["auto", "stream"]) -> tuple[wanrun.Result, np.ndarray]:
+    """Three steps, of which each expert has one; and the latents of the same in windows."""
     manifest = read_manifest(artifact)
     with streams(artifact, memory) as pipeline:
         media = sample_media(manifest, pipeline.profile)
         options = {"boundary": 0.9} if "boundary" in manifest.model.options else {}
         first = pipeline.generate("a fox", seed=3, num_steps=3, media=media, **options)
         again = pipeline.generate("a fox", seed=3, num_steps=3, media=media, **options)
+        windows = blended(pipeline, pipeline.resolve("a fox", seed=3, num_steps=3, media=media, **options))
     np.testing.assert_array_equal(first.latents, again.latents)
-    return first
+    return first, windows
+
+
+def blended(pipeline: wanrun.Pipeline, generation: wanrun.Generation) -> np.ndarray:
+    """The latents of a generation with one more latent frame, in two windows of the same conditions."""
+    session = pipeline.session(pipeline.profile)
+    videos, channels, length, *cells = session.latents_shape
+    embeddings, loop = pipeline.encode_prompts(generation.prompts), generation.options["loop"]
+    windows = Blending(length + 1, length, 1)
+    run = Denoising(generation.table, generation.ranges, embeddings, loop, Timings(), blending=windows)
+    conditions = session.conditioning(generation.read_media(), timings=run.timings)
+    noise = Noise(3)((videos, channels, length + 1, *cells))
+    return session.denoise(run, noise, conditions, Noise(0))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -46,10 +63,11 @@ def test_streamed_steps_have_the_bits_of_whole_ones(
     variant: str, media_toy: Callable[[str], tuple[Path, Path]]
 ) -> None:
     artifact = media_toy(variant)[1]
-    whole, streamed = made(artifact, "auto"), made(artifact, "stream")
+    (whole, windows), (streamed, streamed_windows) = made(artifact, "auto"), made(artifact, "stream")
     assert (whole.timings.loop, streamed.timings.loop) == ("step", "stream")
     np.testing.assert_array_equal(streamed.latents, whole.latents)
     np.testing.assert_array_equal(streamed.frames, whole.frames)
+    np.testing.assert_array_equal(streamed_windows, windows)
 
 
 @pytest.mark.parametrize("memory", ["auto", "stream"])
