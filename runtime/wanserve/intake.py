@@ -293,16 +293,16 @@ def _paths(model: Model, media: list[Upload], folder: Path) -> dict[str, Any]:
 
 def _shape(generation: Generation) -> dict[str, Any]:
     """Returns the facts of a video that are known before it runs."""
-    profile = generation.profile
+    profile, counts = generation.profile, generation.counts()
     return {
         "profile": profile.name,
         "size": f"{profile.width}x{profile.height}",
-        "num_frames": generation.num_frames(None),
-        "num_videos": profile.num_videos,
+        "num_frames": counts.frames,
+        "num_videos": counts.videos,
         "fps": generation.fps,
-        "num_steps": generation.num_steps,
-        "windows": generation.num_windows(None),
-        "guided": generation.clips * sum(part.guided + part.skipping for part in generation.ranges),
+        "num_steps": counts.told_steps,
+        "windows": counts.windows,
+        "guided": counts.rounds * (counts.guided + counts.skipping),
     }
 
 

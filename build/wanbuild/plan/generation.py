@@ -27,7 +27,7 @@ from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired
 from wanrun.artifact.programs import num_pieces
-from wanrun.artifact.roles import FORMS, ROLES, Facts, RoleName
+from wanrun.artifact.roles import FORMS, ROLES, Counts, RoleName
 from wanrun.artifact.slots import LORA, slots_bytes, slots_of
 from wanrun.denoising.guidance import skipping_steps
 from wanrun.weights.layers import OUTSIDE, parts_of
@@ -106,7 +106,7 @@ class Generation:
         for name, spec in self._counted.items():
             if ROLES[spec.role].when != "loading":
                 component = next((key for key in spec.inputs if key in self.components), None)
-                times = ROLES[spec.role].calls(self._facts) * self._pieces(spec)
+                times = ROLES[spec.role].calls(self._counts) * self._pieces(spec)
                 calls.append(Runs(name, spec.role, component, times))
         return tuple(calls)
 
@@ -124,9 +124,9 @@ class Generation:
         return _bytes_of(state) if ROLES[spec.role].when == "video" else 0
 
     @functools.cached_property
-    def _facts(self) -> Facts:
+    def _counts(self) -> Counts:
         """What decides how often programs run: one window, with images and videos if the model takes them."""
-        return Facts(
+        return Counts(
             form=self.options.forms[0],
             steps=self.steps,
             guided=self.steps if self.shape.guidance else 0,
@@ -135,7 +135,7 @@ class Generation:
             windows=1,
             prompts=2 if self.shape.guidance or self.options.nag else 1,
             videos=self.shape.num_videos,
-            media=True,
+            media=1,
             starts=self.options.video_to_video,
             noise=False,
         )
@@ -152,7 +152,7 @@ class Generation:
         row = ROLES[role]
         if not row.passes:
             return 1
-        return row.cost(self._facts, paired(sizes)) / row.calls(self._facts)
+        return row.cost(self._counts, paired(sizes)) / row.calls(self._counts)
 
     @functools.cached_property
     def makers(self) -> tuple[Runs, ...]:

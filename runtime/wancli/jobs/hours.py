@@ -69,7 +69,7 @@ class Hours:
         if self._announced or event.step < 1 or event.steps is None or not timings.step_seconds:
             return
         self._announced = True
-        others = sum(one.num_steps for id, one in self._jobs.items() if id != event.id)
+        others = sum(one.counts().told_steps for id, one in self._jobs.items() if id != event.id)
         left = timings.step_seconds[0] * (event.steps - event.step + others)
         if left >= LONG:
             note(f"about {in_hours(left)} of steps are left; {self._less()}")
@@ -80,11 +80,14 @@ class Hours:
         Nothing is learned of one with other steps than were counted: clips were there, or windows were read.
         """
         generation = self._jobs[id]
-        if outcome.steps == generation.num_steps and (selected := self._target(generation)) is not None:
+        if (
+            outcome.steps == generation.counts().told_steps
+            and (selected := self._target(generation)) is not None
+        ):
             self._rates(generation, selected).learn(_work(generation, selected.name), outcome.seconds)
 
     def _seconds(self, generation: Generation) -> float | None:
-        if generation.cost().windows is None or (selected := self._target(generation)) is None:
+        if not generation.counts().known or (selected := self._target(generation)) is None:
             return None
         work = _work(generation, selected.name)
         kind = (generation.profile.name, *work.items())

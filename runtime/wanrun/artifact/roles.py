@@ -62,22 +62,26 @@ When = Literal["loading", "prompts", "media", "expert", "steps", "video"]
 videos, before an expert's steps, in its steps, and after the last one."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how often programs run in one generation.
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one generation does, and how many times: the one place that says it.
 
     Attributes:
         form: the form of the loop.
         steps: denoising steps of one window.
         guided: those of them that have guidance, and so two passes.
         experts: transformers that make some of them.
-        windows: windows that the video is made in.
+        windows: windows or clips that the video is made in.
+        known: whether so many are known; else that of one window, as a video that was not read decides it.
         prompts: prompts, the negative one too if a step has guidance.
         videos: videos per prompt.
-        media: whether images or videos are given that steps take.
+        media: windows whose steps take images or videos.
         starts: whether the steps begin with a given video.
         noise: whether the solver adds noise, which the host draws, after each step.
         decoder: what makes the frames: one of ``DECODERS``.
         skipping: the steps that have a third pass, which skips layers.
+        frames: frames of one video.
+        latents: latent frames that are decoded as one video: those of a window.
+        blended: latent frames of a video whose windows make each step together; 0 for windows one by one.
     """
 
     form: str
@@ -87,11 +91,30 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     prompts: int
     videos: int
-    media: bool
+    media: int
     noise: bool
     decoder: str = "full"
     starts: bool = False
     skipping: int = 0
+    frames: int = 1
+    latents: int = 1
+    blended: int = 0
+    known: bool = True
+
+    @property
+    def rounds(self) -> int:
+        """How often all steps are made: window by window, or once, as those that are blended make them."""
+        return 1 if self.blended else self.windows
+
+    @property
+    def told_steps(self) -> int:
+        """The steps that progress tells."""
+        return self.rounds * self.steps
+
+    @property
+    def all_steps(self) -> int:
+        """The steps of all windows."""
+        return self.windows * self.steps
 
     def made(self, role: RoleName) -> int:
         """Returns the steps of all windows that programs of a role make."""
@@ -139,7 +162,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 
     name: RoleName
     when: When
-    calls: Callable[[Facts], int]
+    calls: Callable[[Counts], int]
     makes: Callable[[int], bool] | None
     body: RoleName | None
     passes: bool
@@ -152,17 +175,17 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
                 f"role {self.name}: a program is proven by its update if it makes steps, and only then"
             )
 
-    def cost(self, facts: Facts, together: bool = False) -> int:
+    def cost(self, counts: Counts, together: bool = False) -> int:
         """Returns how many times the compiler's figures of a program count in a generation.
 
         Args:
-            facts: the generation's.
+            counts: the generation's.
             together: whether halves of a mesh make both passes of a step at once.
         """
-        turns = self.calls(facts) if self.body is None else facts.windows * facts.steps
+        turns = self.calls(counts) if self.body is None else counts.all_steps
         if not self.passes:
             return turns
-        return turns + facts.windows * (facts.skipping + (0 if together else facts.guided))
+        return turns + counts.windows * (counts.skipping + (0 if together else counts.guided))
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -194,20 +217,17 @@ class Form(msgspec.Struct, frozen=True):
         return next(found)
 
 
-def _media(facts: Facts) -> int:
-    return int(facts.media)
+def _experts(counts: Counts) -> int:
+    return counts.rounds * counts.experts
 
 
-def _experts(facts: Facts) -> int:
-    return facts.windows * facts.experts
+def _steps(counts: Counts) -> int:
+    return counts.all_steps
 
 
-def _steps(facts: Facts) -> int:
-    return facts.windows * facts.steps
-
-
-def _videos(facts: Facts, decoder: str) -> int:
-    return facts.windows * facts.videos if facts.decoder == decoder else 0
+def _videos(counts: Counts, decoder: str) -> int:
+    windows = 1 if counts.latents == counts.blended else counts.windows
+    return windows * counts.videos if counts.decoder == decoder else 0
 
 
 def _each(index: int) -> bool:
@@ -218,7 +238,7 @@ _RECORD, _END, _UPDATE = Proof("record"), Proof("end"), Proof("update")
 
 
 def _beside(
-    name: RoleName, when: When, calls: Callable[[Facts], int], proven: Proof = _RECORD, warm: bool = True
+    name: RoleName, when: When, calls: Callable[[Counts], int], proven: Proof = _RECORD, warm: bool = True
 ) -> Role:
     """Returns the row of a role whose programs end no step, and have no loop that is counted once."""
     return Role(
@@ -227,16 +247,16 @@ def _beside(
 
 
 _ROWS = (
-    _beside("text", "prompts", lambda facts: facts.prompts, proven=Proof("lengths"), warm=False),
-    _beside("once", "media", _media),
-    _beside("window", "media", lambda facts: facts.windows * _media(facts)),
-    _beside("start", "media", lambda facts: int(facts.starts)),
+    _beside("text", "prompts", lambda counts: counts.prompts, proven=Proof("lengths"), warm=False),
+    _beside("once", "media", lambda counts: int(counts.media > 0)),
+    _beside("window", "media", lambda counts: counts.media),
+    _beside("start", "media", lambda counts: int(counts.starts)),
     _beside("prepare", "expert", _experts),
     _beside("context", "expert", _experts),
     Role(
         name="step",
         when="steps",
-        calls=lambda facts: facts.made("step"),
+        calls=lambda counts: counts.made("step"),
         makes=_each,
         body=None,
         passes=True,
@@ -246,7 +266,7 @@ _ROWS = (
     Role(
         name="scan",
         when="steps",
-        calls=lambda facts: _steps(facts) if facts.noise else _experts(facts),
+        calls=lambda counts: _steps(counts) if counts.noise or counts.blended else _experts(counts),
         makes=_each,
         body="step",
         passes=True,
@@ -268,11 +288,11 @@ _ROWS = (
         warm=True,
         proven=_UPDATE,
     ),
-    _beside("decode_first", "video", lambda facts: _videos(facts, "full")),
-    _beside("decode", "video", lambda facts: _videos(facts, "full")),
+    _beside("decode_first", "video", lambda counts: _videos(counts, "full")),
+    _beside("decode", "video", lambda counts: _videos(counts, "full")),
     # The tiny decoder's weights are read where a request asks for them.
-    _beside("decode_tiny", "video", lambda facts: _videos(facts, "tiny"), warm=False),
-    _beside("spread", "loading", lambda facts: 0, proven=Proof("weights"), warm=False),
+    _beside("decode_tiny", "video", lambda counts: _videos(counts, "tiny"), warm=False),
+    _beside("spread", "loading", lambda counts: 0, proven=Proof("weights"), warm=False),
 )
 
 ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS})

@@ -337,7 +337,7 @@ class Pipeline:
                 check_latents(latents, generation.latents_shape)
             here = self.artifact.built_here(generation.profile.name)
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
-            told_of = (generation.num_frames(inputs), facts, group is not None)
+            told_of = (generation.counts(inputs).frames, facts, group is not None)
             take = None if on_frames is None else Telling(on_frames, *told_of)
             folder = spool if group is None and generation.in_parts else None
             parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)

@@ -5,19 +5,17 @@ from __future__ import annotations
 __all__ = ["Generation", "deciding_facts", "influences_of"]
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from wanrun import __version__
+from wanrun.artifact.cost import Cost, cost_of
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.mesh import paired
-from wanrun.artifact.programs import Profile, Program, with_role
-from wanrun.artifact.roles import DECODERS, Facts, When, roles_of
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.roles import Counts
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.latents import latent_frames, latents_shape
 from wanrun.denoising.noise import clip_seed
@@ -29,39 +27,6 @@ from wanrun.media.types import Inputs, Media, is_given
 from wanrun.media.windows import joined_frames, num_windows
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.adapters import ChosenLora
-
-_BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The work of a generation, as the manifest knows it.
-
-    Attributes:
-        windows: windows or clips that the video is made in; None if a video that was not read yet decides it.
-            Then all other figures are those of one window.
-        steps: denoising steps, of all windows.
-        calls: calls of each program by role; of a program of a layer, for each layer. Those of the text
-            encoder are the most: stored embeddings take none, and short prompts a shorter program.
-        frames: frames of all videos.
-        pixels: pixels of all frames.
-        parts: floating point operations of all calls, by target and the part of the generation in which they
-            are; without targets that have no figures.
-        bytes: the most bytes on a device that one of the programs takes, with its weights, by target.
-    """
-
-    windows: int | None
-    steps: int
-    calls: Mapping[str, int]
-    frames: int
-    pixels: int
-    parts: Mapping[str, Mapping[When, float]]
-    bytes: Mapping[str, int]
-
-    @property
-    def flops(self) -> dict[str, float]:
-        """Floating point operations of all calls, by target; without targets that have no figures."""
-        return {target: sum(parts.values()) for target, parts in self.parts.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,14 +107,6 @@ class Generation:
         return int(self.options.get("clips", 1))
 
     @property
-    def num_steps(self) -> int:
-        """The denoising steps of all clips, as progress counts them; windows that are read make more.
-
-        Windows that are blended make each step together.
-        """
-        return self.clips * len(self.table.timesteps)
-
-    @property
     def blending(self) -> Blending | None:
         """The windows of a video of more frames than the profile has, which are blended, or None."""
         if "window_frames" not in self.options:
@@ -169,22 +126,6 @@ class Generation:
         """Whether finished frames can be kept in a folder while later ones are made."""
         return self.clips > 1 or (self.blending is not None and self.profile.num_videos == 1)
 
-    def num_frames(self, inputs: Inputs | None) -> int:
-        """Returns the frames of the video; the inputs may decide their number."""
-        if inputs is not None and inputs.num_frames is not None:
-            return inputs.num_frames
-        if self.blending is not None:
-            return int(self.options["num_frames"])
-        return joined_frames(self.clips, self.profile.num_frames, 1)
-
-    def num_windows(self, inputs: Inputs | None) -> int:
-        """Returns the number of windows or clips, each of which has all steps; inputs may decide it."""
-        if self.blending is not None:
-            return len(self.blending.starts)
-        if inputs is None or inputs.num_frames is None:
-            return self.clips
-        return num_windows(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
-
     def metadata(self, inputs: Inputs | None, influences: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the metadata of the videos, except each video's number.
 
@@ -192,7 +133,7 @@ class Generation:
             inputs: the images and videos that were read, of which only the facts are used.
             influences: further facts that decide the result, such as the digest of given initial latents.
         """
-        facts: dict[str, Any] = dict(influences)
+        facts, counts = dict(influences), self.counts(inputs)
         if inputs is not None:
             # "video" in the metadata is the number of the result, so the option's file is "video_file".
             facts |= {"video_file" if name == "video" else name: fact for name, fact in inputs.facts.items()}
@@ -200,9 +141,9 @@ class Generation:
                 facts |= {"num_frames": inputs.num_frames, "segment_frames": self.profile.num_frames}
         if self.clips > 1:
             seeds = [clip_seed(self.options["seed"], clip) for clip in range(self.clips)]
-            facts |= {"num_frames": self.num_frames(inputs), "clip_frames": self.profile.num_frames}
+            facts |= {"num_frames": counts.frames, "clip_frames": self.profile.num_frames}
             facts |= {"clip_seeds": seeds}
-        if "latents_sha256" in facts and (self.blending is not None or self.num_windows(inputs) == 1):
+        if "latents_sha256" in facts and counts.rounds == 1:
             facts["seed"] = None  # the latents replace the noise of the first window, which is the only one
         return {
             **self.options,
@@ -223,71 +164,38 @@ class Generation:
             return any(item.array in inputs.arrays for item in taken.values())
         return self.media is not None and any(is_given(self.media, name) for name in taken)
 
-    @property
-    def _decodes_any_length(self) -> bool:
-        """Whether the decoder passes on a state."""
-        role = DECODERS[self.options.get("decoder", "full")][-1]
-        sets = (one.programs.get(self.profile.name, {}) for one in self.manifest.program_sets.values())
-        return any(one.donate for programs in sets for one in programs.values() if one.role == role)
-
-    def cost(self, inputs: Inputs | None = None) -> Cost:
-        """Returns what the generation will take. Inputs that were read may decide the number of windows."""
-        profile, windows, steps = self.profile, self.num_windows(inputs), len(self.table.timesteps)
-        facts = Facts(
+    def counts(self, inputs: Inputs | None = None) -> Counts:
+        """Returns what is done how often. Inputs that were read may decide the frames, and the windows."""
+        blending, length = self.blending, self.profile.num_frames
+        windows, frames = self.clips, joined_frames(self.clips, length, 1)
+        if blending is not None:
+            windows, frames = len(blending.starts), self.options["num_frames"]
+        elif inputs is not None and inputs.num_frames is not None:
+            frames = inputs.num_frames
+            windows = num_windows(frames, length, inputs.segment_overlap)
+        return Counts(
             form=self.options["loop"],
-            steps=steps,
+            steps=len(self.table.timesteps),
             guided=sum(part.guided for part in self.ranges),
             skipping=sum(part.skipping for part in self.ranges),
             experts=len(self.ranges),
             windows=windows,
+            known=self.manifest.model.task.windows is None or inputs is not None,
             prompts=len(self.prompts),
-            videos=profile.num_videos,
-            media=self._conditioned(inputs) or self.clips > 1,
+            videos=self.profile.num_videos,
+            # A later clip begins with the last frame of the one before.
+            media=windows if self._conditioned(inputs) else self.clips - 1,
             starts="strength" in self.options,
             noise=bool(self.table.noise.any()),
             decoder=self.options.get("decoder", "full"),
+            frames=frames,
+            latents=latent_frames(self.manifest, length),
+            blended=0 if blending is None else blending.total,
         )
-        roles = roles_of(facts.form, facts.decoder)
-        frames = profile.num_videos * self.num_frames(inputs)
-        decoded, latents = facts, latent_frames(self.manifest, profile.num_frames)
-        if self.blending is not None and self._decodes_any_length:
-            decoded, latents = msgspec.structs.replace(facts, windows=1), self.blending.total
-        facts_of = {role: decoded if role.when == "video" else facts for role in roles}
-        parts, most, pieces = dict[str, dict[When, float]](), dict[str, int](), dict[str, int]()
-        for name, target in self.manifest.targets.items():
-            figures = target.statistics.get(profile.name, {})
-            programs = self.manifest.programs(target, profile)
-            program_set = self.manifest.program_sets[target.program_set]
-            layers, together = program_set.layers, paired(program_set.mesh)
-            pieces |= {one.role: one.pieces(latents) for one in programs.values()}
-            run = [
-                (
-                    one,
-                    role.when,
-                    role.cost(facts_of[role], together) * _layers(programs[one], layers) * pieces[role.name],
-                )
-                for role in roles
-                # Of the text encoder's programs the longest is counted.
-                for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]
-            ]
-            if run and all(one in figures for one, _, _ in run):
-                if all("flops" in figures[one] for one, _, _ in run):
-                    own = parts.setdefault(name, {})
-                    for one, when, times in run:
-                        own[when] = own.get(when, 0.0) + times * figures[one]["flops"]
-                most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _, _ in run)
-        # Not every artifact has a program for the first frame.
-        having = (
-            role
-            for role in roles
-            if role.when != "video" or role.name in (pieces or DECODERS[facts.decoder][-1:])
-        )
-        calls: dict[str, int] = {
-            role.name: role.calls(facts_of[role]) * pieces.get(role.name, 1) for role in having
-        }
-        known = self.manifest.model.task.windows is None or inputs is not None
-        pixels = frames * profile.width * profile.height
-        return Cost(windows if known else None, windows * steps, calls, frames, pixels, parts, most)
+
+    def cost(self, inputs: Inputs | None = None) -> Cost:
+        """Returns what the generation will take; inputs as for ``counts``."""
+        return cost_of(self.counts(inputs), self.manifest, self.profile)
 
 
 def deciding_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,11 +217,6 @@ def check_resolved(generation: object, manifest: Manifest) -> None:
             found=generation.manifest.content_digest,
             remedy="resolve it with this pipeline",
         )
-
-
-def _layers(program: Program, layers: Mapping[str, Sequence[int]]) -> int:
-    """Returns how many layers a program runs for: one that takes a layer of a stack, for each of them."""
-    return math.prod(len(layers[name]) for name in program.inputs if name in layers)
 
 
 def influences_of(latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:

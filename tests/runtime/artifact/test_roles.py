@@ -11,7 +11,7 @@ from wanrun.artifact.roles import (
     FORMS,
     LOOPS,
     ROLES,
-    Facts,
+    Counts,
     FormName,
     Proof,
     Role,
@@ -20,7 +20,7 @@ from wanrun.artifact.roles import (
     roles_of,
 )
 
-FACTS = Facts(
+COUNTS = Counts(
     form="step",
     steps=10,
     guided=4,
@@ -28,7 +28,7 @@ FACTS = Facts(
     windows=3,
     prompts=2,
     videos=4,
-    media=True,
+    media=3,
     noise=False,
     starts=True,
 )
@@ -69,21 +69,21 @@ CALLS = {"text": 2, "once": 1, "window": 3, "start": 1, "decode_first": 12, "dec
     ],
 )
 def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> None:
-    facts = replace(FACTS, form=form, noise=noise)
-    calls = {role.name: role.calls(facts) for role in roles_of(form)}
+    counts = replace(COUNTS, form=form, noise=noise)
+    calls = {role.name: role.calls(counts) for role in roles_of(form)}
     assert calls == CALLS | expected
     # Of a loop the compiler counts one step, and of a step with guidance one pass.
     steps = {"step": 30, "scan": 30, "layer": 30}
     for together, passes in ((False, 42), (True, 30)):
         counted = dict.fromkeys(steps.keys() & calls.keys(), passes)
-        assert {role.name: role.cost(facts, together) for role in roles_of(form)} == calls | counted
-    third = replace(facts, skipping=2)
-    extra = {role.name: role.cost(third) - role.cost(facts) for role in roles_of(form)}
+        assert {role.name: role.cost(counts, together) for role in roles_of(form)} == calls | counted
+    third = replace(counts, skipping=2)
+    extra = {role.name: role.cost(third) - role.cost(counts) for role in roles_of(form)}
     assert extra == dict.fromkeys(extra, 0) | dict.fromkeys(steps.keys() & calls.keys(), 6)
-    tiny = {role.name: role.calls(replace(facts, decoder="tiny")) for role in roles_of(form, "tiny")}
+    tiny = {role.name: role.calls(replace(counts, decoder="tiny")) for role in roles_of(form, "tiny")}
     del calls["decode_first"]
     assert tiny == {key.replace("decode", "decode_tiny"): value for key, value in calls.items()}
-    of_text = replace(facts, media=False)
+    of_text = replace(counts, media=0)
     assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0, 1]
 
 
@@ -96,14 +96,14 @@ def test_of_several_programs_that_make_steps_the_last_one_that_wants_a_step_make
         ROLES["step"],
         name="leave",
         makes=lambda index: index % 3 == 2,
-        calls=lambda facts: facts.made("leave"),
+        calls=lambda counts: counts.made("leave"),
     )
     form = replace(FORMS["step"], roles=("prepare", "step", "leave"))
     monkeypatch.setattr(roles, "ROLES", {**ROLES, "leave": every_third})
     monkeypatch.setattr(roles, "FORMS", {**FORMS, "step": form})
     assert form.makers == ("step", "leave") and not form.looped
     assert [form.maker(index) for index in range(4)] == ["step", "step", "leave", "step"]
-    assert ROLES["step"].calls(FACTS) == 3 * 7 and every_third.calls(FACTS) == 3 * 3
+    assert ROLES["step"].calls(COUNTS) == 3 * 7 and every_third.calls(COUNTS) == 3 * 3
 
 
 def test_the_forms_of_a_choice() -> None:

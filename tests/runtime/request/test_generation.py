@@ -1,4 +1,4 @@
-"""What a generation says of itself: its windows, the metadata of its videos, and what it will cost."""
+"""What a generation says of itself: its windows, and the metadata of its videos."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from helpers.manifests import plain_manifest, with_model
 from helpers.media_files import task_of
-from helpers.options import PROFILE, generation
+from helpers.options import generation
 from wanrun import __version__
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import Component
 from wanrun.errors import UsageError
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
-from wanrun.request.generation import Generation, influences_of
+from wanrun.request.generation import influences_of
 
 ONE = plain_manifest(components={"transformer": Component("transformer", {})})
 ANIMATE = with_model(ONE, task=task_of("wan2.2-animate", encoder=False))
@@ -83,27 +82,4 @@ def test_media_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("frames", "overlap", "windows"), [(None, 1, 1), (9, 1, 1), (33, 1, 4), (29, 5, 6)])
 def test_the_windows(frames: int | None, overlap: int, windows: int) -> None:
     inputs = Inputs(num_frames=frames, segment_overlap=overlap)
-    assert generation().num_windows(inputs) == windows and generation().num_windows(None) == 1
-
-
-def test_the_cost_of_text_alone() -> None:
-    pair = msgspec.structs.replace(PROFILE, num_videos=2)
-    cost = generation(profile=pair, num_videos=2, num_steps=4).cost()
-    assert (cost.windows, cost.steps, cost.frames, cost.pixels) == (1, 4, 18, 18 * 96 * 64)
-    assert cost.calls == {"text": 2, "once": 0, "window": 0, "start": 0, "prepare": 1, "step": 4, "decode": 2}
-    assert cost.flops == cost.bytes == {}  # nothing was compiled
-    scan = generation(num_steps=4, loop="scan").cost().calls
-    assert scan["scan"] == 1 and "step" not in scan
-    # Noise is added between the calls.
-    assert generation(num_steps=4, loop="scan", solver="lcm").cost().calls["scan"] == 4
-
-
-def test_the_cost_of_a_long_video() -> None:
-    def given() -> Generation:
-        return generation(ANIMATE, num_steps=3, image="i.png", pose_video="p", face_video="f")
-
-    unread = given().cost()
-    assert unread.windows is None and unread.steps == 3
-    cost = given().cost(Inputs(num_frames=33))
-    assert (cost.windows, cost.steps, cost.frames) == (4, 12, 33)
-    assert (cost.calls["step"], cost.calls["decode"], cost.calls["once"]) == (12, 4, 1)
+    assert generation().counts(inputs).windows == windows and generation().counts().windows == 1

@@ -167,7 +167,7 @@ def test_clips_continue_a_first_image_alone(toy_artifact: Path) -> None:
         {name: np.zeros((9, 6, 3), np.uint8) for name in ("image", "last_image")[:n]} for n in (1, 2)
     )
     for media in ((Media(**first), None), (None, Inputs(first))):
-        assert of(manifest, None, *media, clips=3).num_frames(None) == 25
+        assert of(manifest, None, *media, clips=3).counts().frames == 25
     for media in ((Media(**both), None), (None, Inputs(both))):
         with pytest.raises(UsageError) as error:
             of(manifest, None, *media, clips=3)

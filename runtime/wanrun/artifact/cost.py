@@ -1,0 +1,80 @@
+"""What a generation costs: calls of each program, operations and bytes, by the compiler's figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import paired
+from wanrun.artifact.programs import Profile, with_role
+from wanrun.artifact.roles import DECODERS, Counts, When, roles_of
+
+_BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a generation, as the manifest knows it.
+
+    Attributes:
+        windows: windows or clips that the video is made in; None if a video that was not read yet decides it.
+            Then all other figures are those of one window.
+        steps: denoising steps, of all windows.
+        calls: calls of each program by role; of a program of a layer, for each layer. Those of the text
+            encoder are the most: stored embeddings take none, and short prompts a shorter program.
+        frames: frames of all videos.
+        pixels: pixels of all frames.
+        parts: floating point operations of all calls, by target and the part of the generation in which they
+            are; without targets that have no figures.
+        bytes: the most bytes on a device that one of the programs takes, with its weights, by target.
+    """
+
+    windows: int | None
+    steps: int
+    calls: Mapping[str, int]
+    frames: int
+    pixels: int
+    parts: Mapping[str, Mapping[When, float]]
+    bytes: Mapping[str, int]
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """Floating point operations of all calls, by target; without targets that have no figures."""
+        return {target: sum(parts.values()) for target, parts in self.parts.items()}
+
+
+def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
+    """Returns the cost of a generation of a profile."""
+    roles, (*others, decoder) = roles_of(counts.form, counts.decoder), DECODERS[counts.decoder]
+    # Not every artifact has a program for the first frame.
+    calls = {role.name: role.calls(counts) for role in roles if role.name not in others}
+    parts, most = dict[str, dict[When, float]](), dict[str, int]()
+    for name, target in manifest.targets.items():
+        programs, figures = manifest.programs(target, profile), target.statistics.get(profile.name, {})
+        flows = any(one.donate for one in programs.values() if one.role == decoder)
+        own = replace(counts, latents=counts.blended) if counts.blended and flows else counts
+        run = [
+            (role, one, programs[one].pieces(own.latents))
+            for role in roles
+            # Of the text encoder's programs the longest is counted.
+            for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]
+        ]
+        calls |= {role.name: role.calls(own) * pieces for role, _, pieces in run}
+        if not run or any(one not in figures for _, one, _ in run):
+            continue
+        most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for _, one, _ in run)
+        if any("flops" not in figures[one] for _, one, _ in run):
+            continue
+        program_set, parts[name] = manifest.program_sets[target.program_set], {}
+        layers, together = program_set.layers, paired(program_set.mesh)
+        for role, one, pieces in run:  # a program that takes a layer of a stack runs for each of them
+            each = math.prod(len(layers[stack]) for stack in programs[one].inputs if stack in layers)
+            flops = figures[one]["flops"] * each * pieces * role.cost(own, together)
+            parts[name][role.when] = parts[name].get(role.when, 0.0) + flops
+    windows, frames = counts.windows if counts.known else None, counts.videos * counts.frames
+    pixels = frames * profile.width * profile.height
+    return Cost(windows, counts.all_steps, calls, frames, pixels, parts, most)
