@@ -95,7 +95,7 @@ class Executables:
     """
 
     def __init__(self, opened: OpenedArtifact) -> None:
-        self._opened, self._target = opened, opened.target
+        self._opened = opened
         self._lock = threading.Lock()
         self._files: dict[_Key, _Files] = {}  # checked, not loaded yet
         self._loaded: dict[_Key, Future[LoadedProgram]] = {}
@@ -157,7 +157,7 @@ class Executables:
             ArtifactError: if the program is missing or damaged.
         """
         program = self._opened.programs(profile)[name]
-        lowered = self._lower(self._read(profile, name, program), self._target.options_of(name))
+        lowered = self._lower(self._read(profile, name, program), self._opened.target.options_of(name))
         return LoadedProgram(compile_here(lowered)[0], program.inputs)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Executables:
     def _read(self, profile: Profile, name: str, program: Program) -> _Files:
         """Reads a program and its executable, and checks both."""
         data = self._opened.artifact.program(program)
-        executables = self._target.executables.get(profile.name, {})
+        executables = self._opened.target.executables.get(profile.name, {})
         built, elsewhere = executables.get(name), self._opened.selected.built_elsewhere
         entry: bytes | ArtifactError
         try:
@@ -193,7 +193,7 @@ class Executables:
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
         self._opened.check_trust(profile)
-        return self._opened.artifact.executable(self._target, built)
+        return self._opened.artifact.executable(self._opened.target, built)
 
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:
@@ -202,7 +202,7 @@ class Executables:
             if files is None:  # the profile is not checked yet
                 files = self._read(profile, name, program)
             try:
-                compiled = self._handed(files, files.entry, self._target.options_of(name))
+                compiled = self._handed(files, files.entry, self._opened.target.options_of(name))
             except ArtifactError as error:
                 if isinstance(files.entry, bytes) and not policy.allow_compile:
                     raise
@@ -235,7 +235,7 @@ class Executables:
         """Loads the executable that an earlier run has compiled here, or compiles and keeps it."""
         folder = overlay_folder(self._opened.manifest, self._opened.selected.name)
         overlay = folder.make()
-        options = options_here(self._target.options_of(files.name))
+        options = options_here(self._opened.target.options_of(files.name))
         path = kept_file(overlay, files.program, options, self._opened.device.devices)
         if (entry := read_kept(path)) is not None:
             try:

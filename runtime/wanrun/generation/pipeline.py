@@ -6,7 +6,7 @@ The runtime restores weights, loads executables, and runs them in order. It has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,8 @@ import numpy as np
 
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DecoderName
-from wanrun.denoising.latents import check_latents, leading_latents
+from wanrun.artifact.select import UnbuiltError
+from wanrun.denoising.latents import check_latents
 from wanrun.denoising.steps import Denoising
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
@@ -31,6 +32,7 @@ from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of
+from wanrun.request.building import build_beside
 from wanrun.request.elsewhere import no_attribute
 from wanrun.request.generation import Generation, check_resolved, influences_of
 from wanrun.request.keywords import Options
@@ -74,7 +76,7 @@ class Pipeline:
         timings: Timings,
         progress: bool = False,
     ) -> None:
-        self._progress = progress
+        self._showing: Callable[[Any], AbstractContextManager[object]] = Status if progress else nullcontext
         self._weights, self._texts, self._opened = weights, texts, weights.opened
         self._last_encoded = LastEncoded()
         self.artifact, self.manifest = self._opened.artifact, self._opened.manifest
@@ -106,19 +108,9 @@ class Pipeline:
         with self._turns.call(), self._making:
             if profile.name not in self._sessions:
                 session = Session(self._weights, self._texts, self._last_encoded, profile)
-                self._report(session)
+                session.report(next(iter(self._sessions.values()), session))
                 self._sessions[profile.name] = session
             return self._sessions[profile.name]
-
-    def _report(self, session: Session) -> None:
-        """Reports where a new session keeps two experts, unless the first session does the same."""
-        placement, first = session.placement, next(iter(self._sessions.values()), session)
-        if placement is None or first.placement is None:
-            return
-        if session is first:
-            self._opened.report(placement.describe())
-        elif placement.kind != first.placement.kind:
-            self._opened.report(f"{session.profile.name}, {placement.describe()}")
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
@@ -183,12 +175,7 @@ class Pipeline:
         A ``tiny`` decoder needs an artifact that has one; else it is a UsageError.
         """
         check_decoder(self.artifact, decoder)
-        latents, leading = array_of(latents), leading_latents(self.manifest, self.profile)
-        _, *shape = self.latents_shape
-        if list(latents.shape[1:]) == shape:
-            latents = latents[:, :, leading:]
-        shape[1] -= leading
-        check_latents(latents, (*latents.shape[:1], *shape), "the latents")
+        latents = self._session.of_video(array_of(latents))
         with self._call(timings) as timings, self._turns.device(timings):
             return self._session.decode(latents, timings, decoder)[0]
 
@@ -223,7 +210,7 @@ class Pipeline:
 
         The profile is the loaded one, unless the options (profile, size, num_frames, num_videos,
         guidance_scale) or the number of reference images select another. That profile is loaded at its first
-        use, with the same weights.
+        use, with the same weights; one that is lacking is built as ``resolve`` does.
 
         Args:
             prompt: description of the video.
@@ -245,10 +232,10 @@ class Pipeline:
         Raises:
             UsageError, ArtifactError, WanError: as ``resolve`` and ``run``.
         """
-        generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
-        given: dict[str, Any] = {"inputs": inputs, "latents": latents, "on_step": on_step}
-        given |= {"on_frames": on_frames, "spool": spool}
-        return self.run(generation, **given, timings=timings, cancel=cancel)
+        given: dict[str, Any] = {"latents": latents, "on_step": on_step, "on_frames": on_frames}
+        with self._call(timings, cancel) as timings:
+            generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
+            return self.run(generation, inputs=inputs, **given, timings=timings, cancel=cancel, spool=spool)
 
     def resolve(
         self,
@@ -262,7 +249,8 @@ class Pipeline:
         """Checks a request, and returns what ``run`` would make of it, and cost; runs and reads nothing.
 
         It is ``wanrun.resolve`` with the loaded profile, and the form of the loop that was loaded, as
-        defaults. Arguments are those of ``generate``.
+        defaults. Arguments are those of ``generate``. On a CPU a pipeline that was loaded with ``build=True``
+        builds the profile first if it is lacking, in its turn for the device.
 
         Raises:
             UsageError: for an argument of another type, an option that is unknown, out of range, or without
@@ -271,8 +259,21 @@ class Pipeline:
         """
         check_objects(media, inputs)
         request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
-        loop = self._opened.policy.form
-        return resolve_request(request, self.artifact, media, inputs, self.profile, loop)
+        what = (media, inputs, self.profile, self._opened.policy.form)
+        try:
+            return resolve_request(request, self.artifact, *what)
+        except UnbuiltError as error:
+            if not self._opened.policy.build:
+                raise
+            self._build(error)
+        return resolve_request(request, self.artifact, *what)
+
+    def _build(self, error: UnbuiltError) -> None:
+        opened, cancel = self._opened, self._opened.waits.token
+        with self._turns.call(), self._turns.turn(cancel), self._showing(lambda: opened.recorder.running):
+            if error.lacking.name not in self.manifest.profiles:  # else another thread has built it meanwhile
+                build_beside(opened, error, cancel)
+                self.artifact, self.manifest = opened.artifact, opened.manifest
 
     def run(
         self,
@@ -341,7 +342,7 @@ class Pipeline:
             take = None if on_frames is None else Telling(on_frames, *told_of)
             folder = spool if group is None and generation.in_parts else None
             parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
-            with Status(lambda: timings.running) if self._progress else nullcontext():
+            with self._showing(lambda: timings.running):
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 behind = partial(session.load_behind, decoder)
                 what = (generation.table, generation.ranges, embeddings, generation.options["loop"])
@@ -351,9 +352,8 @@ class Pipeline:
                     frames, final = session(run, generation.options, inputs, latents, parts)
                 if take is not None:
                     take.finish()
-        count = leading_latents(self.manifest, generation.profile)
-        leading = final[:, :, :count] if count else None
-        return Result(frames, final[:, :, count:], facts, timings, tuple(told), leading)
+        leading = final[:, :, : session.leading] if session.leading else None
+        return Result(frames, final[:, :, session.leading :], facts, timings, tuple(told), leading)
 
     @contextmanager
     def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:

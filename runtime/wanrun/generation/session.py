@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, ROLES
+from wanrun.denoising.latents import check_latents
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocity_table
 from wanrun.errors import ArtifactError, UsageError
@@ -89,6 +92,28 @@ class Session(Sampler):
         super().__init__(programs, manifest, profile, conditioning)
         self.text = texts.of(programs, profile.options.dtype)
         self._text_expected = True
+
+    def report(self, first: Session) -> None:
+        """Reports where two experts are kept, unless the pipeline's first session keeps them there too."""
+        if self.placement is None or first.placement is None:
+            return
+        if self is first:
+            self._opened.report(self.placement.describe())
+        elif self.placement.kind != first.placement.kind:
+            self._opened.report(f"{self.profile.name}, {self.placement.describe()}")
+
+    def of_video(self, latents: np.ndarray) -> np.ndarray:
+        """Returns the latents of a video without the leading frames, which they may have.
+
+        Raises:
+            UsageError: for another shape or dtype.
+        """
+        _, *shape = self.latents_shape
+        if list(latents.shape[1:]) == shape:
+            latents = latents[:, :, self.leading :]
+        shape[1] -= self.leading
+        check_latents(latents, (*latents.shape[:1], *shape), "the latents")
+        return latents
 
     def describe(self, timings: Timings) -> None:
         """Records in the timings of a call the target, and where the experts are kept."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -24,9 +24,9 @@ def trust_all(profile: Profile) -> None:
     """Trusts the executables of a profile: they were compiled where they run."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class OpenedArtifact:
-    """An artifact, one of its targets, and an open device.
+    """An artifact, one of its targets, and an open device. ``grow`` alone changes it.
 
     Attributes:
         artifact: the artifact.
@@ -47,6 +47,11 @@ class OpenedArtifact:
     report: Callable[[str], None]
     check_trust: Callable[[Profile], None] = trust_all
     waits: Waits = field(default_factory=Waits)
+
+    def grow(self, artifact: Artifact) -> None:
+        """Takes the same artifact with more profiles, and what the chosen target has of them."""
+        target = artifact.manifest.targets[self.selected.name]
+        self.artifact, self.selected = artifact, replace(self.selected, target=target)
 
     @property
     def manifest(self) -> Manifest:

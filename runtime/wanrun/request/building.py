@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["built"]
+__all__ = ["build_beside", "built"]
 
 import shlex
 import shutil
@@ -20,9 +20,10 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import BUILD_EXTRA, UnbuiltError, can_build, select_target
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.machine.environment import built_elsewhere
+from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.cancel import CancelToken
 from wanrun.temporary import temporary_path
-from wanrun.timing.timings import Timings
+from wanrun.timing.spans import Spans
 from wanrun.undo import begun
 
 
@@ -30,7 +31,7 @@ def built(
     artifact: Artifact,
     error: UnbuiltError,
     target: str | None,
-    timings: Timings,
+    timings: Spans,
     report: Callable[[str], None],
     cancel: CancelToken | None = None,
     started: Mapping[str, Any] = MappingProxyType({}),
@@ -72,6 +73,27 @@ def built(
             f"profile {name} was built in {kept.path}, and cannot be read", remedy="run it again"
         )
     return found
+
+
+def build_beside(opened: OpenedArtifact, error: UnbuiltError, cancel: CancelToken | None = None) -> None:
+    """Builds the profile that an error says is lacking for the open target, which has it then.
+
+    Args:
+        opened: the artifact on its device, with its weights.
+        error, cancel: as for ``built``.
+
+    Raises:
+        UsageError: where the compiler needs the device, which this process has; and as ``built``.
+        ArtifactError, CancelledError: as ``built``.
+    """
+    name, own = error.lacking.name, opened.artifact
+    if opened.device.device.platform != "cpu":
+        raise UsageError(
+            f"profile {name} is not built, and its compiler needs the device, which this process has",
+            remedy=f"name this shape to wanrun.load(..., {field('build')}=True) in a new process, or run "
+            f"wanbuild compile {error.lacking.compile_options} --artifact {shlex.quote(str(own))} before",
+        ) from error
+    opened.grow(built(own, error, opened.selected.name, opened.recorder, opened.report, cancel))
 
 
 def _command(folder: Path, error: UnbuiltError) -> list[str]:

@@ -8,19 +8,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from helpers.opened import Opened
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
 from wanrun.artifact.overlay import overlay_of
 from wanrun.artifact.select import UnbuiltError, select_profile
 from wanrun.errors import CancelledError, UsageError
 from wanrun.opened.cancel import CancelToken
-from wanrun.request.building import built
+from wanrun.request.building import build_beside, built
 from wanrun.timing.timings import Timings
 
 Child = Callable[[list[str]], object]
@@ -79,6 +82,21 @@ def test_it_is_built_once_beside_the_artifact(artifact: Path, commands: list[lis
         "192x96x9-b1-cfg",
     }
     assert commands[1][commands[1].index("--target") + 1] == "cpu"
+
+
+def test_an_open_artifact_grows(artifact: Path, commands: list[list[str]]) -> None:
+    """Its target has the new executables; a chip's compiler would want the device that the process has."""
+    held = Opened(artifact)
+    opened, error = held.opened, lacking(held.opened.artifact)
+    chip: Any = SimpleNamespace(platform="tpu")
+    with pytest.raises(UsageError) as refused:
+        build_beside(replace(opened, device=replace(opened.device, device=chip)), error)
+    assert error.lacking.compile_options in str(refused.value.remedy) and not commands
+    build_beside(opened, error)
+    assert opened.artifact.built_here(error.lacking.name)
+    for name in (error.lacking.name, error.nearest.name):
+        assert opened.target.executables[name] and opened.programs(opened.manifest.profiles[name])
+    held.close()
 
 
 def test_what_cannot_be_built_is_one_error(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
