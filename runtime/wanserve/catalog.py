@@ -205,6 +205,7 @@ class Model:
             "variant": model.variant,
             "content_digest": self.manifest.content_digest,
             "shapes": self.shapes(),
+            "build_limit": self.most,
             "defaults": defaults,
             "presets": [
                 {"name": name, "description": schedule.describe()}

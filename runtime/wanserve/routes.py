@@ -317,6 +317,7 @@ class Routes:
     async def models(self, request: Request) -> Response:
         """Answers each model with its built shapes, defaults, presets (schedules), inputs and options.
 
+        `build_limit` is the most pixels in all frames of another shape, which is built; null where none is.
         `loaded` says whether a worker holds it; another one is loaded for its next video. `problem` says why
         its jobs wait for the next start of the server.
         """

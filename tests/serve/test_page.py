@@ -285,6 +285,7 @@ def test_loras(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
             (model,) = (body := route.fetch().json())["data"]
             model["loras"][0]["experts"] = ["low"]
             model["loras"][1]["experts"] = ["high", "low"]
+            model["build_limit"] = 10**6
             route.fulfill(json=body)
 
         page.route("**/v1/models", two_experts)
@@ -292,8 +293,12 @@ def test_loras(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
         page.get_by_label("style", exact=True).check()
         expect(page.locator("[data-lora=fast] .help")).to_contain_text("Low noise alone")
         page.get_by_label("Low noise of style").fill("-0.25")
+        page.get_by_label("Another shape").check()
+        ask(page, "of two", "2")
+        expect(page.locator("#size-error")).to_contain_text("832x480")
         with page.expect_request("**/v1/videos") as sent:
-            ask(page, "of two", "2")
+            ask(page, "of two", "2", size="128x96", num_frames="5")
+        assert {"128x96", "5"} <= set((sent.value.post_data or "").split())
         assert '[{"name":"style","high":1,"low":-0.25}]' in (sent.value.post_data or "")
         expect(page.locator('[data-error-for="lora"]')).to_contain_text("give one strength")
         page.context.close()

@@ -7,7 +7,7 @@ import { showError, watchErrors } from "./errors.js";
 import { fillLoras, loraValues, showLoras, typedLoras } from "./loras.js";
 import { missingInput, showInputs, watchFiles } from "./media.js";
 import { fillOptions, optionValues, setAside, showOptions, typedOptions, wrongOption } from "./options.js";
-import { builtCounts, chooseShape, shapeValues, showShapes, slotRank } from "./shapes.js";
+import { builtCounts, chooseShape, shapeValues, showShapes, slotRank, wrongShape } from "./shapes.js";
 
 const IN_FORM = ["prompt", "negative_prompt", "size", "num_frames", "schedule", "lora", "seed", "model"];
 let models = [];
@@ -209,6 +209,8 @@ function firstWrong() {
   if (!byId("prompt").value.trim()) return ["prompt", "Describe what the video should show."];
   const missing = missingInput();
   if (missing) return [missing.name, `Choose ${missing.kind === "video" ? "a video" : "an image"}. The model needs it.`];
+  const shape = wrongShape();
+  if (shape) return shape;
   const seed = byId("seed").value.trim();
   if (!byId("random").checked && !/^[0-9]+(\s*,\s*[0-9]+)*$/.test(seed)) {
     return ["seed", "Enter a whole number, several with commas, or choose a random one."];
