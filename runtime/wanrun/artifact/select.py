@@ -58,10 +58,12 @@ def select_profile(
     num_videos: int = 1,
     guidance: bool = True,
     num_references: int = 0,
+    begins: bool = False,
 ) -> Profile:
     """Returns the requested profile; if size or num_frames is None, the first built one that fits.
 
-    The size is (width, height) in pixels.
+    The size is (width, height) in pixels. If the steps are to begin with a video, profiles that can come
+    first.
 
     Raises:
         UnbuiltError: listing the built profiles, if none fits.
@@ -76,7 +78,8 @@ def select_profile(
     def alike(profile: Profile) -> int:
         return len(asked.items() & profile.shape.items())
 
-    nearest = max(built, key=alike)  # the first of equals
+    first = sorted(built, key=lambda profile: begins and not profile.options.video_to_video)
+    nearest = max(first, key=alike)  # the first of equals
     if alike(nearest) == len(asked):
         return nearest
     _check_possible(artifact.manifest.model, built, size, num_frames)

@@ -227,10 +227,11 @@ def with_strength(artifact: Artifact, profile: Profile, request: Request, begins
         )
     if not profile.options.video_to_video:
         built = [key for key, one in manifest.profiles.items() if one.options.video_to_video]
+        choose = "choose one of these, or " if built else ""
         raise ArtifactError(
             f"profile {profile.name} is not built for a video to begin with",
-            expected="one of " + ", ".join(built),
-            remedy=f"choose one of these, or run {artifact.compiling(profile, video_to_video=True)}",
+            expected="one of " + ", ".join(built) if built else None,
+            remedy=f"{choose}run {artifact.compiling(profile, video_to_video=True)}",
         )
     return structs.replace(request, strength=STRENGTH if request.strength is None else request.strength)
 

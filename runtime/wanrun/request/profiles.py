@@ -28,6 +28,7 @@ def choose_profile(
     shape: Mapping[str, object],
     loaded: Profile | None = None,
     unguided: bool = False,
+    begins: bool = False,
 ) -> Profile:
     """Returns the built profile of a shape; nothing is rounded.
 
@@ -40,7 +41,8 @@ def choose_profile(
         loaded: the loaded profile; None if none is loaded.
         unguided: whether the videos have no guidance. Profiles with guidance make those too; unless one is
             loaded, a profile of the same shape without guidance is taken, if it is built and takes as many
-            LoRAs, and NAG where the other does.
+            LoRAs, NAG where the other does, and a video to begin with where that does.
+        begins: whether a video to begin with is given: of profiles that fit, one that takes it is chosen.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -55,7 +57,7 @@ def choose_profile(
         given = {**loaded.shape, **given}
     either = unguided or "guidance" not in given
     guidance = given.pop("guidance", has_guidance(artifact.manifest))
-    choose = partial(select_profile, artifact, **given)
+    choose = partial(select_profile, artifact, **given, begins=begins)
     try:
         profile = choose(guidance=guidance)
     except ArtifactError:
@@ -71,8 +73,9 @@ def choose_profile(
 
 
 def _can_less(one: Profile, other: Profile) -> bool:
-    """Returns whether a profile takes fewer LoRAs than another, or no NAG where that does."""
-    return one.options.lora_rank < other.options.lora_rank or one.options.nag < other.options.nag
+    """Returns whether a profile takes fewer LoRAs than another, or no NAG or no video where that does."""
+    names = ("lora_rank", "nag", "video_to_video")
+    return any(getattr(one.options, name) < getattr(other.options, name) for name in names)
 
 
 def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:

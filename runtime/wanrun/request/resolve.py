@@ -5,9 +5,10 @@ from __future__ import annotations
 __all__ = ["resolve_request"]
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -139,13 +140,15 @@ def resolve_request(
         check_possible(manifest.model, None, request.window_frames, "window_frames")
         shape["num_frames"] = request.window_frames
     asked = replace(artifact, manifest=manifest)
+    begins = task.start is not None and _has(manifest, given or inputs, task.start)
+    unguided = not has_guidance(manifest, request.guidance_scale)
+    choose = partial(choose_profile, asked, loaded=loaded, unguided=unguided, begins=begins)
     alone = not task.always_encodes and not any(_has(manifest, given or inputs, one) for one in task.inputs)
-    profile = _chosen_profile(asked, request, shape, loaded, alone)
+    profile = _chosen_profile(choose, request, shape, alone)
     chosen.check(profile)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
-    begins = task.start is not None and _has(manifest, given or inputs, task.start)
     request = with_strength(asked, profile, request, begins)
     options = resolve_options(asked, profile, structs.replace(request, **changes)) | fitted
     options |= blended_windows(manifest, profile, request)
@@ -173,16 +176,18 @@ def resolve_request(
 
 
 def _chosen_profile(
-    artifact: Artifact, request: Request, shape: Mapping[str, object], loaded: Profile | None, alone: bool
+    choose: Callable[[Mapping[str, object]], Profile],
+    request: Request,
+    shape: Mapping[str, object],
+    alone: bool,
 ) -> Profile:
     """Returns the profile of a shape; the error of a longer video of text alone also names windows."""
-    unguided = not has_guidance(artifact.manifest, request.guidance_scale)
     try:
-        return choose_profile(artifact, shape, loaded, unguided)
+        return choose(shape)
     except UnbuiltError as error:
         if alone and request.clips is None and request.window_frames is None:
             with suppress(ArtifactError):
-                built = choose_profile(artifact, {**shape, "num_frames": None}, loaded, unguided).num_frames
+                built = choose({**shape, "num_frames": None}).num_frames
                 if built < error.lacking.num_frames <= MAX_WINDOWS * built:
                     way = f"pass {field('window_frames')} {built} for windows that are blended"
                     error.remedy = f"{way}, or {error.remedy}"

@@ -62,6 +62,17 @@ def test_the_model_s_own_guidance_gives_way() -> None:
     assert has_guidance(manifest()) and not has_guidance(manifest(), 1.0) and has_guidance(manifest(), 1.5)
 
 
+def test_a_video_to_begin_with_is_for_a_profile_that_takes_one() -> None:
+    """It is chosen of all that fit; one of the asked shape that takes none is left to be refused."""
+    size, with_video = {"size": (96, 64)}, structs.replace(PROFILE.options, video_to_video=True)
+    can = structs.replace(LARGE, options=with_video)
+    where = Artifact(manifest(PROFILE, can), Path("artifact"))
+    assert choose_profile(where, {}, begins=True) == can
+    assert choose_profile(where, {}) == choose_profile(where, size, begins=True) == PROFILE
+    first = structs.replace(PROFILE, options=with_video)
+    assert choose_profile(Artifact(manifest(first, OFF), Path("a")), {}, unguided=True) == first
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
