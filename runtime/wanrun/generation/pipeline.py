@@ -5,10 +5,9 @@ The runtime restores weights, loads executables, and runs them in order. It has 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -19,15 +18,12 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DecoderName
 from wanrun.artifact.select import UnbuiltError
 from wanrun.denoising.latents import check_latents
-from wanrun.denoising.steps import Denoising
 from wanrun.generation.agreement import agree_on_generation
-from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.decoding import OnFrames, Telling
-from wanrun.generation.loras import applied_loras
 from wanrun.generation.parts import Parts, spool_for
 from wanrun.generation.result import Result
-from wanrun.generation.session import Session
-from wanrun.generation.step import OnStep, telling
+from wanrun.generation.session import Session, Sessions
+from wanrun.generation.step import OnStep
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
@@ -78,12 +74,10 @@ class Pipeline:
     ) -> None:
         self._showing: Callable[[Any], AbstractContextManager[object]] = Status if progress else nullcontext
         self._weights, self._texts, self._opened = weights, texts, weights.opened
-        self._last_encoded = LastEncoded()
         self.artifact, self.manifest = self._opened.artifact, self._opened.manifest
         self.profile, self.timings = profile, timings
-        self._making, self._turns = threading.Lock(), Turns()
-        self._sessions: dict[str, Session] = {}
-        self._session = self.session(profile)
+        self._turns, self._sessions = Turns(), Sessions(weights, texts)
+        self._session = self._sessions.of(profile)
         self._session.describe(timings)
 
     def __repr__(self) -> str:
@@ -105,12 +99,8 @@ class Pipeline:
             ArtifactError: if the profile cannot run here.
             UsageError: after ``close``.
         """
-        with self._turns.call(), self._making:
-            if profile.name not in self._sessions:
-                session = Session(self._weights, self._texts, self._last_encoded, profile)
-                session.report(next(iter(self._sessions.values()), session))
-                self._sessions[profile.name] = session
-            return self._sessions[profile.name]
+        with self._turns.call():
+            return self._sessions.of(profile)
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
@@ -322,38 +312,31 @@ class Pipeline:
         token.check()
         with self._call(timings, cancel) as timings:
             session = self.session(generation.profile)
-            decoder = generation.options.get("decoder")
-            tiny = session.tiny_decoder(decoder) if generation.blending is None else None
-            step = telling(on_step, self.manifest, generation.profile, tiny, token.check)
             session.describe(timings)
+            loop = session.loop_of(generation, timings, on_step, token.check)
             if inputs is None and generation.media is not None:
                 with timings.phase("read_media"):
                     inputs = generation.read_media(cancel=cancel)
             for warning in () if inputs is None else inputs.warnings:
                 tell(warning)
-            loras = applied_loras(generation.loras, self.artifact)
             group = self._opened.device.group
             agree_on_generation(group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, generation.latents_shape)
             here = self.artifact.built_here(generation.profile.name)
             facts = generation.metadata(inputs, self.artifact.influences | influences_of(latents) | here)
-            told_of = (generation.counts(inputs).frames, facts, group is not None)
-            take = None if on_frames is None else Telling(on_frames, *told_of)
+            frames = generation.counts(inputs).frames
+            take = None if on_frames is None else Telling(on_frames, frames, facts, group is not None)
             folder = spool if group is None and generation.in_parts else None
             parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
             with self._showing(lambda: timings.running):
-                embeddings = self._encode(session, generation.prompts, timings, tell)
-                behind = partial(session.load_behind, decoder)
-                what = (generation.table, generation.ranges, embeddings, generation.options["loop"])
-                more: dict[str, Any] = {"loras": loras, "blending": generation.blending, "check": token.check}
-                run = Denoising(*what, timings, behind, step, **more)
+                loop = replace(loop, embeddings=self._encode(session, generation.prompts, timings, tell))
                 with self._turns.device(timings, cancel):
-                    frames, final = session(run, generation.options, inputs, latents, parts)
+                    made, final = session(loop, generation.options, inputs, latents, parts)
                 if take is not None:
                     take.finish()
         leading = final[:, :, : session.leading] if session.leading else None
-        return Result(frames, final[:, :, session.leading :], facts, timings, tuple(told), leading)
+        return Result(made, final[:, :, session.leading :], facts, timings, tuple(told), leading)
 
     @contextmanager
     def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:
@@ -385,7 +368,7 @@ class Pipeline:
         """
         if not self._turns.forked:
             self._turns.close()
-            self._last_encoded.clear()
+            self._sessions.forget()
             self._texts.close()
             self._weights.close()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,13 @@ from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocit
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.generation.decoding import Decoder
+from wanrun.generation.loras import applied_loras
 from wanrun.generation.sampler import Sampler
-from wanrun.generation.step import TinyDecoder
+from wanrun.generation.step import OnStep, TinyDecoder, telling
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.generation import Generation
 from wanrun.request.options import resolve_loop
 from wanrun.text.stage import TextStages
 from wanrun.text.tokenizer import clean_prompt
@@ -197,6 +201,36 @@ class Session(Sampler):
         steps = sum(figures[name]["flops"] for name in own) / max(figures[name]["flops"] for name in made)
         return TinyDecoder(lambda latents: self.decode(latents, Timings(), decoder)[0], steps)
 
+    def loop_of(
+        self, generation: Generation, timings: Timings, on_step: OnStep, check: Callable[[], object]
+    ) -> Denoising:
+        """Returns the denoising loop of a generation, as yet without embeddings.
+
+        Args:
+            generation: the generation, of this profile.
+            timings: where steps are recorded.
+            on_step: what hears of them.
+            check: called after them, and as frames leave the decoder; what it raises ends the generation.
+
+        Raises:
+            ArtifactError: if the file of a LoRA is missing, damaged, or another one than was chosen.
+            UsageError: for a function that takes neither two arguments nor three.
+        """
+        decoder, blending = generation.options.get("decoder"), generation.blending
+        tiny = self.tiny_decoder(decoder) if blending is None else None
+        return Denoising(
+            generation.table,
+            generation.ranges,
+            np.empty(0),
+            generation.options["loop"],
+            timings,
+            behind=partial(self.load_behind, decoder),
+            on_step=telling(on_step, self._opened.manifest, self.profile, tiny, check),
+            loras=applied_loras(generation.loras, self._opened.artifact),
+            blending=blending,
+            check=check,
+        )
+
     def warm_up_text(self) -> None:
         """Runs the text encoder once, unless ``start`` had the embeddings of all given prompts."""
         if self._text_expected:
@@ -217,6 +251,32 @@ class Session(Sampler):
                 run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
                 latents = self.denoise(run, noise, conditions, Noise(0))
         self.decode(latents[:1, :, self.leading :][:, :, : Decoder(self.programs).enough], timings)
+
+
+class Sessions:
+    """The sessions of an opened artifact, one for each profile that has made something.
+
+    Args:
+        weights: the artifact's weights and executables.
+        texts: its text stages.
+    """
+
+    def __init__(self, weights: WeightStore, texts: TextStages) -> None:
+        self._shared, self._last = (weights, texts), LastEncoded()
+        self._made, self._making = dict[str, Session](), threading.Lock()
+
+    def of(self, profile: Profile) -> Session:
+        """Returns the session of a profile, and makes it at the first call; raises what ``Session`` does."""
+        with self._making:
+            if profile.name not in self._made:
+                session = Session(*self._shared, self._last, profile)
+                session.report(next(iter(self._made.values()), session))
+                self._made[profile.name] = session
+            return self._made[profile.name]
+
+    def forget(self) -> None:
+        """Lets go of the last images and videos, and their encodings."""
+        self._last.clear()
 
 
 def _place(weights: WeightStore, profile: Profile) -> Placement | None:

@@ -256,10 +256,10 @@ def test_choices_that_there_are_not(toy_artifact: Path) -> None:
 
 def test_closing_lets_go_of_all(toy_artifact: Path) -> None:
     pipeline, inputs = wanrun.load(toy_artifact, lazy=True), Inputs()
-    pipeline._last_encoded[inputs] = {("digest",): Encoded({}, {"condition": 1})}
+    pipeline._sessions._last[inputs] = {("digest",): Encoded({}, {"condition": 1})}
     weights, stages = pipeline._weights, list(pipeline._texts._stages.values())
     pipeline.close()
-    assert len(pipeline._last_encoded) == 0 and stages
+    assert len(pipeline._sessions._last) == 0 and stages
     for submit in (
         lambda: weights.request(["vae"]),
         lambda: weights.executables.request(pipeline.profile, ["prepare"]),
