@@ -102,6 +102,10 @@ class Batch:
         for planned in self._work.finished:
             names = ", ".join(map(self._work.shown, planned.videos))
             self.report(f"[{planned.job.id}] {names} is there already")
+        for planned in self._work.jobs:
+            if planned.parts:
+                place = f"[{planned.job.id}] " if self._work.many else ""
+                self.note(f"{place}goes on with {_begun(planned)}")
         every = (*self._work.jobs, *self._work.finished)
         for warning in dict.fromkeys(text for one in every for text in one.job.generation.warnings):
             self.warn(warning)
@@ -236,3 +240,11 @@ class Batch:
                 size = in_bytes(outcome.sizes[str(output.path)])
                 how = f"{start}, {shape}, {size}, {outcome.elapsed:.1f} s"
                 self.report(f"{place}wrote {self._work.shown(output.path)} ({how})")
+
+
+def _begun(planned: Planned) -> str:
+    """Says what an ended run has left of a prompt's video."""
+    generation = planned.job.generation
+    clips = f"{planned.parts} of {generation.clips} clips"
+    there = clips if generation.blending is None else "latents of all steps"
+    return f"the {there} in {planned.spool} (seed {generation.options['seed']})"

@@ -31,7 +31,7 @@ class Hours:
 
     def __init__(self, artifact: Artifact, jobs: Sequence[Planned], run: RunOptions) -> None:
         self._artifact, self._run = artifact, run
-        self._jobs = {one.job.id: one.job.generation for one in jobs}
+        self._jobs = {one.job.id: one for one in jobs}
         self._announced = False
         self._targets = dict[str, SelectedTarget | None]()  # by profile
         self._times = dict[tuple[Any, ...], float | None]()  # by profile and work: jobs may be thousands
@@ -40,8 +40,8 @@ class Hours:
     def expected(self) -> float | None:
         """Seconds that all jobs take, by the times of earlier runs here; None if that is not known."""
         total = None
-        for generation in self._jobs.values():
-            if (seconds := self._seconds(generation)) is None:
+        for planned in self._jobs.values():
+            if (seconds := self._seconds(planned.job.generation, planned.parts)) is None:
                 return None
             total = seconds + (total or 0.0)
         return total
@@ -69,7 +69,11 @@ class Hours:
         if self._announced or event.step < 1 or event.steps is None or not timings.step_seconds:
             return
         self._announced = True
-        others = sum(one.counts().told_steps for id, one in self._jobs.items() if id != event.id)
+        others = sum(
+            one.job.generation.counts().steps_left(one.parts)
+            for id, one in self._jobs.items()
+            if id != event.id
+        )
         left = timings.step_seconds[0] * (event.steps - event.step + others)
         if left >= LONG:
             note(f"about {in_hours(left)} of steps are left; {self._less()}")
@@ -79,17 +83,17 @@ class Hours:
 
         Nothing is learned of one with other steps than were counted: clips were there, or windows were read.
         """
-        generation = self._jobs[id]
+        generation = self._jobs[id].job.generation
         if (
             outcome.steps == generation.counts().told_steps
             and (selected := self._target(generation)) is not None
         ):
             self._rates(generation, selected).learn(_work(generation, selected.name), outcome.seconds)
 
-    def _seconds(self, generation: Generation) -> float | None:
+    def _seconds(self, generation: Generation, parts: int) -> float | None:
         if not generation.counts().known or (selected := self._target(generation)) is None:
             return None
-        work = _work(generation, selected.name)
+        work = _work(generation, selected.name, parts)
         kind = (generation.profile.name, *work.items())
         if kind not in self._times:
             self._times[kind] = self._rates(generation, selected).seconds(work)
@@ -120,8 +124,9 @@ class Hours:
     def _less(self) -> str:
         """Says what takes less time."""
         ways = ["a smaller --size", "fewer --frames", "fewer --steps"]
-        names = {one.profile.name for one in self._jobs.values()}
-        targets = [self._target(one) for one in self._jobs.values()]
+        generations = [one.job.generation for one in self._jobs.values()]
+        names = {one.profile.name for one in generations}
+        targets = [self._target(one) for one in generations]
         if any(one is not None and one.target.environment["platform"] == "cpu" for one in targets):
             ways.append("a GPU")
         built = [name for name in self._artifact.manifest.profiles if name not in names]
@@ -129,8 +134,10 @@ class Hours:
         return f"{', '.join(ways[:-1])} or {ways[-1]} take less{also}"
 
 
-def _work(generation: Generation, target: str) -> Mapping[str, float]:
-    """Returns the FLOPs of what an outcome's seconds tell apart: of the text encoder's nothing is learned."""
-    parts = generation.cost().parts.get(target, {})
-    steps = parts.get("expert", 0.0) + parts.get("steps", 0.0)
-    return {name: one for name, one in (("steps", steps), ("decode", parts.get("video", 0.0))) if one}
+def _work(generation: Generation, target: str, parts: int = 0) -> Mapping[str, float]:
+    """Returns the FLOPs of what an outcome's seconds tell apart, not the text encoder's or those of parts."""
+    flops, counts = generation.cost().parts.get(target, {}), generation.counts()
+    left = counts.steps_left(parts) / counts.told_steps
+    steps = left * (flops.get("expert", 0.0) + flops.get("steps", 0.0))
+    decode = flops.get("video", 0.0) * (1.0 if counts.blended else left)
+    return {name: one for name, one in (("steps", steps), ("decode", decode)) if one}

@@ -18,7 +18,7 @@ from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.denoising.latents import check_latents
 from wanrun.errors import UsageError
-from wanrun.generation.parts import spool_for, spool_of
+from wanrun.generation.parts import seed_in, spool_for, spool_of
 from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
@@ -39,12 +39,14 @@ class Planned:
         job: what is to be made. It has the outputs that do not exist; the others have the same metadata.
         videos: all videos of the prompt.
         metadata: the metadata of each video, except the video's number; empty until the media are read.
+        parts: its parts that an ended run has left.
     """
 
     entry: Entry
     job: Job
     videos: tuple[Path, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    parts: int = 0
 
     @property
     def spool(self) -> Path:
@@ -130,13 +132,15 @@ class Planner:
         return resolve_request(entry.line, self.artifact, loop=self.run.loading.form)
 
     def _with_its_seed(self, entry: Entry) -> Entry:
-        """Returns a line whose seed was drawn with that of its first video, if that was made before."""
-        if not entry.drawn or self.run.overwrite:
+        """Returns a line whose seed was drawn with that of its first video, if that was begun before."""
+        if not entry.drawn:
             return entry
         try:
             path = self.path(entry, "output")
-            there = (made_before(one, self.store) for one in (path, numbered_video(path, 0)))
-            seed = next((found for found in there if found is not None), {}).get("seed")
+            seed = seed_in(spool_of(path)) if self.resolved(entry).in_parts else None
+            if seed is None and not self.run.overwrite:
+                there = (made_before(one, self.store) for one in (path, numbered_video(path, 0)))
+                seed = next((found for found in there if found is not None), {}).get("seed")
             if type(seed) is int:
                 return replace(entry, line=structs.replace(entry.line, seed=seed))
         except UsageError:  # of a file, reported where the videos are checked
@@ -150,7 +154,7 @@ class Planner:
         Raises:
             UsageError: for media that cannot be used, or an existing output with other metadata.
         """
-        job, videos, overwrite = planned.job, planned.videos, self.run.overwrite
+        job, videos, overwrite, parts = planned.job, planned.videos, self.run.overwrite, 0
         with usable_names():
             there = self.many and all(output.path.exists() for output in job.outputs)
             there = not overwrite and (there or self.store is not None)
@@ -163,9 +167,9 @@ class Planner:
             outputs = tuple(one for one in job.outputs if self._is_missing(one, missing))
         if not outputs:
             self.media.spare(job.generation)
-        elif job.generation.in_parts and not overwrite:
-            spool_for(job.generation, planned.spool, metadata)
-        return replace(planned, job=replace(job, outputs=outputs), metadata=metadata)
+        elif job.generation.in_parts and not self.run.of_several:
+            parts = spool_for(job.generation, planned.spool, metadata, overwrite=overwrite).there()
+        return replace(planned, job=replace(job, outputs=outputs), metadata=metadata, parts=parts)
 
     def _is_missing(self, output: Output, videos: Sequence[int]) -> bool:
         """Whether an output is to be written. Existing latents are refused beside a video that is to be."""

@@ -162,7 +162,7 @@ def make_worklist(
     shared = _read(run, given)  # before the artifact is looked at
     artifact = opened()
     bad, many = dict[int, WanError](), run.prompts is not None or run.seeds is not None
-    each = numbered(Entry(shared).each)
+    each = numbered(Entry(shared, drawn=is_drawn(given.get("seed"))).each)
     entries = [replace(one, total=len(each)) for one in each]
     if run.prompts is not None:
         entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))

@@ -111,6 +111,13 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         """The steps that progress tells."""
         return self.rounds * self.steps
 
+    def steps_left(self, parts: int) -> int:
+        """Returns how many steps are left where an ended run has made so many parts.
+
+        Of windows that are blended the first part has all steps; the others are decoded.
+        """
+        return max(self.rounds - parts, 0) * self.steps
+
     @property
     def all_steps(self) -> int:
         """The steps of all windows."""

@@ -329,7 +329,7 @@ class Pipeline:
             take = None if on_frames is None else Telling(on_frames, frames, facts, group is not None)
             folder = spool if group is None and generation.in_parts else None
             parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
-            with self._showing(lambda: timings.running):
+            with parts, self._showing(lambda: timings.running):
                 loop = replace(loop, embeddings=self._encode(session, generation.prompts, timings, tell))
                 with self._turns.device(timings, cancel):
                     made, final = session(loop, generation.options, inputs, latents, parts)

@@ -113,7 +113,7 @@ def run_job(
                         output.write(shown, metadata, overwrite)
                     sizes[str(output.path)] = output.nbytes
                     written(output, metadata)
-        if spool is not None:
+        if spool is not None and job.generation.in_parts:  # else the parts there are another video's
             remove_spool(spool)
     except WanError as error:
         return progress.outcome(error)

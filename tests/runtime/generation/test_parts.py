@@ -18,7 +18,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.noise import clip_seed
 from wanrun.errors import NoSpaceError, UsageError
 from wanrun.generation.load import load
-from wanrun.generation.parts import Parts, Spool, remove_spool, spool_of
+from wanrun.generation.parts import Parts, Spool, remove_spool, seed_in, spool_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
 from wanrun.media.prepare import load_media
@@ -26,6 +26,7 @@ from wanrun.media.types import Media
 
 Toys = Callable[[str], tuple[Path, Path]]
 LENGTH, CLIPS = 9, 3
+FRAMES = np.arange(1, 1 + 2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 OPTIONS: dict[str, Any] = {"prompt": "a fox", "negative_prompt": "", "num_steps": 2, "seed": 5}
 
 
@@ -106,8 +107,8 @@ def test_the_command_goes_on_after_an_end(
     picture(90, 70).save(tmp_path / "first.png")
     output = tmp_path / "o.npy"
 
-    def call(*more: object) -> int:
-        words = ("--artifact", toy, "-p", "a fox", "--negative-prompt", "", "--steps", 2, "--seed", 5)
+    def call(*more: object, seed: object = "random") -> int:
+        words = ("--artifact", toy, "-p", "a fox", "--negative-prompt", "", "--steps", 2, "--seed", seed)
         files = ("--image", tmp_path / "first.png", "--output", output, "--clips", CLIPS)
         return run(wanrun, [str(word) for word in (*words, *files, *more)])
 
@@ -120,12 +121,13 @@ def test_the_command_goes_on_after_an_end(
 
     with monkeypatch.context() as patched:
         patched.setattr(Spool, "end", full)
-        assert call() == 2
+        assert call(seed=5) == 2
     assert spool_of(output).is_dir() and not output.exists()
     capsys.readouterr()
     assert call("--fps", 8) == 2
     assert str(spool_of(output)) in one_error(capsys)
-    assert call() == 0
+    assert call() == 0  # a seed that would be drawn is that of the parts
+    assert f"2 of {CLIPS} clips" in (told := capsys.readouterr().err) and "seed 5" in told
     assert not spool_of(output).exists()
     np.testing.assert_array_equal(np.load(output), clips.frames[0])
 
@@ -134,57 +136,97 @@ def test_what_takes_no_first_image_has_no_clips(toy_artifact: Path, refused: Ref
     assert "clips" in refused(toy_artifact, "--clips", 2, code=2)
 
 
+def written(folder: Path, *counts: int, **given: Any) -> Spool:
+    """Makes parts of so many frames, whose latents are their numbers."""
+    with Spool(folder, "key", (4, 6), **given) as spool:
+        for count in counts:
+            spool(0, FRAMES[:count])
+            spool.end(np.full(1, spool.count, np.float32))
+    return spool
+
+
 def test_parts_that_are_damaged_are_not_continued(tmp_path: Path) -> None:
-    frames = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
-    told = list[np.ndarray]()
-    memory, spool = Parts(), Spool(tmp_path / "o", "key", (4, 6))
-    passing = Spool(tmp_path / "passed", "key", (4, 6), lambda video, some: told.append(some))
-    for parts in (memory, spool, passing):
-        for own, latents in ((frames, np.ones(1, np.float32)), (frames[1:], np.zeros(1, np.float32))):
-            parts(0, own)
-            parts.end(latents)
+    told, memory = list[np.ndarray](), Parts()
+    for count in (2, 1):
+        memory(0, FRAMES[:count])
+        memory.end(np.zeros(1, np.float32))
+    spool = written(tmp_path / "o", 2, 1)
     np.testing.assert_array_equal(memory.joined(PROFILE), spool.joined(PROFILE))
     np.testing.assert_array_equal(memory.last, spool.last)
+    passing = written(tmp_path / "passed", 2, 1, take=lambda video, some: told.append(some))
     assert passing.joined(PROFILE).shape == (1, 0, 64, 96, 3)
-    Spool(tmp_path / "passed", "key", (4, 6), lambda video, some: told.append(some)).resume()
-    np.testing.assert_array_equal(np.concatenate(told[:2]), told[2])
-    spool(0, frames)  # of a part that is not ended
-    again = Spool(tmp_path / "o", "key", (4, 6))
-    assert again.count == 2 and not again.latents.any()
-    again(0, frames[:1])
-    again.end(np.zeros(1, np.float32))
-    whole = np.concatenate([frames, frames[1:], frames[:1]])
-    np.testing.assert_array_equal(Spool(tmp_path / "o", "key", (4, 6)).joined(PROFILE)[0], whole)
+    with Spool(tmp_path / "passed", "key", (4, 6), lambda video, some: told.append(some)) as passing:
+        passing.resume()
+        np.testing.assert_array_equal(np.concatenate(told[:2]), told[2])
+    with Spool(tmp_path / "o", "key", (4, 6)) as spool:
+        spool(0, FRAMES)  # of a part that is not ended
+    with Spool(tmp_path / "o", "key", (4, 6)) as again:
+        assert again.count == 2 and again.latents == 1
+        again(0, FRAMES[:1])
+        again.end(np.zeros(1, np.float32))
+    whole = np.concatenate([FRAMES, FRAMES[:1], FRAMES[:1]])
+    with Spool(tmp_path / "o", "key", (4, 6)) as spool:
+        np.testing.assert_array_equal(mapped := spool.joined(PROFILE)[0], whole)
     with (tmp_path / "o" / "frames").open("r+b") as file:
-        file.write(b"\1")
-    with pytest.raises(UsageError):
-        Spool(tmp_path / "o", "key", (4, 6))
-    assert Spool(tmp_path / "o", "key", (4, 6), overwrite=True).count == 0
+        file.write(b"\xff")
     (tmp_path / "passed" / "latents.npy").write_bytes(b"")
+    for name in ("o", "passed"):
+        with pytest.raises(UsageError, match="damaged"):
+            Spool(tmp_path / name, "key", (4, 6)).there()
+    assert Spool(tmp_path / "o", "key", (4, 6), overwrite=True).there() == 0
+    anew = written(tmp_path / "o", 2, overwrite=True)
+    assert anew.num_frames == 2 and len(mapped) == 4 and mapped[-1].any()  # still there for who has them
+
+
+@pytest.mark.parametrize("name", ["frames", "latents.npy", "parts.json", ""])
+def test_files_of_others_are_neither_read_nor_lost(tmp_path: Path, name: str) -> None:
+    folder, mine = tmp_path / "o.mp4.parts", tmp_path / "o.mp4.parts" / (name or "notes.txt")
+    folder.mkdir()
+    mine.write_text('{"of": "a user"}')
+    spool = Spool(folder, "key", (4, 6), overwrite=True)
+    if name:
+        for use in (spool.there, spool.__enter__):
+            with pytest.raises(UsageError, match=name):
+                use()
+    else:
+        written(folder, 1)
+        assert spool.there() == 1
+    remove_spool(folder)
+    assert mine.read_text() == '{"of": "a user"}' and list(folder.iterdir()) == [mine]
     with pytest.raises(UsageError):
-        Spool(tmp_path / "passed", "key", (4, 6))
-    assert Spool(tmp_path / "passed", "key", (4, 6), overwrite=True).count == 0
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError):
-        Spool(tmp_path / "file", "key", (4, 6), overwrite=True)
+        Spool(mine, "key", (4, 6), overwrite=True).there()
+
+
+def test_one_run_at_a_time_has_the_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "o"
+    with Spool(folder, "key", (4, 6), seed=5) as spool:
+        assert seed_in(folder) == 5
+        for use in (Spool(folder, "key", (4, 6)).there, Spool(folder, "key", (4, 6)).__enter__):
+            with pytest.raises(UsageError, match="another run"):
+                use()
+        remove_spool(folder)
+        spool(0, FRAMES)
+        spool.end(np.ones(1, np.float32))
+    assert Spool(folder, "key", (4, 6)).there() == 1
+    remove_spool(folder)
+    with Spool(folder, "key", (4, 6)):  # without a part
+        pass
+    assert not folder.exists()
 
 
 def test_a_part_that_cannot_be_written_leaves_those_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frames, folder = np.zeros((2, 4, 6, 3), np.uint8), tmp_path / "o"
-    spool = Spool(folder, "key", (4, 6))
-    spool(0, frames)
-    spool.end(np.ones(3, np.float32))
+    folder = tmp_path / "o"
+    written(folder, 2)
 
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, Spool(folder, "key", (4, 6)) as spool:
         patched.setattr("wanrun.generation.parts.replace_file", full)
-        spool(0, frames)
+        spool(0, FRAMES)
         with pytest.raises(NoSpaceError):
-            spool.end(np.zeros(3, np.float32))
-    again = Spool(folder, "key", (4, 6))
-    assert again.count == 1 and again.latents.all()
+            spool.end(np.zeros(1, np.float32))
+    assert written(folder, 1).count == 2
     assert {path.name for path in folder.iterdir()} == {"frames", "latents.npy", "parts.json"}
