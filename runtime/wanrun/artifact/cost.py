@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import paired
-from wanrun.artifact.programs import Profile, with_role
+from wanrun.artifact.programs import Profile, decodes_any_length, with_role
 from wanrun.artifact.roles import DECODERS, Counts, When, roles_of
 
 _BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
@@ -49,14 +49,14 @@ class Cost:
 
 def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
     """Returns the cost of a generation of a profile."""
-    roles, (*others, decoder) = roles_of(counts.form, counts.decoder), DECODERS[counts.decoder]
+    roles, others = roles_of(counts.form, counts.decoder), DECODERS[counts.decoder][:-1]
     # Not every artifact has a program for the first frame.
     calls = {role.name: role.calls(counts) for role in roles if role.name not in others}
     parts, most = dict[str, dict[When, float]](), dict[str, int]()
     for name, target in manifest.targets.items():
         programs, figures = manifest.programs(target, profile), target.statistics.get(profile.name, {})
-        flows = any(one.donate for one in programs.values() if one.role == decoder)
-        own = replace(counts, latents=counts.blended) if counts.blended and flows else counts
+        flows = counts.blended and decodes_any_length(programs, counts.decoder)
+        own = replace(counts, latents=counts.blended) if flows else counts
         run = [
             (role, one, programs[one].pieces(own.latents))
             for role in roles

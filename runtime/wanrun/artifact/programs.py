@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 from wanrun.artifact.guiders import SKIPPED_LAYERS, GuiderName
 from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
-from wanrun.artifact.roles import ROLES, FormName, RoleName, forms_of
+from wanrun.artifact.roles import DECODERS, ROLES, FormName, RoleName, forms_of
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
@@ -112,6 +112,16 @@ def num_pieces(frames: int, size: int, inputs: Collection[str]) -> int:
         inputs: names of its inputs: with ``first``, the first frame is a piece too, else another program's.
     """
     return -(-(frames - 1) // size) + ("first" in inputs)
+
+
+def decodes_any_length(programs: Mapping[str, Program], decoder: str | None = None) -> bool:
+    """Whether a decoder makes videos of any number of frames: it passes on a state, piece after piece.
+
+    Args:
+        programs: those of a profile.
+        decoder: one of ``DECODERS``; None for the VAE's.
+    """
+    return any(one.donated for one in programs.values() if one.role == DECODERS[decoder or "full"][-1])
 
 
 def with_role(programs: Mapping[str, Program], *roles: str) -> tuple[str, ...]:

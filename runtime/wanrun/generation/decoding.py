@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, decodes_any_length
 from wanrun.artifact.roles import DECODERS
 from wanrun.denoising.state import zeros
 from wanrun.weights.programs import Programs
@@ -51,18 +51,15 @@ class Decoder:
         name: one of ``DECODERS``; None for the VAE's.
 
     Attributes:
+        any_length: whether a video may have any number of frames.
         made: the outputs of the last call of a program, on the device.
     """
 
     def __init__(self, programs: Programs, name: str | None = None) -> None:
         names = programs.with_role(*DECODERS[name or "full"])
         self._last, self._bound = programs[names[-1]], [programs.bound(one) for one in names]
+        self.any_length = decodes_any_length(programs, name)
         self.made: Mapping[str, Any] = {}
-
-    @property
-    def any_length(self) -> bool:
-        """Whether a video may have any number of frames: the decoder passes on a state."""
-        return bool(self._last.donated)
 
     @property
     def enough(self) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, decodes_any_length
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latents_shape, leading_latents
@@ -129,7 +129,7 @@ class Sampler:
         decoded = [
             (windows.of(start), first) for start, first in zip(windows.starts, windows.firsts, strict=True)
         ]
-        if Decoder(self.programs, decoder).any_length:
+        if decodes_any_length(self.programs, decoder):
             decoded = [(slice(None), 0)]
         for own, first in decoded[parts.count - 1 :]:
             part = Part(parts, 1 + (first - 1) * self._temporal if first else 0, None, run.check)
