@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from tinywan.learning.tiny_decoder import TinyDecoder
 from torch.nn import functional
 
 from helpers.fast_compile import fast_jit
@@ -78,6 +79,14 @@ def test_frames_match_torch(channels: int, patch: int, stored: tuple[int, ...], 
     at_once, one_by_one = (Judge(state, patch)(latents, form) for form in (True, False))
     assert at_once.std() > 0.05 and np.mean((at_once == 0) | (at_once == 1)) < 0.1
     assert np.abs(at_once - one_by_one).max() < 1e-5
+    if patch == 1:
+        trained = TinyDecoder(WIDTHS, videos=1)
+        trained.load_state_dict(
+            {name: torch.from_numpy(one) for name, one in state.items() if name[0] == "d"}
+        )
+        with torch.no_grad():
+            (video,) = (trained(torch.from_numpy(latents[None])) + 1) / 2
+        assert np.abs(video.clamp(0, 1).permute(1, 2, 3, 0).numpy() - at_once).max() < 1e-5
     params = load_params(state, TINY_VAE_RULES, module)
     decode = fast_jit(lambda params, latents: bind(module, params).decode(latents[None], chunk)[0])
     found = np.asarray(decode(params, latents))

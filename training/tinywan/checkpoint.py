@@ -11,6 +11,8 @@ from wanbuild.check import reference_pipeline
 from wanrun import Media
 
 FOLDER = Path(__file__).parents[2] / "artifacts" / "tiny"
+TINY_VAE = FOLDER / "tiny_vae.safetensors"
+"""The tiny decoder of their latents."""
 
 
 def names() -> list[str]:

@@ -114,7 +114,7 @@ def polish(folder: Path, seed: int) -> None:
         with torch.no_grad():
             latents = model.encode(videos).latent_dist.mode()
         latents = latents + INACCURACY * deviation * torch.randn_like(latents)
-        error = _error(model.decode(latents).sample - videos)
+        error = pixel_error(model.decode(latents).sample - videos)
         course.learn(step, error, error=error)
     course.average().save_pretrained(folder / "vae")
     course.end()
@@ -143,10 +143,11 @@ def losses(model: AutoencoderKLWan, videos: Tensor) -> tuple[Tensor, Tensor]:
     posterior = model.encode(videos).latent_dist
     mean, variance = posterior.mean, posterior.var
     divergence = 0.5 * (mean.square() + variance - 1 - variance.log()).mean()
-    return _error(model.decode(posterior.sample()).sample - videos), divergence
+    return pixel_error(model.decode(posterior.sample()).sample - videos), divergence
 
 
-def _error(error: Tensor) -> Tensor:
+def pixel_error(error: Tensor) -> Tensor:
+    """Returns what a difference of frames (B, 3, T, H, W), -1 to 1, counts: scalar."""
     edges = sum(error.diff(dim=axis).abs().mean() for axis in (-1, -2))
     return error.abs().mean() + SQUARE_WEIGHT * error.square().mean() + EDGE_WEIGHT * edges
 

@@ -55,8 +55,8 @@ class Bank:
         return cls(scenes, latents, np.load(folder / "first_frames.npy"))
 
 
-class Encoder:
-    """The trained VAE's encoder.
+class VAE:
+    """The trained VAE.
 
     Args:
         folder: of the VAE.
@@ -75,10 +75,15 @@ class Encoder:
         latents = self._model.encode(videos).latent_dist.mode()
         return torch.as_tensor((latents - self._mean) / self._deviation).half()
 
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Returns the frames of latents, float32 (B, 3, F, H, W), -1 to 1."""
+        return torch.as_tensor(self._model.decode(latents * self._deviation + self._mean).sample)
+
 
 def make(folder: Path, seed: int, videos: int = VIDEOS) -> Bank:
     """Draws videos and encodes them with the VAE of ``folder``. None shows what is held out."""
-    encoder = Encoder(folder / "vae")
+    vae = VAE(folder / "vae")
     rng = np.random.default_rng(seed)
     scenes: list[Scene] = []
     latents, first_frames = [], []
@@ -86,7 +91,7 @@ def make(folder: Path, seed: int, videos: int = VIDEOS) -> Bank:
         some = [random_scene(rng, nameless=NAMELESS) for _ in range(TOGETHER)]
         drawn = np.stack([draw(scene, FRAMES, HEIGHT, WIDTH, rng) for scene in some])
         scenes += some
-        latents.append(encoder.encode(pixels(drawn)))
+        latents.append(vae.encode(pixels(drawn)))
         first_frames.append(drawn[:, 0])
     bank = Bank(scenes, torch.cat(latents), np.concatenate(first_frames))
     bank.save(folder / "bank")
@@ -101,11 +106,11 @@ def conditions(folder: Path, first_frames: np.ndarray) -> Tensor:
     """
     file = folder / "bank" / "conditions.npy"
     if not file.exists():
-        encoder = Encoder(folder / "vae")
+        vae = VAE(folder / "vae")
         made = []
         for start in tqdm(range(0, len(first_frames), TOGETHER), desc="conditions", mininterval=10):
             first = pixels(first_frames[start : start + TOGETHER, None])
             grey = torch.zeros_like(first).repeat(1, 1, FRAMES - 1, 1, 1)
-            made.append(encoder.encode(torch.cat([first, grey], 2)))
+            made.append(vae.encode(torch.cat([first, grey], 2)))
         np.save(file, torch.cat(made).numpy())
     return torch.from_numpy(np.load(file))
