@@ -43,17 +43,20 @@ def make(server: Server, **fields: Any) -> dict[str, Any]:
 
 
 def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: Path) -> None:
-    """It makes, lists over three pages, downloads and deletes videos; only its base URL is changed."""
-    made = []
-    for seed in range(3):
+    """It makes, lists over three pages, downloads and deletes videos; only its base URL is changed.
+
+    The second one is made in windows.
+    """
+    made, windows = [], {"num_frames": 17, "window_frames": 9}
+    for seed, length in enumerate(({"seconds": "0.5"}, windows, {"num_frames": 9})):
         video = client.videos.create_and_poll(
             prompt=PROMPT,
             model="toy",  # type: ignore[arg-type]
             size="96x64",  # type: ignore[arg-type]
-            seconds="0.5",  # type: ignore[arg-type]
-            extra_body={"num_inference_steps": 2, "seed": seed, "fps": 16},
+            extra_body={"num_inference_steps": 2, "seed": seed, "fps": 16, **length},
         )
         assert (video.status, video.progress, video.error) == ("completed", 100, None)
+        assert video.seconds == f"{length.get('num_frames', 9) / 16:.4g}"
         made.append(video.id)
     pages = [client.videos.list(limit=1)]
     while pages[-1].has_next_page() and len(pages) < 3:
@@ -61,9 +64,10 @@ def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: 
     assert [[video.id for video in page.data] for page in pages] == [[id] for id in made[::-1]]
     assert set(made) <= {video.id for video in client.videos.list(order="asc", limit=2)}
     with wanrun.load(toy_artifact) as pipeline:
-        result = pipeline.generate(PROMPT, num_steps=2, seed=1)
-        (own,) = result.save(tmp_path / "own.mp4", fps=16)
-    assert client.videos.download_content(made[1]).read() == own.read_bytes()
+        for seed, how in ((1, windows), (2, {})):
+            result = pipeline.generate(PROMPT, num_steps=2, seed=seed, **how)
+            (own,) = result.save(tmp_path / f"{seed}.mp4", fps=16)
+            assert client.videos.download_content(made[seed]).read() == own.read_bytes()
     assert client.videos.download_content(made[1], variant="thumbnail").read()[:4] == b"RIFF"
     for id in made:
         assert client.videos.delete(id).deleted
