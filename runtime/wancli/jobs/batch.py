@@ -166,19 +166,25 @@ class Batch:
             job = replace(job, outputs=())
         timings = Timings.from_now(self._timings)
         progress = Progress(job.id, self._telling(planned, timings), timings)
-        given: dict[str, Any] = {"latents": work.noise, "facts": planned.metadata}
-        given |= {"warn": partial(self.warn, planned=planned), "overwrite": self._overwrite}
-        given |= {"look": self._look()} if self._pictures is not None else {}
-        given |= {
-            "written": self._deliver,
-            **({"passed": passed, "spool": planned.spool} if self._ahead else {}),
-        }
+        more: dict[str, Any] = {"passed": passed, "spool": planned.spool} if self._ahead else {}
         try:
-            with self._shown_running(job) as given["cancel"]:
+            with self._shown_running(job) as token:
                 for output in job.outputs[:1]:  # the folder may be gone since the start, hours ago
                     check_folder(output.path.parent)
-                inputs = work.media.inputs(job.generation)
-                outcome = run_job(pipeline, job, progress, inputs=inputs, **given)
+                outcome = run_job(
+                    pipeline,
+                    job,
+                    progress,
+                    inputs=work.media.inputs(job.generation),
+                    latents=work.noise,
+                    facts=planned.metadata,
+                    cancel=token,
+                    warn=partial(self.warn, planned=planned),
+                    overwrite=self._overwrite,
+                    written=self._deliver,
+                    look=None if self._pictures is None else self._look(self._pictures),
+                    **more,
+                )
         except WanError as error:
             return progress.outcome(error)
         if outcome.error is None:
@@ -187,13 +193,12 @@ class Batch:
                 self._hours.learn(job.id, outcome)
         return outcome
 
-    def _look(self) -> Callable[[int, Step], None]:
+    def _look(self, pictures: Pictures) -> Callable[[int, Step], None]:
         """Returns what shows pictures of a job's steps on the terminal, now and then."""
 
         def show(done: int, frames: np.ndarray) -> None:
-            assert self._pictures is not None
             with self._status.held():
-                self._pictures.show(frames)
+                pictures.show(frames)
 
         previews = Previews(show)
 

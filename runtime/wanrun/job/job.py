@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import WanError
 from wanrun.generation.parts import remove_spool
-from wanrun.job.line import Passed
+from wanrun.job.line import Passed, passing
 from wanrun.job.outcome import Outcome, plain
 from wanrun.job.outputs import Output
 from wanrun.job.progress import Progress
@@ -124,11 +124,11 @@ def run_job(
 
 def _telling(progress: Progress, look: Callable[[int, Step], object] | None, passed: Passed) -> OnStep:
     """Returns what a pipeline calls after each step."""
+    pass_on = passing(passed)
 
     def told(done: int, total: int) -> None:
         progress.step(done, total)
-        if done == total:
-            passed()
+        pass_on(done, total)
 
     if look is None:
         return told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["AT_ONCE", "Passed", "in_line", "run_all"]
+__all__ = ["AT_ONCE", "Passed", "in_line", "passing", "run_all"]
 
 import threading
 from collections import deque
@@ -66,13 +66,19 @@ def run_all(
     """
 
     def run(generation: Generation, passed: Passed) -> Result:
-        def on_step(done: int, total: int) -> None:
-            if done == total:
-                passed()
-
-        return pipeline.run(generation, on_step=on_step, cancel=cancel)
+        return pipeline.run(generation, on_step=passing(passed), cancel=cancel)
 
     return in_line(partial(run, generation) for generation in generations)
+
+
+def passing(passed: Passed) -> Callable[[int, int], None]:
+    """Returns an ``on_step`` of ``Pipeline.run`` that calls ``passed`` once all steps are made."""
+
+    def on_step(done: int, total: int) -> None:
+        if done == total:
+            passed()
+
+    return on_step
 
 
 def _ran(job: Callable[[Passed], T], passed: threading.Event) -> T:
