@@ -4,7 +4,8 @@
     made = wanfleet.ray.make_videos(rows, "hf://OWNER/NAME", "s3://bucket/videos", workers=8, num_gpus=1)
     made.write_parquet("s3://bucket/made")
 
-Each worker loads the artifact once. Ray gives the rows of a worker that has died to another one. A row whose
+Each worker loads the artifact once, and begins a row while the video of the one before is decoded and put
+away. Ray gives the rows of a worker that has died to another one, which makes each of them alone. A row whose
 video is there already is not made again; if two workers make it at once, the second video is discarded.
 
 A dataset of Ray is computed each time that it is read, also by ``show``: then workers load the artifact
@@ -19,6 +20,7 @@ import inspect
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,14 +30,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import wanhub
 import wanrun
 from wanfleet.uploads import Uploads
-from wanrun.errors import ArtifactError, UsageError, WanError, quoted
+from wanrun.errors import AdapterError, ArtifactError, UsageError, WanError, quoted
+from wanrun.job.line import AT_ONCE, Passed
 
 if TYPE_CHECKING:
     import pyarrow
     from ray.data import Dataset
 
 RETRIES: Final = 3
-"""How often a row is tried again whose worker has died."""
+"""How often a row is tried again whose worker has died: Ray has no bound."""
 
 ROWS_OF_A_BLOCK: Final = 64
 """Rows that come back together: a block is a file of a table that is written."""
@@ -53,8 +56,26 @@ class _Record(NamedTuple):
     videos: Sequence[str]
 
 
+class _Turns:
+    """Lets rows of several threads begin one after the other, at most ``AT_ONCE``."""
+
+    def __init__(self) -> None:
+        self._steps, self._places = threading.Lock(), threading.Semaphore(AT_ONCE)
+
+    @contextlib.contextmanager
+    def taken(self, alone: bool) -> Iterator[Passed]:
+        """Waits until the row before has made its steps, or has ended; yields what lets the next begin."""
+        with contextlib.ExitStack() as turn, contextlib.ExitStack() as places:
+            turn.enter_context(self._steps)
+            for _ in range(AT_ONCE if alone else 1):
+                places.enter_context(self._places)
+            yield (lambda: None) if alone else turn.close
+
+
 class VideoMaker:
     """An actor of Ray Data. ``make_videos`` makes some; a class of callable objects for ``Dataset.map``.
+
+    Threads may share one: a row begins when the one before it has made its steps.
 
     Args:
         artifact: an artifact's folder or address.
@@ -68,7 +89,7 @@ class VideoMaker:
 
     def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
         _check_suffix(suffix)
-        self._uploads, self._suffix = Uploads(output), suffix
+        self._uploads, self._suffix, self._turns = Uploads(output), suffix, _Turns()
         self._pipeline = wanhub.load(artifact, **loading)
         names = {row.name: {row.name, *row.also} for row in wanrun.options()}
         self._known, self._seeds = set[str]().union(*names.values()), names["seed"]
@@ -83,20 +104,21 @@ class VideoMaker:
 
         Returns:
             The row with ``videos``, their paths or URLs; ``metadata``, JSON; ``made``, whether they were made
-            now; ``seconds``; and ``error``, why there is no video, or "".
+            now; ``seconds``, without the wait for another row's steps; and ``error``, why there is no video,
+            or "".
 
         Raises:
             ArtifactError: if the artifact is not usable: then no row is.
         """
-        started = time.monotonic()
-        out = {**row, "videos": [], "metadata": "", "made": False, "error": ""}
+        started, added = time.monotonic(), Row()
         try:
-            out |= self._made({key: _plain(value) for key, value in row.items()})
-        except ArtifactError:
-            raise
+            added = self._made({key: _plain(value) for key, value in row.items()})
         except WanError as error:
-            out["error"] = str(error)
-        return {**out, "seconds": time.monotonic() - started}
+            if isinstance(error, ArtifactError) and not isinstance(error, AdapterError):
+                raise
+            added["error"] = str(error)
+        nothing = {"videos": [], "metadata": "", "made": False, "error": ""}
+        return {**row, **nothing, "seconds": time.monotonic() - started, **added}
 
     def _made(self, row: Row) -> Row:
         """Returns what is added to a row; makes its videos unless they are there."""
@@ -116,28 +138,38 @@ class VideoMaker:
             return self._told(begun)
         if drawn:  # the same for each worker that gets the row
             generation = self._resolved(asked | dict.fromkeys(drawn, int(_digest([request, name])[:8], 16)))
-        with tempfile.TemporaryDirectory(prefix="wan-video-") as folder, self._counted(name, Path(folder)):
-            path = Path(folder) / f"{name}{self._suffix}"
+        with (
+            tempfile.TemporaryDirectory(prefix="wan-video-") as folder,
+            self._counted(name, Path(folder)) as passed,
+        ):
+            started, path = time.monotonic(), Path(folder) / f"{name}{self._suffix}"
             outputs = wanrun.outputs_of(path, generation.profile.num_videos)
-            outcome = wanrun.run_job(self._pipeline, wanrun.Job(name, generation, outputs), inputs=inputs)
+            job = wanrun.Job(name, generation, outputs)
+            outcome = wanrun.run_job(self._pipeline, job, inputs=inputs, passed=passed)
             if outcome.error is not None:
                 raise outcome.error
             files = [output.path for output in outputs]
             facts = {"request": request, "videos": [file.name for file in files], **outcome.metadata}
-            return self._delivered(name, files, facts)
+            return {**self._delivered(name, files, facts), "seconds": time.monotonic() - started}
 
     @contextlib.contextmanager
-    def _counted(self, name: str, folder: Path) -> Iterator[None]:
-        """Counts beside the videos how many workers began a row and did not end it: Ray has no bound."""
+    def _counted(self, name: str, folder: Path) -> Iterator[Passed]:
+        """Waits for a row's turn, and counts beside the videos how many workers began and did not end it."""
         tries = f"{name}.tries"
-        died = len(self._uploads.read(tries) or b"")
-        try:
+        died = len(self._uploads.read(tries) or b"")  # maybe of this row: it is made alone
+        with self._turns.taken(alone=died > 0) as passed, self._removed(tries):
             if died > RETRIES:
                 raise UsageError(
                     f"{died} workers have ended in the middle of it", remedy="see Ray's log, and run it again"
                 )
             (folder / tries).write_bytes(bytes(died + 1))
             self._uploads.put(folder / tries, tries, overwrite=True)
+            yield passed
+
+    @contextlib.contextmanager
+    def _removed(self, tries: str) -> Iterator[None]:
+        """Removes what counts the tries of a row at its end."""
+        try:
             yield
         finally:
             with contextlib.suppress(UsageError):  # where nothing may be removed, rows are made all the same
@@ -289,11 +321,11 @@ def make_videos(
         _TableMaker,  # type: ignore[arg-type]
         batch_size=1,
         batch_format="pyarrow",
-        compute=ActorPoolStrategy(size=workers),
+        compute=ActorPoolStrategy(size=workers, enable_true_multi_threading=True),
         fn_constructor_args=(os.fspath(artifact), os.fspath(output), suffix),
         fn_constructor_kwargs=loading,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        **(actor or {}),
+        **{"max_concurrency": AT_ONCE, **(actor or {})},
     )
     return made.repartition(target_num_rows_per_block=ROWS_OF_A_BLOCK, strict=True)

@@ -191,7 +191,7 @@ class OtherReleaseError(ArtifactError):
 
 
 class AdapterError(ArtifactError):
-    """An adapter that was chosen is damaged, gone or another one; the artifact is usable without it (exit 3)."""
+    """An adapter that was chosen is damaged, gone or another one; without it the artifact runs (exit 3)."""
 
 
 class SourceError(WanError):

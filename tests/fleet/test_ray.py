@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 
 import wanrun
-from wanfleet.ray import VideoMaker, _request
+from wanfleet.ray import VideoMaker, _request, _Turns
 from wanfleet.uploads import Uploads
 from wanrun.errors import UsageError
 from wanrun.media.types import Inputs
@@ -25,6 +28,41 @@ PROMPTS, WORKERS = 12, 2
 def refused(uploads: Uploads, name: str) -> None:
     """What a store does that lets nobody remove a file."""
     raise UsageError(f"{name} cannot be removed")
+
+
+def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
+    """One that may have ended a worker is alone, and so ends none of another row."""
+    turns, seen, may_end = _Turns(), list[str](), threading.Event()
+
+    def make(name: str, alone: bool) -> None:
+        with turns.taken(alone) as passed:
+            seen.append(f"{name} begins")
+            passed()
+            assert may_end.wait(10)
+            seen.append(f"{name} ends")
+
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(make, "a", False)
+        while not seen:
+            time.sleep(0.001)
+        alone = threads.submit(make, "b", True)
+        time.sleep(0.05)
+        assert seen == ["a begins"]
+        may_end.set()
+        alone.result()
+        assert seen == ["a begins", "a ends", "b begins", "b ends"]
+        may_end.clear()
+        threads.submit(make, "c", False)
+        other = threads.submit(make, "d", False)
+        while len(seen) < 6:  # both are under way
+            time.sleep(0.001)
+        assert {*seen[4:]} == {"c begins", "d begins"}
+        may_end.set()
+        other.result()
+    with pytest.raises(UsageError), turns.taken(alone=False):
+        raise UsageError("of a row")
+    with turns.taken(alone=True):
+        pass
 
 
 def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
