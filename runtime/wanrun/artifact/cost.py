@@ -51,7 +51,7 @@ def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
     """Returns the cost of a generation of a profile."""
     roles, others = roles_of(counts.form, counts.decoder), DECODERS[counts.decoder][:-1]
     # Not every artifact has a program for the first frame.
-    calls = {role.name: role.calls(counts) for role in roles if role.name not in others}
+    calls: dict[str, int] = {role.name: role.calls(counts) for role in roles if role.name not in others}
     parts, most = dict[str, dict[When, float]](), dict[str, int]()
     for name, target in manifest.targets.items():
         programs, figures = manifest.programs(target, profile), target.statistics.get(profile.name, {})

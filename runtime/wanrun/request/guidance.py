@@ -117,7 +117,9 @@ def _guided_by(
             remedy="give a smaller number",
         )
     if "skip_layers" in found:
-        found["skip_layers"] = _skipped(found["skip_layers"] or (), artifact.manifest.skippable_layers(profile))
+        found["skip_layers"] = _skipped(
+            found["skip_layers"] or (), artifact.manifest.skippable_layers(profile)
+        )
     return found
 
 

@@ -95,7 +95,8 @@ class TinyDecoder(nn.Module):
             layers += [nn.Upsample(scale_factor=2), Grow(width, stride, videos)]
             layers.append(_conv(width, later, bias=False))
         last = _conv(widths[-1], 3)
-        nn.init.constant_(last.bias, 0.5)
+        if last.bias is not None:
+            nn.init.constant_(last.bias, 0.5)
         self.decoder = nn.Sequential(*layers, nn.ReLU(), last)
         self._videos = videos
 
