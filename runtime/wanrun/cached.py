@@ -15,6 +15,9 @@ from wanrun.errors import UsageError
 from wanrun.files import user_cache
 from wanrun.temporary import remove_tree
 
+RECENT_SECONDS = 3600.0
+"""How long a folder stays that was used: a process may read more of it, without the lock."""
+
 ASK_SECONDS = 0.1
 """How often a process looks again for a lock that another one has."""
 
@@ -82,14 +85,16 @@ class CacheFolder:
     def make_room(self) -> None:
         """Removes other folders of the kind, the one used longest ago first, until all have ``most`` bytes.
 
-        Those that a process holds stay; so does this one, whose lock the caller has.
+        Those that a process holds, or that one has used within ``RECENT_SECONDS``, stay; so does this one,
+        whose lock the caller has.
         """
+        recent = time.time() - RECENT_SECONDS
         folders = [one for one in self.path.parent.iterdir() if one.is_dir()]
         sizes = {one: _nbytes(one) for one in folders}
         for one in sorted(folders, key=_used):
             if sum(sizes.values()) <= self.most:
                 break
-            if one != self.path and _removed(one):
+            if one != self.path and _used(one) < recent and _removed(one):
                 del sizes[one]
 
     @contextlib.contextmanager
@@ -134,7 +139,7 @@ def _used(folder: Path) -> float:
 
 
 def _removed(folder: Path) -> bool:
-    """Removes a folder, unless a process holds it."""
+    """Removes a folder, unless a process holds it, or has begun to use it meanwhile."""
     lock = _opened(folder)
     try:
         if free := _taken(lock):

@@ -250,6 +250,7 @@ class Executables:
         told = f"kept in {overlay}"
         try:
             with folder.held():
+                folder.make()  # another process may have made room
                 keep(path, entry)
                 folder.make_room()
         except OSError as error:
