@@ -45,8 +45,8 @@ SHRINK = 1e-3
 def with_preview(artifact: Artifact, report: Callable[[str], None]) -> Artifact:
     """Returns the artifact with the map of its VAE, fitted if there is none; its manifest is not written.
 
-    A decoder is compiled for this machine's CPU, whatever the targets are, and its weights alone are read. An
-    artifact whose weights are elsewhere stays as it is.
+    A decoder is compiled for this machine's CPU, whatever the targets are, or for the first device that
+    JAX_PLATFORMS leaves; its weights alone are read. An artifact whose weights are elsewhere stays as it is.
 
     Args:
         artifact: the artifact.
@@ -60,10 +60,17 @@ def with_preview(artifact: Artifact, report: Callable[[str], None]) -> Artifact:
         return artifact
     began = time.perf_counter()
     model = artifact.manifest.model
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with jax.default_device(_device()):
         preview = fitted(decoder_of(artifact), model.latent_channels, model.vae_spatial)
     report(f"the map of previews, from latents to colours, fitted in {time.perf_counter() - began:.1f} s")
     return artifact.changed(preview=preview)
+
+
+def _device() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names an accelerator alone
+        return jax.local_devices()[0]
 
 
 def fitted(decode: Decode, channels: int, spatial: int) -> Colours:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wanbuild.programs import preview
 from wanbuild.programs.preview import decoder_of, fitted, with_preview
 from wanrun import load, open_artifact
 
@@ -41,3 +44,23 @@ def test_the_decoder_is_that_of_videos(toy_artifact: Path) -> None:
     height, width = latents.shape[3:]
     expected = frame.reshape(height, 8, width, 8, 3).mean((1, 3))
     np.testing.assert_allclose(decoder_of(artifact)(latents[0, :, :1]), expected, rtol=0, atol=0.6)
+
+
+def test_it_is_fitted_where_there_is_no_cpu(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of JAX_PLATFORMS=cuda: on the first device that JAX has."""
+    own, used, devices = open_artifact(artifact), list[jax.Device](), jax.local_devices
+
+    def local_devices(backend: str | None = None) -> list[jax.Device]:
+        if backend == "cpu":
+            raise RuntimeError
+        return devices()[::-1]
+
+    def fit(*_: object) -> tuple[tuple[float, ...], ...]:
+        used.extend(jnp.zeros(1).devices())
+        return own.manifest.preview
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    monkeypatch.setattr(preview, "fitted", fit)
+    lines = list[str]()
+    assert with_preview(own.changed(preview=()), lines.append).manifest.preview == own.manifest.preview
+    assert used == devices()[-1:] and len(lines) == 1
