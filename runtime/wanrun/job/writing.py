@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from wanrun.generation.decoding import Frames
 
 AHEAD: Final = 4
-"""Pieces of a video that may wait for its encoder: a decoder that is faster then waits for it."""
+"""Pieces of a video that may wait for its encoder. A decoder that is faster then waits for it, and so does
+the device: otherwise a slow disk would bring the whole video into the host's memory."""
 
 
 class _AbandonedError(Exception):
