@@ -1,7 +1,7 @@
 """Decodes a video of a published VAE's shape at once and piece by piece: seconds, the first frame, memory.
 
-Each form runs in a process of its own, with random weights. ``at once`` is what a profile with tiles, windows
-or a mesh has: one program for the whole video.
+Each form runs in a process of its own, with random weights. ``once`` is one program for the whole
+video, as profiles had before there were pieces.
 
     python benchmarks/decoding.py --size 416x240 --frames 17
 """

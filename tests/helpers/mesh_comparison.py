@@ -11,6 +11,7 @@ line of JSON per mesh: the largest difference of each program's results, relativ
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,9 @@ KERNELS = Kernels("cpu", "winograd", weight_bits=True, image_multiple=3)
 
 ONE = mesh_text({})
 
-PROGRAMS = ("encode_text", "encode_image", "encode_video", "prepare", "denoise_step", "decode")
+DECODERS = frozenset({"decode", "decode_alike"})
+
+PROGRAMS = ("encode_text", "encode_image", "encode_video", "prepare", "denoise_step", *DECODERS)
 
 
 @dataclass
@@ -76,8 +79,8 @@ class Comparison:
         for spec in builder.programs():
             if spec.name in names:
                 yield spec
-        if "decode" in names:
-            yield unrounded(builder)
+        for name in DECODERS.intersection(names):
+            yield unrounded(builder, name)
 
     def differences(self, sizes: Sizes, names: Sequence[str]) -> dict[str, float]:
         """Returns each program's largest relative difference from one device."""
@@ -101,21 +104,33 @@ class Comparison:
         return found
 
 
-def unrounded(builder: ProgramBuilder) -> ProgramSpec:
-    """The decoder of a profile with its result in float32: uint8 would hide a small difference."""
-    module, weights = builder.modules["vae"], builder.weights["vae"]
-    (latents,) = (
-        dict(zip(spec.inputs, spec.arguments, strict=True))["latents"]
-        for spec in builder.programs()
-        if spec.name == "decode_video"
-    )
+def unrounded(builder: ProgramBuilder, name: str) -> ProgramSpec:
+    """The decoder of a profile with its result in float32: uint8 would hide a small difference.
+
+    One device decodes at once, and a mesh the first frame and then a piece of all others, which are alike if
+    the name says so.
+    """
 
     def decode(vae: Any, latents: jax.Array) -> dict[str, Any]:
-        return {"video": bind(module, vae).decode(latents[None], 1, algorithm="winograd")}
+        decoder, latents = bind(builder.modules["vae"], vae), latents[None]
+        if builder.mesh is None:
+            return {"video": decoder.decode(latents, 1, algorithm="winograd")}
+        piece = functools.partial(decoder.decode_piece, algorithm="winograd")
+        begin, rest = latents[:, :, :1], latents[:, :, 1:]
+        if name == "decode":
+            frame, past = piece(begin, None)
+            following, _ = piece(rest, past)
+        else:
+            filled = jnp.pad(begin, ((0, 0), (0, 0), (rest.shape[2] - 1, 0), (0, 0), (0, 0)))
+            left = jax.eval_shape(lambda x: piece(x, None, first=jnp.bool_(True))[1], filled)
+            past = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), left)
+            frame, past = piece(filled, past, first=jnp.bool_(True))
+            following, _ = piece(rest, past, first=jnp.bool_(False))
+        return {"video": jnp.concatenate([frame[:, -1:], following], 1)}
 
-    channels, _, *cells = latents.shape  # of one device the program's are those of a piece
-    plain = jax.ShapeDtypeStruct((channels, builder.latent_shape[0], *cells), latents.dtype)
-    return program("decode", decode, {"vae": weights, "latents": plain}, mesh=builder.mesh)
+    latents = jax.ShapeDtypeStruct(builder.latents.shape[1:], builder.latents.dtype)
+    arguments = {"vae": builder.weights["vae"], "latents": latents}
+    return program(name, decode, arguments, mesh=builder.mesh)
 
 
 def values(tree: Any) -> Any:
@@ -232,7 +247,7 @@ def main() -> None:
     for sizes in meshes:
         names = given.programs.split(",")
         if num_devices(sizes) in decoded:  # the VAE's columns depend on the number of devices alone
-            names = [name for name in names if name not in ("encode_video", "decode")]
+            names = [name for name in names if name not in {"encode_video", *DECODERS}]
         decoded |= {num_devices(sizes)} if given.all else set()
         differences = comparison.differences(sizes, names)
         print(json.dumps({"mesh": mesh_text(sizes), "differences": differences}), flush=True)

@@ -20,6 +20,9 @@ from jax.sharding import PartitionSpec
 
 from wanbuild.models.partition import ACTIVATIONS, constrain, mesh_sizes
 
+STORED = (None, None, None, "columns")
+"""The first axes of results, and of what ``Columns.carry`` leaves: see ``partition.ACTIVATIONS``."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -55,9 +58,28 @@ class Columns:
             whole: a pytree of arrays that every device gets whole; see ``take``.
             scale: columns of a result per column of latents.
         """
-        along = PartitionSpec(None, None, None, self.axes)
-        results = jax.shard_map(function, in_specs=PartitionSpec(), out_specs=along, check_vma=False)(whole)
-        return jax.tree.map(lambda x: constrain(x[:, :, :, : self.width * scale]), results)
+        return self.carry(lambda whole, _: (function(whole), None), whole, None, scale)[0]
+
+    def carry(
+        self, function: Callable[[Any, Any], tuple[Any, Any]], whole: Any, own: Any, scale: int
+    ) -> tuple[Any, Any]:
+        """Runs a function as ``run`` does; what it leaves stays on the devices, for the next call.
+
+        Args:
+            function: takes ``whole`` and this device's part of ``own``; returns arrays of this device's
+                columns, and what is left: any arrays of this device.
+            whole: a pytree of arrays that every device gets whole; see ``take``.
+            own: a pytree of what an earlier call has left; without arrays before the first call.
+            scale: columns of a result per column of latents.
+
+        Returns:
+            Whole results, trimmed, and what is left, as arrays of which each device has a part.
+        """
+        along = PartitionSpec(*(name and self.axes for name in STORED))
+        results, left = jax.shard_map(
+            function, in_specs=(PartitionSpec(), along), out_specs=(along, along), check_vma=False
+        )(whole, own)
+        return jax.tree.map(lambda x: constrain(x[:, :, :, : self.width * scale]), results), left
 
     def _place(self, x: jax.Array) -> tuple[jax.Array, int]:
         """Returns the number of the array's first column, and the columns of the whole video."""

@@ -48,6 +48,9 @@ FRAMES_PER_LATENT = 4
 Past = dict[str, jax.Array]
 """The history of the decoder's layers, by names in their order."""
 
+HISTORY = "past"
+"""What programs call it."""
+
 
 class Encoder(nnx.Module):
     """diffusers' WanEncoder3d; down_blocks is a flat list or a list of levels, as in the checkpoint."""
@@ -202,15 +205,16 @@ class WanVAE(nnx.Module):
         dtype: Any = jnp.float32,
         algorithm: Algorithm = "direct",
         first: jax.Array | None = None,
-        finish: Callable[[jax.Array], jax.Array] | None = None,
-    ) -> tuple[jax.Array, Past]:
+        finish: Callable[[jax.Array], Any] | None = None,
+    ) -> tuple[Any, Past]:
         """Decodes one piece of a video, after all earlier ones: together they are what ``decode`` returns.
 
         Args:
             latents: (B, z, n, h, w), denormalised. The first piece is the first frame; the frames that fill a
                 last piece are any.
             past: what the piece before has left; None before the first one.
-            dtype, algorithm, finish: as for ``decode``.
+            dtype, algorithm: as for ``decode``.
+            finish: as for ``decode``; it may return several arrays.
             first: where pieces are alike, bool scalar, whether this is the first one: the first frame is its
                 last, and ``past`` is zeros.
 
@@ -219,14 +223,18 @@ class WanVAE(nnx.Module):
             in the order of the layers. Of a first piece that is like all others the last frame counts.
         """
 
-        def piece(z: jax.Array) -> tuple[jax.Array, Past]:
+        def piece(z: jax.Array, past: Past | None) -> tuple[Any, Past]:
             caches = None if past is None else [past[name] for name in sorted(past)]
-            stream = Stream(caches, algorithm, None, first)
+            stream = Stream(caches, algorithm, columns, first)
+            z = z if columns is None else columns.take(z)
             y = self._pixels(self.decoder(self.post_quant_conv(z), stream))
             left = {f"{number:02}": cache for number, cache in enumerate(stream.caches)}
             return (finish(y) if finish else y), left
 
-        return piece(jnp.moveaxis(latents, 1, -1).astype(dtype))
+        latents, columns = jnp.moveaxis(latents, 1, -1).astype(dtype), Columns.of(latents.shape[-1])
+        if columns is None:
+            return piece(latents, past)
+        return columns.carry(piece, latents, past, self.spatial)
 
     def _pixels(self, y: jax.Array) -> jax.Array:
         """Returns the decoder's result as pixels, float32 in [-1, 1]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import msgspec
 
 from wanbuild.models.partition import PARAMETERS
+from wanbuild.models.vae import HISTORY
 from wanbuild.options import BuildOptions
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.prediction import Share, Time, predicted, transfer_seconds
@@ -53,14 +53,6 @@ class Runs:
     times: int
 
 
-class _Divided(ProgramBuilder):
-    """Programs of one device, which are called as those of a mesh are."""
-
-    @property
-    def divided(self) -> bool:
-        return True
-
-
 @dataclass(frozen=True)
 class Generation:
     """One generation of a model on a kind of chip.
@@ -73,7 +65,6 @@ class Generation:
         steps: denoising steps.
         streams: whether the transformer's layers stream in any case. Work and temporaries are those of whole
             steps.
-        divided: whether it is for a mesh, which decodes a video at once.
     """
 
     manifest: Manifest
@@ -82,12 +73,6 @@ class Generation:
     chip: Chip
     steps: int
     streams: bool = False
-    divided: bool = False
-
-    def on(self, devices: int) -> Generation:
-        """Returns the same for a number of devices."""
-        divided = devices > 1
-        return self if self.divided == divided else dataclasses.replace(self, divided=divided)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -117,11 +102,16 @@ class Generation:
         size = spec.arguments[spec.inputs.index("latents")].shape[1]
         return num_pieces(self.builder.latent_shape[0] - self.builder.leading, size, spec.inputs)
 
-    def carried(self, name: str) -> int:
-        """Returns the bytes of the history that a decoder's pieces pass on; 0 for any other program."""
+    def carried(self, name: str, sizes: Sizes = MappingProxyType({})) -> int:
+        """Returns the bytes of the history that a decoder's pieces pass on, on one device; 0 of others."""
         spec = self._counted[name]
-        state = [spec.arguments[index] for index in spec.donate_argnums]
-        return _bytes_of(state) if ROLES[spec.role].when == "video" else 0
+        whole = [tree for key, tree in zip(spec.inputs, spec.arguments, strict=True) if key == HISTORY]
+        return int(_bytes_of(whole) * self._columns(sizes))
+
+    def _columns(self, sizes: Sizes) -> float:
+        """Returns the part of a video's columns that one device of a mesh encodes and decodes."""
+        columns = self.builder.latent_shape[2]
+        return -(-columns // num_devices(sizes)) / columns
 
     @functools.cached_property
     def _counts(self) -> Counts:
@@ -169,8 +159,7 @@ class Generation:
         """Makes the programs for one device in forms that can be counted: see ``work``."""
         own = self.chip.kernels
         kernels = msgspec.structs.replace(own, attention="cpu", attention_blocks=(), convolution="direct")
-        kind = _Divided if self.divided else ProgramBuilder
-        return kind(self.manifest, self.shape, self.options, kernels)
+        return ProgramBuilder(self.manifest, self.shape, self.options, kernels)
 
     def _specs(self) -> Iterator[ProgramSpec]:
         """Yields the programs for one device: those of one form of the loop, and one of text."""
@@ -238,11 +227,10 @@ class Generation:
             return Share(1 / num_devices(sizes))
         whole = self.manifest.components[call.component].nbytes
         used = self.weights(call.component, {"tensor": sizes.get("tensor", 1)})
-        fsdp, count = sizes.get("fsdp", 1), num_devices(sizes)
+        fsdp = sizes.get("fsdp", 1)
         gathered = used * (fsdp - 1) / fsdp
         if call.component == "vae":
-            columns = self.builder.latent_shape[2]
-            return Share(products=-(-columns // count) / columns, weights=used, whole_weights=whole)
+            return Share(products=self._columns(sizes), weights=used, whole_weights=whole)
         if call.component == TINY_VAE:  # every device decodes it all
             return Share(weights=used, whole_weights=whole)
         if ROLES[call.role].when == "expert":
@@ -274,12 +262,12 @@ class Generation:
         """Returns the bytes of a program's inputs and outputs without weights and slots, on one device."""
         pair = paired(sizes) and self.shape.guidance
         parts = self.step.stored_parts(sizes) * sizes.get("tensor", 1) * (2 if pair else 1)
-        cache, others = self._beside[name]
-        return cache // parts + others
+        cache, history, others = self._beside[name]
+        return cache // parts + int(history * self._columns(sizes)) + others
 
     @functools.cached_property
-    def _beside(self) -> dict[str, tuple[int, int]]:
-        """Bytes of the cache of keys and values, and of other inputs and outputs, by program."""
+    def _beside(self) -> dict[str, tuple[int, int, int]]:
+        """Bytes of keys and values, of a decoder's history, and of other inputs and outputs, by program."""
         return {name: _beside(spec, {*self.components, LORA}) for name, spec in self._counted.items()}
 
     def config(self, component: str) -> Any:
@@ -287,16 +275,16 @@ class Generation:
         return self.builder.configs[component]
 
 
-def _beside(spec: ProgramSpec, held: Collection[str]) -> tuple[int, int]:
-    """Returns the bytes of a program's cache, and of its other inputs and outputs but those that are held."""
+def _beside(spec: ProgramSpec, held: Collection[str]) -> tuple[int, int, int]:
+    """Returns the bytes of a program's cache, of its history, and of what else it takes and is not held."""
     inputs = zip(spec.inputs, spec.arguments, strict=True)
     given = [(name, tree) for name, tree in inputs if name not in held]
-    total = {"kv": 0, "": 0}
+    total = {"kv": 0, HISTORY: 0, "": 0}
     # What is donated is returned in its place.
     made = [(name, tree) for name, tree in spec.outputs.items() if name not in spec.donate]
     for name, tree in [*given, *made]:
-        total[name if name == "kv" else ""] += _bytes_of(tree)
-    return total["kv"], total[""]
+        total[name if name in total else ""] += _bytes_of(tree)
+    return total["kv"], total[HISTORY], total[""]
 
 
 def _bytes_of(tree: Any) -> int:

@@ -156,7 +156,7 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     if call.component == TINY_VAE:
         return _tiny_bytes(generation)
     if call.component == "vae":
-        return _vae_bytes(generation, call, sizes) - generation.carried(call.name)
+        return _vae_bytes(generation, call, sizes) - generation.carried(call.name, sizes)
     return _gathered_bytes(generation, call.component, sizes)
 
 

@@ -43,7 +43,6 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
 
     Of those that do not fit, the one that needs least comes first.
     """
-    generation = generation.on(count)
     config = generation.step.config
     works = [
         candidate(generation, sizes)
@@ -112,9 +111,9 @@ def refusal(
 
 def _more_devices(generation: Generation, count: int) -> Iterator[str]:
     """Yields the least number of devices that would fit, with their fastest mesh; first, another mesh."""
-    chip, more = generation.chip, generation.on(count + 1)
+    chip = generation.chip
     for devices in (count, *(n for n in chip.counts if n > count)):
-        if (found := _fitting(generation if devices == count else more, devices)) is not None:
+        if (found := _fitting(generation, devices)) is not None:
             mesh = f" --mesh {mesh_text(found.sizes)}" if found.sizes else ""
             yield f"--target {chip.name}-{devices}{mesh}"
             return

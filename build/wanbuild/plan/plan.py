@@ -101,7 +101,7 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
             expected="one of " + ", ".join(map(str, chip.counts)),
             found=devices,
         )
-    generation = _generation(subject, request, chip).on(devices)
+    generation = _generation(subject, request, chip)
     if mesh:
         check_mesh(mesh, generation.step.config, generation.shape, devices, generation.options.nag)
     found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)

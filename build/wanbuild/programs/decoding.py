@@ -3,11 +3,13 @@
 A video's frames leave while later ones are decoded: ``decode_first`` makes the first frame and begins
 ``past``, the history of the decoder's layers; ``decode_video`` makes the frames of one piece of latents after
 all earlier ones, and ``past`` is donated to it. So one program decodes a video of any number of frames, in
-memory that does not grow with them. Where ``flows`` says no, ``decode_video`` makes a whole video at once.
+memory that does not grow with them. A model with windows passes the last frames on too, which the next window
+may begin with. Where ``flows`` says no, ``decode_video`` makes a whole video at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 
 from wanbuild.models.params import bind
 from wanbuild.models.tiny_vae import TinyVAE
-from wanbuild.models.vae import Past, WanVAE
+from wanbuild.models.vae import HISTORY, WanVAE
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanrun.artifact.manifest import TINY_VAE
@@ -24,11 +26,9 @@ from wanrun.artifact.manifest import TINY_VAE
 def flows(parts: Parts) -> bool:
     """Returns whether frames leave while later ones are decoded.
 
-    They do not for a single frame, for tiles (each has all frames), for windows (the next one begins with
-    frames of this one), and on a mesh.
+    They do not for a single frame, and for tiles: each has all frames, so that there is the history of one.
     """
-    whole = parts.options.vae_tile or parts.variant.previous_frames or parts.divided
-    return parts.shape.num_frames > 1 and not whole
+    return parts.shape.num_frames > 1 and not parts.options.vae_tile
 
 
 def begins_apart(parts: Parts) -> bool:
@@ -37,11 +37,11 @@ def begins_apart(parts: Parts) -> bool:
 
 
 def decode_first(parts: Parts) -> ProgramSpec:
-    """Returns the program normalised latents (C, 1, h, w) float32 -> uint8 (1, H, W, 3), and ``past``."""
+    """Returns the program normalised latents (C, 1, h, w) float32 -> uint8 (1, H, W, 3), and the state."""
     channels, _, *cells = _one_video(parts).shape
 
     def decode_first(vae: Any, latents: jax.Array) -> dict[str, Any]:
-        return _piece(parts, vae, latents, None)
+        return _piece(parts, vae, latents, {})
 
     latents = jax.ShapeDtypeStruct((channels, 1, *cells), jnp.float32)
     return parts.spec(decode_first, {"vae": parts.weights["vae"], "latents": latents})
@@ -52,56 +52,78 @@ def decode_video(parts: Parts) -> ProgramSpec:
 
     It takes what the piece before has left, ``past``, and returns what the next one takes. Where pieces are
     alike, ``first`` is 1 for the first one, whose last latent and last frame are the video's first; its
-    ``past`` is zeros.
+    ``past`` is zeros. For a model with windows ``last_frames``, float32 in [-1, 1] with zeros in front, is
+    passed on in the same way: the next window may begin with them.
 
-    A video that is decoded at once: (C, T, h, w) -> (F, H, W, 3). T is without the latent frames in front of
-    the video's own, so that profiles which differ only in those share the program. For a model with windows
-    also last_frames, float32 in [-1, 1]: the next window may begin with them.
+    A video that is decoded at once: (C, T, h, w) -> (F, H, W, 3), and ``last_frames``. T is without the
+    latent frames in front of the video's own, so that profiles which differ only in those share the program.
     """
     if not flows(parts):
         return _decode_whole(parts)
     channels, frames, *cells = _one_video(parts).shape
-    # As many pieces as the option requires, of equal length.
-    count = -(-(frames - 1) // parts.options.vae_decode_chunk)
-    latents = jax.ShapeDtypeStruct((channels, -(-(frames - 1) // count), *cells), jnp.float32)
-    arguments = {"vae": parts.weights["vae"], "latents": latents, "past": _past(parts, latents)}
+    latents = jax.ShapeDtypeStruct((channels, _length(parts, frames - 1), *cells), jnp.float32)
+    state = _state(parts, latents)
+    arguments = {"vae": parts.weights["vae"], "latents": latents, **state}
     if parts.kernels.pieces_alike:
         arguments["first"] = jax.ShapeDtypeStruct((), jnp.int32)
 
     def decode_video(
-        vae: Any, latents: jax.Array, past: Past, first: jax.Array | None = None
+        vae: Any, latents: jax.Array, first: jax.Array | None = None, **state: Any
     ) -> dict[str, Any]:
-        return _piece(parts, vae, latents, past, None if first is None else first > 0)
+        return _piece(parts, vae, latents, state, None if first is None else first > 0)
 
-    return parts.spec(decode_video, arguments, donate=("past",))
+    return parts.spec(decode_video, arguments, donate=tuple(state))
 
 
-def _past(parts: Parts, latents: jax.ShapeDtypeStruct) -> dict[str, Any]:
-    """Returns the abstract history that pieces of these latents pass on."""
-    if not parts.kernels.pieces_alike:
-        return parts.outputs(decode_first)["past"]  # type: ignore[no-any-return]
+def _length(parts: Parts, frames: int) -> int:
+    """Returns the latent frames of a piece: as many pieces as the option requires, of equal length."""
+    # What fills the last piece would be among a window's last frames: with windows none is filled.
+    count = -(-frames // parts.options.vae_decode_chunk)
+    while parts.variant.previous_frames and frames % count:
+        count += 1
+    return -(-frames // count)
+
+
+def _state(parts: Parts, latents: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    """Returns what pieces of these latents pass on, abstract."""
 
     def begun(vae: Any, latents: jax.Array) -> dict[str, Any]:
-        return _piece(parts, vae, latents, None, jnp.bool_(True))
+        return _piece(parts, vae, latents, {}, jnp.bool_(True))
 
-    arguments = {"vae": parts.weights["vae"], "latents": latents}
-    return parts.spec(begun, arguments).outputs["past"]  # type: ignore[no-any-return]
+    if parts.kernels.pieces_alike:
+        made = parts.spec(begun, {"vae": parts.weights["vae"], "latents": latents}).outputs
+    else:
+        made = parts.outputs(decode_first)
+    return {name: tree for name, tree in made.items() if name != "frames"}
 
 
 def _piece(
-    parts: Parts, vae: Any, latents: jax.Array, past: Past | None, first: jax.Array | None = None
+    parts: Parts, vae: Any, latents: jax.Array, state: Mapping[str, Any], first: jax.Array | None = None
 ) -> dict[str, Any]:
-    """Returns the frames of a piece, and what the next one takes."""
+    """Returns the frames of a piece, and what the next one takes; the state is empty before the first one."""
     module: WanVAE = parts.modules["vae"]
-    frames, left = bind(module, vae).decode_piece(
+    keep = parts.variant.previous_frames
+
+    def finish(frames: jax.Array) -> tuple[jax.Array, ...]:
+        return (_to_uint8(frames), frames[:, -keep:]) if keep else (_to_uint8(frames),)
+
+    (frames, *kept), left = bind(module, vae).decode_piece(
         _denormalised(parts, latents)[None],
-        past,
+        state.get(HISTORY),
         dtype=parts.vae_dtype,
         algorithm=parts.kernels.convolution,
         first=first,
-        finish=_to_uint8,
+        finish=finish,
     )
-    return {"frames": frames[0], "past": left}
+    made = {"frames": frames[0], HISTORY: left}
+    if not kept:
+        return made
+    last = kept[0][0]
+    if first is not None:
+        before = jnp.arange(len(last)) < len(last) - 1
+        last = jnp.where((first & before)[:, None, None, None], 0.0, last)
+    earlier = state.get("last_frames", jnp.zeros((keep, *last.shape[1:])))
+    return made | {"last_frames": jnp.concatenate([earlier, last])[-keep:]}
 
 
 def _decode_whole(parts: Parts) -> ProgramSpec:

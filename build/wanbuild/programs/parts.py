@@ -186,11 +186,6 @@ class Parts:
             raise UsageError("--vae-tile is for one device", remedy="leave it out: a mesh shares the columns")
 
     @property
-    def divided(self) -> bool:
-        """Whether the devices of a mesh share the work."""
-        return self.mesh is not None
-
-    @property
     def leading(self) -> int:
         """Number of latent frames in front of the video's own."""
         return self.variant.leading_latents + self.shape.num_references

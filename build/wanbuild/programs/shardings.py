@@ -10,9 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from wanbuild.models import blocks, face, partition
+from wanbuild.models import blocks, columns, face, partition
 from wanbuild.models.params import flatten
 from wanbuild.models.transformer_config import TransformerConfig
+from wanbuild.models.vae import HISTORY
 from wanbuild.programs.shape import Shape
 from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, paired, partition_spec
@@ -59,7 +60,7 @@ def check_blocks(params: Any, layers: Mapping[str, str]) -> None:
 
 
 def arrays_placed(arrays: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns arguments or results with shardings: the cache and the tables are cut, the rest is whole.
+    """Returns arguments or results with shardings: caches, tables and histories are cut, the rest is whole.
 
     Args:
         arrays: abstract arrays, or trees of them, by the name of the argument or result. Those that have a
@@ -88,6 +89,8 @@ def _names(keys: list[str], shape: tuple[int, ...]) -> tuple[str | None, ...]:
         return None, *face.STORED
     if keys[0] == "kv" and keys[-1] in blocks.STORED:
         return None, *blocks.STORED[keys[-1]]
+    if keys[0] == HISTORY:
+        return *columns.STORED, *(None,) * (len(shape) - len(columns.STORED))
     return (None,) * len(shape)
 
 

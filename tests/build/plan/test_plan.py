@@ -98,10 +98,11 @@ def test_the_options_of_the_request_come_before_those_of_a_recipe(tmp_path: Path
     shape = made.generation.shape
     assert (shape.width, shape.height, shape.num_frames, shape.guidance) == (480, 832, 33, False)
     assert (made.generation.steps, made.chosen.sizes) == (4, {"context": 4})
-    # A mesh decodes a video at once.
+    # The devices of a mesh share the columns of each of nine pieces, and of their history.
     calls = [(call.name, call.times) for call in made.generation.calls]
-    assert calls[-2:] == [("denoise_loop", 1), ("decode_video", 1)]
-    assert made.chosen.figures["decode_video"].temporaries > 0
+    assert calls[-2:] == [("denoise_loop", 1), ("decode_video", 9)]
+    alone, shared = (made.generation.carried("decode_video", sizes) for sizes in ({}, {"context": 4}))
+    assert shared == alone / 4 and made.chosen.figures["decode_video"].temporaries > 0
     other = planned(
         str(recipe), "v5e-8", {"sizes": (832, 480), "guidance": True, "mesh": {"data": 2}}, steps=8
     )
