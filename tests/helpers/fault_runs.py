@@ -1,6 +1,6 @@
 """Builds that are killed, interrupted or compete, as forked children of a process that has all imported.
 
-python fault_runs.py RUN FOLDER CHECKPOINT CHECKPOINT
+python fault_runs.py FOLDER CHECKPOINT CHECKPOINT
 
 FOLDER is empty, and the checkpoints differ in weights alone. Any other exit code than 0 is a failure.
 """
@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ class Builds:
         if self.artifact.exists():
             shutil.rmtree(self.artifact)
 
+    @cached_property
     def seconds(self) -> float:
         """How long a child needs for a conversion."""
         times = []
@@ -125,7 +126,7 @@ def moments(count: int, seconds: float, random_numbers: random.Random) -> list[f
 def random_kills(builds: Builds) -> None:
     """kill -9, in turn of a first conversion and of one that replaces; the next cleans up and succeeds."""
     random_numbers = random.Random(SEED)
-    seconds, found = builds.seconds(), collections.Counter[str]()
+    seconds, found = builds.seconds, collections.Counter[str]()
     digest = builds.digests[0]
     for number, moment in enumerate(moments(KILLS, seconds, random_numbers)):
         new, force = number // 2 % 2, bool(number % 2)
@@ -155,7 +156,7 @@ def random_kills(builds: Builds) -> None:
 def interrupts(builds: Builds) -> None:
     """Ctrl-C and SIGTERM: their exit codes, the old artifact or the new one, and nothing is left."""
     random_numbers = random.Random(SEED)
-    seconds, codes = builds.seconds(), collections.Counter[int]()
+    seconds, codes = builds.seconds, collections.Counter[int]()
     for number, moment in enumerate(moments(INTERRUPTS, seconds, random_numbers)):
         new = number // 2 % 2
         options = ["--threads", "2"]
@@ -262,13 +263,14 @@ def two_at_once(builds: Builds) -> None:
     builds.clean()
 
 
-def main(name: str, folder: str, *checkpoints: str) -> None:
-    runs = (random_kills, interrupts, kills_at_events, two_at_once)
+def main(folder: str, *checkpoints: str) -> None:
     builds = Builds(Path(folder), *map(Path, checkpoints))
-    {function.__name__: function for function in runs}[name](builds)
-    builds.build(builds.checkpoints[0])
-    assert builds.whole(builds.artifact) == builds.digests[0]
-    builds.clean()
+    for faults in (random_kills, interrupts, kills_at_events, two_at_once):
+        print(faults.__name__, flush=True)
+        faults(builds)
+        builds.build(builds.checkpoints[0])
+        assert builds.whole(builds.artifact) == builds.digests[0]
+        builds.clean()
 
 
 if __name__ == "__main__":

@@ -84,18 +84,15 @@ def assert_whole(artifact: Path) -> Manifest:
 # --- kills, signals, two at once ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["random_kills", "interrupts", "kills_at_events", "two_at_once"])
-def test_builds_that_are_killed_or_compete(
-    checkpoints: tuple[Path, Path], place: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_builds_that_are_killed_or_compete(checkpoints: tuple[Path, Path], place: Path) -> None:
     result = subprocess.run(
-        [sys.executable, FAULT_RUNS, name, place, *checkpoints],
+        [sys.executable, FAULT_RUNS, place, *checkpoints],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
-    print(result.stdout)  # the seed, and where the kills fell
+    print(result.stdout)  # what was run, the seed, and where the kills fell
     assert result.returncode == 0, result.stderr
 
 
