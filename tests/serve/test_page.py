@@ -362,7 +362,7 @@ def test_a_restart_while_it_is_open(browser: Browser, toy_artifact: Path, tmp_pa
     page.fill("#key", KEY.replace(" ", "-"))
     page.click("#key-submit")
     expect(page.locator("#ready")).to_have_text("Ready")
-    ask(page, "it goes on", "1500")
+    ask(page, "it goes on", "500")
     expect(row(page, "it goes on").locator(".job-state")).to_have_text(re.compile("Step"), timeout=20_000)
     server.end(signal.SIGKILL)
     expect(page.locator("#connection")).to_be_visible(timeout=20_000)
