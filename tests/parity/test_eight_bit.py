@@ -88,7 +88,7 @@ CASES = [
     for kind, one in EIGHT_BITS.items()
     for form in FORMS
     if not (one.block and FORMS[form].w8a8)  # blocks are widened there too
-    if kind != "e5m2" or form in ("cpu", "w8a8-chip")  # the others treat it as they do float8
+    if kind != "float8_e5m2" or form in ("cpu", "w8a8-chip")  # the others treat it as they do float8
 ]
 
 
