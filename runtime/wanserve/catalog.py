@@ -64,7 +64,7 @@ class Model:
             "mode": task.modes is not None,
             "segment_overlap": task.windows is not None,
             "fit": task.fits,
-            "clips": task.chained is not None,
+            **dict.fromkeys(("clips", "clip_prompts"), task.chained is not None),
             "lora": bool(self.loras),
             "strength": task.start is not None,
             "decoder": TINY_VAE in self.manifest.components,

@@ -27,6 +27,7 @@ from wanrun.generation.parts import Parts
 from wanrun.generation.streamed import StreamedStep
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, joined_frames, windows
+from wanrun.request.options import clip_prompts
 from wanrun.timing.timings import Timings
 from wanrun.weights.futures import unfinished
 from wanrun.weights.programs import Programs
@@ -102,11 +103,13 @@ class Sampler:
                 noise = Noise(clip_seed(options["seed"], parts.count))
             start = latents if latents is not None and not parts.count else noise(self.latents_shape)
             count = 1 if window is None else window.count
-            final = self.denoise(replace(run, window=parts.count, windows=count), start, conditions, noise)
+            texts = _of_clip(run.embeddings, parts.count, len(clip_prompts(options)))
+            part = replace(run, embeddings=texts, window=parts.count, windows=count)
+            final = self.denoise(part, start, conditions, noise)
             whole = None if inputs is None else inputs.num_frames
             left = None if whole is None else whole - parts.num_frames
-            part = Part(parts, overlap if parts.count else 0, left, run.check)
-            made = self.decode_to(part, final[:, :, self.leading :], run.timings, options.get("decoder"))
+            take = Part(parts, overlap if parts.count else 0, left, run.check)
+            made = self.decode_to(take, final[:, :, self.leading :], run.timings, options.get("decoder"))
             carried = self._carried(made, parts) if count > 1 else {}
             parts.end(final)
         return parts.joined(self.profile), parts.latents
@@ -300,3 +303,9 @@ class Sampler:
             return [None]
         deciding = inputs.arrays[self._task.inputs[windowing.frames_of].array]
         return windows(len(deciding), self.profile.num_frames, overlap)
+
+
+def _of_clip(embeddings: np.ndarray, clip: int, later: int) -> np.ndarray:
+    """Returns those of a clip's prompt, of the first and so many later ones, and of the negative one."""
+    own = min(clip, later)
+    return np.concatenate([embeddings[own : own + 1], embeddings[later + 1 :]]) if later else embeddings

@@ -27,6 +27,7 @@ from wanrun.media.types import Inputs, Media, is_given
 from wanrun.media.windows import joined_frames, num_windows
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.adapters import ChosenLora
+from wanrun.request.options import clip_prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +60,10 @@ class Generation:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompt, and the negative prompt after it if a step has guidance, or NAG is on."""
+        """The prompt, those of later clips, and the negative one if a step has guidance, or NAG is on."""
         avoids = "nag_scale" in self.options or any(part.guided for part in self.ranges)
-        return self.options["prompt"], *([self.options["negative_prompt"]] if avoids else [])
+        negative = [self.options["negative_prompt"]] if avoids else []
+        return self.options["prompt"], *clip_prompts(self.options), *negative
 
     def on_own_grid(self) -> Generation:
         """Returns the generation with the solver's own steps, as many; a distilled model has others."""

@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     target_video_length: int | None
     clips: int | None
     num_clips: int | None
+    clip_prompts: str | None
     window_frames: int | None
     context_frames: int | None
     window_overlap: int | None

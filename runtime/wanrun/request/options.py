@@ -43,7 +43,7 @@ MAX_SCHEDULE_BYTES = 2**20
 SPLIT = ("steps_high", "steps_low")
 """The options by which a request says the steps of each expert."""
 
-_UNSAID = MappingProxyType({"clips": 1, "decoder": "full", "strength": None})
+_UNSAID = MappingProxyType({"clips": 1, "clip_prompts": None, "decoder": "full", "strength": None})
 """Values that a generation's options leave out, as of artifacts without the option."""
 
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
@@ -236,11 +236,20 @@ def with_strength(artifact: Artifact, profile: Profile, request: Request, begins
     return structs.replace(request, strength=STRENGTH if request.strength is None else request.strength)
 
 
+def clip_prompts(options: Mapping[str, Any]) -> list[str]:
+    """Returns the prompts of the clips after the first; the last one holds for the rest.
+
+    Args:
+        options: a generation's.
+    """
+    return [line.strip() for line in options.get("clip_prompts", "").splitlines() if line.strip()]
+
+
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
     options = manifest.model.default_options().keys()
     here = _NOT_RECORDED | options | {"strength"} | (set(SPLIT) if "boundary" in options else set())
-    here |= set() if manifest.model.task.chained is None else {"clips"}
+    here |= set() if manifest.model.task.chained is None else {"clips", "clip_prompts"}
     return tuple(row for row in rows() if row.models and row.name not in here)
 
 

@@ -132,6 +132,14 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             also="num_clips",
         ),
     ] = None
+    clip_prompts: Annotated[
+        Text | None,
+        option(
+            "Prompts of the clips after the first, one a line; the last one holds for the rest.",
+            default="the prompt",
+            models="I2V, TI2V",
+        ),
+    ] = None
     window_frames: Annotated[
         Count | None,
         option(

@@ -35,6 +35,7 @@ from wanrun.request.media import given_media
 from wanrun.request.options import (
     WINDOW,
     check_effects,
+    clip_prompts,
     resolve_options,
     scheduled,
     with_split_steps,
@@ -152,7 +153,7 @@ def resolve_request(
     request = with_strength(asked, profile, request, begins)
     options = resolve_options(asked, profile, structs.replace(request, **changes)) | fitted
     options |= blended_windows(manifest, profile, request)
-    if "clips" in options or "window_frames" in options:
+    if {"clips", "clip_prompts", "window_frames"} & options.keys():
         _check_parts(manifest, profile, given or inputs, options)
     if chosen.loras:
         options["lora"] = [one.facts for one in chosen.loras]
@@ -200,6 +201,13 @@ def _check_parts(
     """Raises UsageError where a clip cannot continue another one, or windows are not of text alone."""
     task, clips = manifest.model.task, field("clips")
     given = [name for name in task.inputs if _has(manifest, media, name)]
+    if (texts := len(clip_prompts(options))) >= (count := options.get("clips", 1)):
+        raise UsageError(
+            f"{field('clip_prompts')} has more lines than there are clips after the first",
+            expected=f"at most {count - 1}" if count > 1 else f"{clips} of 2 or more",
+            found=texts,
+            remedy=f"raise {clips}, or leave lines out",
+        )
     if "window_frames" in options:
         windows = " and ".join(map(field, WINDOW))
         longer = "" if task.chained is None or "clips" in options else f", or pass {clips} instead"

@@ -61,6 +61,7 @@ function controlOf({ name, rule, usual }, id) {
     return make("select", common, first, ...choices.map((choice) => make("option", { value: choice, text: choice })));
   }
   const placeholder = given === null || given === "" ? "Default" : String(given);
+  if (rule.type === "string" && rule.maxLength) return make("textarea", { ...common, placeholder, rows: 3, dir: "auto" });
   if (rule.type !== "integer" && rule.type !== "number") return make("input", { ...common, placeholder, autocomplete: "off" });
   return make("input", {
     ...common,

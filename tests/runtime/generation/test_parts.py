@@ -28,6 +28,7 @@ Toys = Callable[[str], tuple[Path, Path]]
 LENGTH, CLIPS = 9, 3
 FRAMES = np.arange(1, 1 + 2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 OPTIONS: dict[str, Any] = {"prompt": "a fox", "negative_prompt": "", "num_steps": 2, "seed": 5}
+SEVERAL = {**OPTIONS, "clips": CLIPS, "clip_prompts": "a cat\n"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def pipeline(toy: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def clips(pipeline: Pipeline) -> Result:
-    return pipeline.generate(**OPTIONS, clips=CLIPS, media=Media(image=picture(90, 70)))
+    return pipeline.generate(**SEVERAL, media=Media(image=picture(90, 70)))
 
 
 def test_a_clip_is_made_of_the_last_frame_with_the_first_image_as_anchor(
@@ -54,7 +55,7 @@ def test_a_clip_is_made_of_the_last_frame_with_the_first_image_as_anchor(
     alone = [pipeline.generate(**OPTIONS, inputs=inputs, spool=tmp_path / "unused").frames[0]]
     for clip in range(1, CLIPS):
         chained = replace(inputs, arrays={**inputs.arrays, "image": alone[-1][-1:]})
-        options = {**OPTIONS, "seed": clip_seed(OPTIONS["seed"], clip)}
+        options = {**OPTIONS, "prompt": "a cat", "seed": clip_seed(OPTIONS["seed"], clip)}
         alone.append(pipeline.generate(**options, inputs=chained).frames[0])
     joined = np.concatenate([alone[0], *(frames[1:] for frames in alone[1:])])
     np.testing.assert_array_equal(clips.frames[0], joined)
@@ -68,12 +69,7 @@ def test_what_an_ended_run_has_made_is_not_made_again(
     pipeline: Pipeline, clips: Result, tmp_path: Path
 ) -> None:
     folder, steps = tmp_path / "spool", OPTIONS["num_steps"]
-    given: dict[str, Any] = {
-        **OPTIONS,
-        "clips": CLIPS,
-        "media": Media(image=picture(90, 70)),
-        "spool": folder,
-    }
+    given: dict[str, Any] = {**SEVERAL, "media": Media(image=picture(90, 70)), "spool": folder}
 
     def end_in_the_last(done: int, total: int) -> None:
         assert total == steps * CLIPS
@@ -110,6 +106,7 @@ def test_the_command_goes_on_after_an_end(
     def call(*more: object, seed: object = "random") -> int:
         words = ("--artifact", toy, "-p", "a fox", "--negative-prompt", "", "--steps", 2, "--seed", seed)
         files = ("--image", tmp_path / "first.png", "--output", output, "--clips", CLIPS)
+        more = ("--clip-prompts", SEVERAL["clip_prompts"], *more)
         return run(wanrun, [str(word) for word in (*words, *files, *more)])
 
     end = Spool.end

@@ -194,6 +194,20 @@ def test_windows_are_of_text_alone(toy_artifact: Path) -> None:
     assert of(manifest, None, Media(), None, **windows).blending is not None
 
 
+def test_later_clips_may_have_prompts_of_their_own(toy_artifact: Path) -> None:
+    """The last one holds for the rest; the negative prompt stays the last of all."""
+    manifest = with_model(read_manifest(toy_artifact), task=task_of("wan2.2-i2v", encoder=False))
+    media = Media(image=np.zeros((9, 6, 3), np.uint8))
+    made = of(manifest, None, media, clips=4, clip_prompts="b\r\n\n c \n")
+    assert made.prompts[1:-1] == ("b", "c") and made.cost().calls["text"] == 4
+    for given in ({"clips": 2}, {}):
+        with pytest.raises(UsageError) as error:
+            of(manifest, None, media, clip_prompts="b\nc", **given)
+        assert error.value.fields == ("clip_prompts", "clips")
+    with pytest.raises(UsageError):
+        of(read_manifest(toy_artifact), clip_prompts="b")
+
+
 def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
     for name, profile in manifest.profiles.items():
         assert chosen(manifest, profile=name) == name
