@@ -138,6 +138,6 @@ def _work(generation: Generation, target: str, parts: int = 0) -> Mapping[str, f
     """Returns the FLOPs of what an outcome's seconds tell apart, not the text encoder's or those of parts."""
     flops, counts = generation.cost().parts.get(target, {}), generation.counts()
     left = counts.steps_left(parts) / counts.told_steps
-    steps = left * (flops.get("expert", 0.0) + flops.get("steps", 0.0))
-    decode = flops.get("video", 0.0) * (1.0 if counts.blended else left)
-    return {name: one for name, one in (("steps", steps), ("decode", decode)) if one}
+    all_of = {"steps": flops.get("expert", 0.0) + flops.get("steps", 0.0), "decode": flops.get("video", 0.0)}
+    shares = {"steps": left, "decode": 1.0 if counts.blended else left}
+    return {name: one * shares[name] for name, one in all_of.items() if one}

@@ -27,6 +27,7 @@ from wanrun.artifact.select import UnbuiltError
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE
+from wanrun.generation.parts import spool_of
 from wanrun.media.video_paths import video_paths
 from wanrun.request.building import built
 from wanrun.request.generation import influences_of
@@ -171,7 +172,7 @@ def make_worklist(
         bad |= {index: error for index, error in unread.items() if index in own}
     noise = None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(timings), _claims(artifact, run, entries)
-    output, store = run.output or str(_default_output(run, shared.num_videos or 1)), None
+    output, store = run.output or str(_default_output(run, shared)), None
     if "://" in output:
         from wanfleet.uploads import VideoStore
 
@@ -217,13 +218,20 @@ def _share(run: RunOptions, indexes: Sequence[int]) -> set[int]:
     return set(indexes)
 
 
-def _default_output(run: RunOptions, num_videos: int) -> Path:
+def _default_output(run: RunOptions, shared: Line) -> Path:
     """Returns the name of a run's videos where none is given: one that is free, for a single prompt."""
     first = Path("out.mp4")
     if run.prompts is not None or run.overwrite:
         return first
     names = itertools.chain([first], (Path(f"out-{number}.mp4") for number in itertools.count(2)))
-    return next(name for name in names if not any(video.exists() for video in video_paths(name, num_videos)))
+    # A name whose video an ended run has begun is free for one that may go on with it.
+    in_parts = shared.clips is not None or shared.window_frames is not None
+    return next(
+        name
+        for name in names
+        if not any(video.exists() for video in video_paths(name, shared.num_videos or 1))
+        and (in_parts or not spool_of(name).exists())
+    )
 
 
 def _claims(artifact: Artifact, run: RunOptions, entries: Sequence[Entry]) -> Claims:

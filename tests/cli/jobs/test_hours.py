@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -36,6 +37,11 @@ def test_a_long_run_is_announced_and_a_terminal_is_asked(
     assert hours_of(work).expected == pytest.approx(10800.0)
     longer = worklist_of({"num_steps": 4}, prompt="a fox")  # the other part is as fast as it was
     assert 17000 < (hours_of(longer).expected or 0.0) < 18100
+    windows = worklist_of({"num_frames": 17, "window_frames": 9}, prompt="a fox")
+    begun = replace(windows, jobs=[replace(one, parts=1) for one in windows.jobs])
+    assert (
+        0 < 2 * (hours_of(begun).expected or 0.0) < (hours_of(windows).expected or 0.0)
+    )  # without its steps
     hours_of(work).announce(lines.append)
     assert len(lines) == 1 and all(word in lines[0] for word in ("3.0 h", "--size", "--steps", "GPU"))
 

@@ -41,12 +41,15 @@ def test_without_an_output_a_single_prompt_takes_a_free_name(
     worklist_of: WorklistOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("out-2.mp4.parts").mkdir()  # of a run that was ended, which the next such one goes on with
     found = []
     for _ in range(3):
         (job,) = worklist_of({}, prompt="a fox", output=None).jobs
         found += job.videos
         job.videos[0].write_bytes(b"a video")
-    assert found == [Path("out.mp4"), Path("out-2.mp4"), Path("out-3.mp4")]
+    assert found == [Path("out.mp4"), Path("out-3.mp4"), Path("out-4.mp4")]
+    windows = {"num_frames": 17, "window_frames": 9}
+    assert worklist_of(windows, prompt="a fox", output=None).jobs[0].videos == (Path("out-2.mp4"),)
     (job,) = worklist_of({}, prompt="a fox", output=None, overwrite=True).jobs
     assert job.videos == (Path("out.mp4"),)
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"})
