@@ -9,6 +9,8 @@ DEFAULTS = (
     "steps",
     "guidance_scale",
     "guidance_scale_2",
+    "guidance_start",
+    "guidance_end",
     "boundary",
     "flow_shift",
     "solver",

@@ -10,6 +10,7 @@ from wanbuild.default_options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model
+from wanrun.denoising.guidance import GUIDED
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import explicit_timesteps
 from wanrun.errors import UsageError
@@ -49,6 +50,7 @@ def with_defaults(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         checked = _checked(given)
         timesteps = explicit_timesteps({}, checked)
     _check_experts(own, given)
+    _check_shares(given)
     if "guidance_scale" in checked and "guidance_scale_2" in own:
         checked.setdefault("guidance_scale_2", checked["guidance_scale"])
     defaults = {**own, **checked}
@@ -82,6 +84,16 @@ def _check_experts(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             "the default guidance_scale_2 has no effect: guidance is off",
             expected="a guidance_scale above 1, or none of either",
             found=f"guidance_scale {first:g} and guidance_scale_2 {second:g}",
+        )
+
+
+def _check_shares(given: Mapping[str, Any]) -> None:
+    start, end = (given.get(name, usual) for name, usual in GUIDED.items())
+    if start >= end:
+        raise UsageError(
+            f"the defaults {' and '.join(GUIDED)} leave no step with guidance",
+            expected="a start below the end",
+            found=f"{start:g} and {end:g}",
         )
 
 

@@ -32,12 +32,14 @@ Colour = Annotated[int, Meta(ge=-(10**6), le=10**6)] | Annotated[float, Meta(ge=
 OPTION_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "guidance_scale_2": (-MAX_FLOAT32, MAX_FLOAT32),
+        "guidance_start": (0.0, 1.0),
+        "guidance_end": (0.0, 1.0),
         "boundary": (0.0, 1.0),
         "conditioning_scale": (-MAX_FLOAT32, MAX_FLOAT32),
         "segment_overlap": (1, MAX_SIZE),
     }
 )
-"""The least and the most value of each option that only some models have."""
+"""The least and the most value of each option that only some models have, or have a default of."""
 
 
 class ImageProcessor(Record, frozen=True, kw_only=True):

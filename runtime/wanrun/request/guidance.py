@@ -50,7 +50,7 @@ def guided_options(
         found |= {name: 1.0 for name in ("guidance_scale", "guidance_scale_2") if name in options}
         if "nag_scale" not in chosen:
             found["negative_prompt"] = None
-    return found | shares if shares != GUIDED else found
+    return found | shares if guidance and shares != GUIDED else found
 
 
 def check_guided_steps(options: Mapping[str, Any], ranges: Sequence[ExpertRange]) -> None:

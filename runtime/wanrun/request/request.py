@@ -190,11 +190,12 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Share | None,
         option(
             "Share of the steps before the first one with guidance; a step without takes half of the time.",
-            default="0",
+            default="the artifact's, else 0",
         ),
     ] = None
     guidance_end: Annotated[
-        Share | None, option("Share of the steps after which none has guidance.", default="1")
+        Share | None,
+        option("Share of the steps after which none has guidance.", default="the artifact's, else 1"),
     ] = None
     guider: Annotated[
         GuiderName | None,

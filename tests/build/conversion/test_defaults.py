@@ -76,10 +76,10 @@ def test_the_number_of_timesteps_is_that_of_the_steps() -> None:
 
 
 def test_experts() -> None:
-    given = {"boundary": 0, "guidance_scale_2": 2, "fps": 24}
+    given = {"boundary": 0, "guidance_scale_2": 2, "fps": 24, "guidance_end": 0.5}
     defaults = with_defaults(OF_TWO, given)
     assert (defaults["boundary"], defaults["guidance_scale_2"], defaults["fps"]) == (0.0, 2.0, 24.0)
-    assert defaults["guidance_scale"] == 4.0
+    assert (defaults["guidance_scale"], defaults["guidance_end"]) == (4.0, 0.5)
     for one in ({"boundary": 0.9}, {"guidance_scale_2": 2.0}):
         check_defaults(one)  # only the checkpoint tells
         with pytest.raises(UsageError, match=r"has no effect: this checkpoint has one transformer; leave it"):
@@ -104,6 +104,7 @@ def test_experts() -> None:
             "the timesteps cannot be used; expected at most 1000, above 0, each below",
         ),
         ({"timesteps": []}, "timesteps is out of range; expected 1 to 10000 positive numbers; found []"),
+        ({"guidance_end": 0.0}, "guidance_start and guidance_end leave no step with guidance"),
         ({"fps": True}, "fps has the wrong type; expected a number"),
         (
             {"timesteps": [1000, 500], "steps": 3},

@@ -37,7 +37,10 @@ def test_shares_of_the_steps_that_have_guidance() -> None:
     found = resolve(ONE, profile(), guidance_end=0.5)
     assert (found["guidance_start"], found["guidance_end"]) == (0.0, 0.5)
     assert resolve(ONE, profile(), guidance_start=0.9, num_steps=10)["guidance_end"] == 1.0
+    own = with_model(ONE, options={"guidance_start": 0.25, "guidance_end": 0.75})
+    assert resolve(own, profile(), guidance_end=0.5)["guidance_start"] == 0.25
     for where, others in ((profile(False), {}), (profile(), {"guidance_scale": 1})):
+        assert "guidance_start" not in resolve(own, where, **others)
         said = refusal(UsageError, ONE, where, guidance_end=0.5, **others)
         assert said.startswith("guidance_end") and "guidance_scale" in said
     half = {"num_steps": 10, "strength": 0.5}  # five of the steps run
