@@ -42,6 +42,8 @@ def option(
     flag: str = "",
     short: str = "",
     page: str | Mapping[str, str] = MappingProxyType({}),
+    needs: Callable[[Any], bool] | None = None,
+    built: Callable[[Any], bool] | None = None,
     recipe: bool = True,
     commands: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Meta:
@@ -64,6 +66,8 @@ def option(
         "flag": flag,
         "short": short,
         "page": MappingProxyType({"": page} if isinstance(page, str) else dict(page)),
+        "needs": needs,
+        "built": built,
         "recipe": recipe,
         "commands": commands,
     }
@@ -103,6 +107,9 @@ class Row:
         page: the help for clients of a server, where ``help`` says what does not concern them: under "" that
             of any model, under the words of ``models`` what stands instead for such a model, and under a
             choice a sentence that is added where it can be chosen.
+        needs: whether a model has the option, by the manifest; None where its inputs and defaults tell: see
+            ``wanrun.request.rows.offered``.
+        built: whether a profile is built for the option, by its build options; None where all are.
         recipe: whether a recipe has the option too; of the build's.
         commands: further commands that have the option, and the attributes that differ there: see ``of``.
     """
@@ -130,6 +137,8 @@ class Row:
     writes: Any
     parse: Callable[[str], Any] | None
     page: Mapping[str, str]
+    needs: Callable[[Any], bool] | None
+    built: Callable[[Any], bool] | None
     recipe: bool
     commands: Mapping[str, Mapping[str, Any]]
 

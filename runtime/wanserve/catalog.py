@@ -14,12 +14,12 @@ from msgspec import structs
 
 import wanrun
 from wanrun.artifact.guiders import GUIDERS
-from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
-from wanrun.artifact.nag import NAG_DEFAULTS
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
-from wanserve.names import files, page_text
+from wanrun.request.rows import offered
+from wanserve.names import page_text
 from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -58,23 +58,14 @@ class Model:
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """The rows of the options that have an effect with this model, by Python name."""
-        task, own = self.manifest.model.task, self.manifest.model.default_options()
-        shown = dict.fromkeys(own, True)
-        shown |= {
-            "mode": task.modes is not None,
-            "segment_overlap": task.windows is not None,
-            "fit": task.fits,
-            **dict.fromkeys(("clips", "clip_prompts"), task.chained is not None),
-            "lora": bool(self.loras),
-            "strength": task.start is not None,
-            "decoder": TINY_VAE in self.manifest.components,
-            "guider": bool(self._guiders),
-            **dict.fromkeys(("window_frames", "window_overlap"), not task.always_encodes),
-            **dict.fromkeys(NAG_DEFAULTS, any(one.options.nag for one in self._profiles)),
+        built = [profile.options for profile in self._profiles]
+        return {
+            row.name: row
+            for row in wanrun.options()
+            if offered(row, self.manifest)
+            and (row.built is None or any(map(row.built, built)))
+            and (row.name != "lora" or self.loras)
         }
-        shown |= {name: one.name in self._guiders for one in GUIDERS.values() for name in one.options}
-        shown |= {name: name in task.inputs for name in files()}
-        return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}
 
     @cached_property
     def _guiders(self) -> set[str]:
@@ -294,11 +285,12 @@ class Catalog:
         for model in self.models.values():
             if not model.shapes() and loop is not None:
                 built = sorted(model.manifest.profiles.values(), key=lambda one: one.index)
-                shape = f"{built[0].compile_options} " if built else ""
+                command = f"wanbuild compile --loop all --artifact {shlex.quote(str(model.artifact))}"
+                if built:
+                    command = model.artifact.compiling(built[0], "--loop all")
                 raise ArtifactError(
                     f"{model.artifact} has no profile that was built with loop {loop}",
-                    remedy=f"run wanbuild compile {shape}--loop all "
-                    f"--artifact {shlex.quote(str(model.artifact))}",
+                    remedy=f"run {command}",
                 )
 
     def prepare(self) -> None:

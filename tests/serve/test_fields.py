@@ -355,10 +355,12 @@ def test_models_are_shown() -> None:
         "64x96x17-b2-nocfg",
     ]
     assert text["inputs"] == [] and text["presets"] == []
-    assert not {"boundary", "image", "mode", "segment_overlap", "conditioning_scale"} & set(text["options"])
+    assert not {"boundary", "steps_high", "image", "mode", "segment_overlap", "conditioning_scale"} & set(
+        text["options"]
+    )
     assert [item["name"] for item in full["inputs"]] == ["image", "video", "mask"]
     assert [item["required"] for item in full["inputs"]] == [True, True, False]
-    assert {"boundary", "image", "mode", "segment_overlap"} <= set(full["options"])
+    assert {"boundary", "steps_high", "image", "mode", "segment_overlap"} <= set(full["options"])
     assert full["presets"][0]["name"] == "2-steps"
     msgspec.json.encode(full)
 

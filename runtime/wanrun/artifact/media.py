@@ -128,6 +128,7 @@ class Media(Struct, frozen=True):
             "Animate the character, or put it in somebody's place in a video.",
             default="animate",
             models="Animate",
+            needs=lambda manifest: manifest.model.task.modes is not None,
         ),
     ] = None
     segment_overlap: Annotated[
@@ -145,6 +146,7 @@ class Media(Struct, frozen=True):
             "the middle; or padded with black.",
             default="stretch",
             models="I2V, FLF2V, TI2V, Animate, T2V with --video",
+            needs=lambda manifest: manifest.model.task.fits,
         ),
     ] = None
 

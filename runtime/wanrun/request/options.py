@@ -23,7 +23,7 @@ from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
 from wanrun.request.guidance import check_guidance, check_guided_steps, guided_options
 from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
-from wanrun.request.rows import rows
+from wanrun.request.rows import offered, rows
 from wanrun.rows import Row
 
 WINDOW = ("window_frames", "window_overlap")
@@ -247,10 +247,10 @@ def clip_prompts(options: Mapping[str, Any]) -> list[str]:
 
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
-    options = manifest.model.default_options().keys()
-    here = _NOT_RECORDED | options | {"strength"} | (set(SPLIT) if "boundary" in options else set())
-    here |= set() if manifest.model.task.chained is None else {"clips", "clip_prompts"}
-    return tuple(row for row in rows() if row.models and row.name not in here)
+    told_elsewhere = _NOT_RECORDED | {"strength"}
+    return tuple(
+        row for row in rows() if row.models and row.name not in told_elsewhere and not offered(row, manifest)
+    )
 
 
 def _own_options(manifest: Manifest) -> tuple[str, ...]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 __all__ = ["PROMPTS", "RANDOM", "Request", "Seed"]
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from wanrun.artifact.guiders import GuiderName
+from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
+from wanrun.artifact.programs import ProfileOptions
 from wanrun.artifact.roles import DecoderName, FormName
 from wanrun.errors import UsageError
 from wanrun.request.lora import LoraChoice, parse_lora
@@ -57,6 +60,31 @@ Rate = Annotated[float, Meta(ge=0.1, le=240)]
 Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
 
 
+def _two_experts(manifest: Manifest) -> bool:
+    return "boundary" in manifest.model.options
+
+
+def _tiny_decoder(manifest: Manifest) -> bool:
+    return TINY_VAE in manifest.components
+
+
+def _chained(manifest: Manifest) -> bool:
+    return manifest.model.task.chained is not None
+
+
+def _text_alone(manifest: Manifest) -> bool:
+    return not manifest.model.task.always_encodes
+
+
+def _for_guider(*names: str) -> Callable[[ProfileOptions], bool]:
+    """Returns whether a profile is built for one of some guiders; without names, for any."""
+    return lambda options: any(not names or one in names for one in options.guiders)
+
+
+def _for_nag(options: ProfileOptions) -> bool:
+    return options.nag
+
+
 def parse_seed(text: str) -> int | str:
     """Parses a seed. Raises UsageError for what is neither an integer nor ``random``."""
     try:
@@ -94,6 +122,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             default=f"{STRENGTH}, with --video",
             also="denoise denoising_strength",
             models="T2V, TI2V",
+            needs=lambda manifest: manifest.model.task.start is not None,
         ),
     ] = None
     profile: Annotated[
@@ -129,6 +158,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Clips of the video: each begins with the last frame of the one before, which is there once.",
             default="1",
             models="I2V, TI2V",
+            needs=_chained,
             also="num_clips",
         ),
     ] = None
@@ -138,6 +168,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Prompts of the clips after the first, one a line; the last one holds for the rest.",
             default="the prompt",
             models="I2V, TI2V",
+            needs=_chained,
         ),
     ] = None
     window_frames: Annotated[
@@ -147,6 +178,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "to video, which are blended where they overlap.",
             page="Frames that are denoised together, of those that are built, where the video has more.",
             default="those of --frames",
+            needs=_text_alone,
             also="context_frames",
         ),
     ] = None
@@ -155,6 +187,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Frames that neighbouring windows share, a multiple of 4.",
             default="a quarter of --window-frames, rounded up",
+            needs=_text_alone,
             also="context_overlap",
         ),
     ] = None
@@ -209,11 +242,14 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "skip-layer": "skip-layer: also away from a third pass, which leaves some layers out.",
             },
             default="cfg",
+            built=_for_guider(),
         ),
     ] = None
     zero_steps: Annotated[
         FewSteps | None,
-        option("First steps without velocity, of --guider cfg-zero.", default="1"),
+        option(
+            "First steps without velocity, of --guider cfg-zero.", default="1", built=_for_guider("cfg-zero")
+        ),
     ] = None
     skip_layers: Annotated[
         Layers | None,
@@ -222,6 +258,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value="N,N,...",
             parse=parse_whole_numbers,
             also="skip_layer_guidance_layers slg_blocks slg_layers",
+            built=_for_guider("skip-layer"),
         ),
     ] = None
     skip_scale: Annotated[
@@ -230,6 +267,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Strength of --guider skip-layer: how far steps are led away from the third pass.",
             default="2.8",
             also="skip_layer_guidance_scale slg_scale",
+            built=_for_guider("skip-layer"),
         ),
     ] = None
     skip_start: Annotated[
@@ -238,6 +276,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Share of the steps after which some have the third pass of --guider skip-layer.",
             default="0.01",
             also="skip_layer_guidance_start slg_start",
+            built=_for_guider("skip-layer"),
         ),
     ] = None
     skip_end: Annotated[
@@ -246,6 +285,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Share of the steps before which they have it; each takes half as long again.",
             default="0.2",
             also="skip_layer_guidance_stop skip_stop slg_end",
+            built=_for_guider("skip-layer"),
         ),
     ] = None
     nag_scale: Annotated[
@@ -255,13 +295,16 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "11 is usual.",
             page="Strength of the negative prompt in steps without guidance (NAG); 11 is usual.",
             default="1, which is off",
+            built=_for_nag,
         ),
     ] = None
     nag_tau: Annotated[
-        Positive | None, option("Limit of --nag-scale: the most that it enlarges a token.", default="2.5")
+        Positive | None,
+        option("Limit of --nag-scale: the most that it enlarges a token.", default="2.5", built=_for_nag),
     ] = None
     nag_alpha: Annotated[
-        Share | None, option("Share of what --nag-scale changes that is kept.", default="0.25")
+        Share | None,
+        option("Share of what --nag-scale changes that is kept.", default="0.25", built=_for_nag),
     ] = None
     boundary: Annotated[
         Share | None,
@@ -278,11 +321,14 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Steps of the high-noise expert, with --steps-low: the two say --steps and --boundary.",
             models=TWO_EXPERTS,
             also="high_noise_steps",
+            needs=_two_experts,
         ),
     ] = None
     steps_low: Annotated[
         Steps | None,
-        option("Steps of the low-noise expert.", models=TWO_EXPERTS, also="low_noise_steps"),
+        option(
+            "Steps of the low-noise expert.", models=TWO_EXPERTS, also="low_noise_steps", needs=_two_experts
+        ),
     ] = None
     flow_shift: Annotated[
         Positive | None, option("Shift of the sigmas.", default=ARTIFACT, also="sample_shift shift")
@@ -325,6 +371,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value="NAME|FILE[:S]",
             also="loras",
             parse=parse_lora,
+            built=lambda options: options.lora_rank > 0,
         ),
     ] = ()
     loop: Annotated[
@@ -352,6 +399,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "tiny": "tiny: the tiny decoder, faster and coarser.",
             },
             default="full",
+            needs=_tiny_decoder,
         ),
     ] = None
     seed: Annotated[
