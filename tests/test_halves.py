@@ -26,7 +26,9 @@ FOR_PARITY = {
 }
 """Helpers that have torch too."""
 
-WITHOUT_LOGIC = {"__main__.py", "request/request.py", "generation/result.py", "jobs/run.py"}
+WITHOUT_LOGIC = {
+    *("__main__.py", "generation/result.py", "jobs/run.py", "request/request.py", "request/values.py"),
+}
 """The entry point, and records without a method."""
 
 

@@ -108,7 +108,7 @@ class Row:
             of any model, under the words of ``models`` what stands instead for such a model, and under a
             choice a sentence that is added where it can be chosen.
         needs: whether a model has the option, by the manifest; None where its inputs and defaults tell: see
-            ``wanrun.request.rows.offered``.
+            ``wanrun.request.offered``.
         built: whether a profile is built for the option, by its build options; None where all are.
         recipe: whether a recipe has the option too; of the build's.
         commands: further commands that have the option, and the attributes that differ there: see ``of``.

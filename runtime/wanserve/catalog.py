@@ -18,7 +18,7 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
-from wanrun.request.rows import offered
+from wanrun.request.offered import offered
 from wanserve.names import page_text
 from wanserve.refusal import RefusedError
 

@@ -340,7 +340,7 @@ def test_the_artifact_decides() -> None:
         model.resolve({"prompt": "p", "schedule": {"a": 1}}, str)
     assert model.resolve({"prompt": "p", "num_frames": 81}, str).profile.name == "96x64x81-b1-cfg"
     windows = {"prompt": "p", "num_frames": 33, "window_frames": 17}
-    assert model.resolve(windows, str).num_windows(None) == 3
+    assert model.resolve(windows, str).counts().windows == 3
     for wrong in ({"num_frames": 34}, {"window_frames": 16}, {"window_overlap": 3}):
         with pytest.raises(WanError) as refused:
             model.resolve({**windows, **wrong}, str)

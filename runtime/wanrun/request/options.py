@@ -22,8 +22,9 @@ from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS
 from wanrun.request.guidance import check_guidance, check_guided_steps, guided_options
+from wanrun.request.offered import offered
 from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
-from wanrun.request.rows import offered, rows
+from wanrun.request.rows import rows
 from wanrun.rows import Row
 
 WINDOW = ("window_frames", "window_overlap")

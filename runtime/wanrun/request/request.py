@@ -7,27 +7,52 @@ row here, and the line that uses it.
 
 from __future__ import annotations
 
-__all__ = ["PROMPTS", "RANDOM", "Request", "Seed"]
+__all__ = ["PROMPTS", "RANDOM", "Request"]
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from wanrun.artifact.guiders import GuiderName
-from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.media import Media
-from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
-from wanrun.artifact.programs import ProfileOptions
+from wanrun.artifact.model import SolverName
 from wanrun.artifact.roles import DecoderName, FormName
-from wanrun.errors import UsageError
 from wanrun.request.lora import LoraChoice, parse_lora
-from wanrun.request.written import parse_numbers, parse_size, parse_solver, parse_whole_numbers
+from wanrun.request.offered import (
+    begins_with_video,
+    continues,
+    for_guider,
+    for_nag,
+    of_text_alone,
+    tiny_decoder,
+    two_experts,
+    with_slots,
+)
+from wanrun.request.values import (
+    AtLeast1,
+    Clips,
+    Count,
+    FewSteps,
+    Layers,
+    Positive,
+    Rate,
+    Scale,
+    Seed,
+    Share,
+    Size,
+    Steps,
+    Text,
+    Timesteps,
+)
+from wanrun.request.written import (
+    RANDOM,
+    parse_numbers,
+    parse_seed,
+    parse_size,
+    parse_solver,
+    parse_whole_numbers,
+)
 from wanrun.rows import option
-
-RANDOM = "random"
-"""The seed that is drawn anew for each prompt."""
 
 PROMPTS = "Prompts"
 """The help's section of the prompts, which comes first."""
@@ -40,57 +65,6 @@ STRENGTH = 0.8
 
 TWO_EXPERTS = "two experts"
 """The models that have the options of a high-noise and a low-noise expert."""
-
-Text = Annotated[str, Meta(max_length=100_000)]
-"""Of which the model reads 512 tokens; splitting five million characters into tokens takes gigabytes."""
-Steps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
-FewSteps = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
-Seed = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
-"""The bound above does not fit msgspec's: ``wanrun.denoising.noise`` checks it."""
-Scale = Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
-AtLeast1 = Annotated[float, Meta(ge=1, le=MAX_FLOAT32)]
-Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
-Clips = Annotated[int, Meta(ge=1, le=1000)]
-Layers = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, max_length=1000)]
-Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
-Rate = Annotated[float, Meta(ge=0.1, le=240)]
-"""Frames per second that every container can hold."""
-Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
-
-
-def _two_experts(manifest: Manifest) -> bool:
-    return "boundary" in manifest.model.options
-
-
-def _tiny_decoder(manifest: Manifest) -> bool:
-    return TINY_VAE in manifest.components
-
-
-def _chained(manifest: Manifest) -> bool:
-    return manifest.model.task.chained is not None
-
-
-def _text_alone(manifest: Manifest) -> bool:
-    return not manifest.model.task.always_encodes
-
-
-def _for_guider(*names: str) -> Callable[[ProfileOptions], bool]:
-    """Returns whether a profile is built for one of some guiders; without names, for any."""
-    return lambda options: any(not names or one in names for one in options.guiders)
-
-
-def _for_nag(options: ProfileOptions) -> bool:
-    return options.nag
-
-
-def parse_seed(text: str) -> int | str:
-    """Parses a seed. Raises UsageError for what is neither an integer nor ``random``."""
-    try:
-        return text if text == RANDOM else int(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is neither an integer nor {RANDOM}") from None
 
 
 class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +96,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             default=f"{STRENGTH}, with --video",
             also="denoise denoising_strength",
             models="T2V, TI2V",
-            needs=lambda manifest: manifest.model.task.start is not None,
+            needs=begins_with_video,
         ),
     ] = None
     profile: Annotated[
@@ -158,7 +132,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Clips of the video: each begins with the last frame of the one before, which is there once.",
             default="1",
             models="I2V, TI2V",
-            needs=_chained,
+            needs=continues,
             also="num_clips",
         ),
     ] = None
@@ -168,7 +142,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Prompts of the clips after the first, one a line; the last one holds for the rest.",
             default="the prompt",
             models="I2V, TI2V",
-            needs=_chained,
+            needs=continues,
         ),
     ] = None
     window_frames: Annotated[
@@ -178,7 +152,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "to video, which are blended where they overlap.",
             page="Frames that are denoised together, of those that are built, where the video has more.",
             default="those of --frames",
-            needs=_text_alone,
+            needs=of_text_alone,
             also="context_frames",
         ),
     ] = None
@@ -187,7 +161,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Frames that neighbouring windows share, a multiple of 4.",
             default="a quarter of --window-frames, rounded up",
-            needs=_text_alone,
+            needs=of_text_alone,
             also="context_overlap",
         ),
     ] = None
@@ -242,13 +216,13 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "skip-layer": "skip-layer: also away from a third pass, which leaves some layers out.",
             },
             default="cfg",
-            built=_for_guider(),
+            built=for_guider(),
         ),
     ] = None
     zero_steps: Annotated[
         FewSteps | None,
         option(
-            "First steps without velocity, of --guider cfg-zero.", default="1", built=_for_guider("cfg-zero")
+            "First steps without velocity, of --guider cfg-zero.", default="1", built=for_guider("cfg-zero")
         ),
     ] = None
     skip_layers: Annotated[
@@ -258,7 +232,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value="N,N,...",
             parse=parse_whole_numbers,
             also="skip_layer_guidance_layers slg_blocks slg_layers",
-            built=_for_guider("skip-layer"),
+            built=for_guider("skip-layer"),
         ),
     ] = None
     skip_scale: Annotated[
@@ -267,7 +241,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Strength of --guider skip-layer: how far steps are led away from the third pass.",
             default="2.8",
             also="skip_layer_guidance_scale slg_scale",
-            built=_for_guider("skip-layer"),
+            built=for_guider("skip-layer"),
         ),
     ] = None
     skip_start: Annotated[
@@ -276,7 +250,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Share of the steps after which some have the third pass of --guider skip-layer.",
             default="0.01",
             also="skip_layer_guidance_start slg_start",
-            built=_for_guider("skip-layer"),
+            built=for_guider("skip-layer"),
         ),
     ] = None
     skip_end: Annotated[
@@ -285,7 +259,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Share of the steps before which they have it; each takes half as long again.",
             default="0.2",
             also="skip_layer_guidance_stop skip_stop slg_end",
-            built=_for_guider("skip-layer"),
+            built=for_guider("skip-layer"),
         ),
     ] = None
     nag_scale: Annotated[
@@ -295,16 +269,16 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "11 is usual.",
             page="Strength of the negative prompt in steps without guidance (NAG); 11 is usual.",
             default="1, which is off",
-            built=_for_nag,
+            built=for_nag,
         ),
     ] = None
     nag_tau: Annotated[
         Positive | None,
-        option("Limit of --nag-scale: the most that it enlarges a token.", default="2.5", built=_for_nag),
+        option("Limit of --nag-scale: the most that it enlarges a token.", default="2.5", built=for_nag),
     ] = None
     nag_alpha: Annotated[
         Share | None,
-        option("Share of what --nag-scale changes that is kept.", default="0.25", built=_for_nag),
+        option("Share of what --nag-scale changes that is kept.", default="0.25", built=for_nag),
     ] = None
     boundary: Annotated[
         Share | None,
@@ -321,13 +295,13 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Steps of the high-noise expert, with --steps-low: the two say --steps and --boundary.",
             models=TWO_EXPERTS,
             also="high_noise_steps",
-            needs=_two_experts,
+            needs=two_experts,
         ),
     ] = None
     steps_low: Annotated[
         Steps | None,
         option(
-            "Steps of the low-noise expert.", models=TWO_EXPERTS, also="low_noise_steps", needs=_two_experts
+            "Steps of the low-noise expert.", models=TWO_EXPERTS, also="low_noise_steps", needs=two_experts
         ),
     ] = None
     flow_shift: Annotated[
@@ -371,7 +345,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value="NAME|FILE[:S]",
             also="loras",
             parse=parse_lora,
-            built=lambda options: options.lora_rank > 0,
+            built=with_slots,
         ),
     ] = ()
     loop: Annotated[
@@ -399,7 +373,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "tiny": "tiny: the tiny decoder, faster and coarser.",
             },
             default="full",
-            needs=_tiny_decoder,
+            needs=tiny_decoder,
         ),
     ] = None
     seed: Annotated[

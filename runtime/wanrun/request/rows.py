@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["aliases", "offered", "rows"]
+__all__ = ["aliases", "rows"]
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from wanrun.artifact.manifest import Manifest
 from wanrun.request.request import PROMPTS, Request
 from wanrun.rows import Row, rows_of
 
@@ -25,14 +24,6 @@ def rows(kind: type[Request] = Request) -> tuple[Row, ...]:
 def aliases(kind: type[Request] = Request) -> Mapping[str, str]:
     """Returns the further names that are understood, with the Python name of the option that each means."""
     return MappingProxyType({other: row.name for row in rows(kind) for other in row.also})
-
-
-def offered(row: Row, manifest: Manifest) -> bool:
-    """Returns whether a model has an option: by ``needs``; else if all have it, or as an input or default."""
-    if row.needs is not None:
-        return row.needs(manifest)
-    model = manifest.model
-    return not row.models or row.name in model.task.inputs or row.name in model.default_options()
 
 
 def schema() -> dict[str, Any]:

@@ -1,14 +1,25 @@
-"""Values of options as people write them: sizes, lists of numbers, and solvers."""
+"""Values of options as people write them: seeds, sizes, lists of numbers, and solvers."""
 
 from __future__ import annotations
 
-__all__ = ["parse_numbers", "parse_size", "parse_solver", "parse_whole_numbers"]
+__all__ = ["parse_numbers", "parse_seed", "parse_size", "parse_solver", "parse_whole_numbers"]
 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from wanrun.errors import UsageError, shortened
+
+RANDOM = "random"
+"""The seed that is drawn anew for each prompt."""
+
+
+def parse_seed(text: str) -> int | str:
+    """Parses a seed. Raises UsageError for what is neither an integer nor ``random``."""
+    try:
+        return text if text == RANDOM else int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is neither an integer nor {RANDOM}") from None
 
 
 def parse_size(text: str) -> tuple[int, int]:
