@@ -106,7 +106,8 @@ class Made:
         table = SimpleNamespace(timesteps=np.zeros(self.loop.steps))
         run = Denoising(cast(Any, table), (), np.zeros(0), "step", Timings(), on_step=on_step)
         run = replace(run, blending=blending)
-        self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents, parts)
+        with parts or Parts() as parts:
+            self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents, parts)
         self.called = programs.names
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]
 
