@@ -16,15 +16,16 @@ import pytest
 from helpers.groups import START_SECONDS, Ended, Processes, free_port, lost_in_the_steps, wanrun_commands
 
 PROMPT = ("--prompt", "a fox", "--steps", "2", "--seed", "3")
+WINDOWS = (*PROMPT, "--frames", "9", "--window-frames", "5")
 
 
 @pytest.fixture(scope="module")
 def alone(mesh_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
-    """The frames and the latents that one process makes."""
+    """The frames and the latents that one process makes, in windows."""
     folder = tmp_path_factory.mktemp("alone")
     video, latents = folder / "video.npy", folder / "latents.npy"
     cli.succeeds(
-        *("wanrun", "--artifact", mesh_artifact, *PROMPT, "--output", video, "--save-latents", latents)
+        *("wanrun", "--artifact", mesh_artifact, *WINDOWS, "--output", video, "--save-latents", latents)
     )
     return [np.load(video), np.load(latents)]
 
@@ -68,10 +69,10 @@ def test_the_video_is_that_of_one_process(
     """Four processes have a device each. Latents have the same bits."""
     count = 4
     report, latents = tmp_path / "timing.json", tmp_path / "latents.npy"
-    options = (*PROMPT, "--timing-json", report, "--save-latents", latents)
+    options = (*WINDOWS, "--timing-json", report, "--save-latents", latents)
     ended, (video, *others) = together(mesh_artifact, tmp_path, count, *options)
     assert [one.code for one in ended] == [0] * count, ended
-    assert re.fullmatch(rf"wrote {video} \(seed 3, 5 frames of 96x64, .*B, .* s\)\n", ended[0].output)
+    assert re.fullmatch(rf"wrote {video} \(seed 3, 9 frames of 96x64, .*B, .* s\)\n", ended[0].output)
     assert [(one.output, one.errors) for one in ended[1:]] == [("", [])] * (count - 1)
     assert ended[0].errors == []
     assert np.array_equal(np.load(latents), alone[1])
