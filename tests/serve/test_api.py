@@ -48,7 +48,8 @@ def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: 
     The second one is made in windows.
     """
     made, windows = [], {"num_frames": 17, "window_frames": 9}
-    for seed, length in enumerate(({"seconds": "0.5"}, windows, {"num_frames": 9})):
+    lengths: list[dict[str, Any]] = [{"seconds": "0.5"}, windows, {"num_frames": 9}]
+    for seed, length in enumerate(lengths):
         video = client.videos.create_and_poll(
             prompt=PROMPT,
             model="toy",  # type: ignore[arg-type]
@@ -64,8 +65,8 @@ def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: 
     assert [[video.id for video in page.data] for page in pages] == [[id] for id in made[::-1]]
     assert set(made) <= {video.id for video in client.videos.list(order="asc", limit=2)}
     with wanrun.load(toy_artifact) as pipeline:
-        for seed, how in ((1, windows), (2, {})):
-            result = pipeline.generate(PROMPT, num_steps=2, seed=seed, **how)
+        for seed, length in enumerate(lengths[1:], 1):
+            result = pipeline.generate(PROMPT, num_steps=2, seed=seed, **length)
             (own,) = result.save(tmp_path / f"{seed}.mp4", fps=16)
             assert client.videos.download_content(made[seed]).read() == own.read_bytes()
     assert client.videos.download_content(made[1], variant="thumbnail").read()[:4] == b"RIFF"

@@ -179,12 +179,13 @@ def test_windows_are_of_text_alone(toy_artifact: Path) -> None:
     plain, first = read_manifest(toy_artifact), {"image": np.zeros((9, 6, 3), np.uint8)}
     windows = {"num_frames": 17, "window_frames": 9}
     always = {"num_frames", "window_frames", "window_overlap"}
-    for variant, more, fields in (
+    cases: list[tuple[str, dict[str, Any], set[str]]] = [
         ("wan2.2-i2v", {}, {"clips"}),
         ("wan2.2-ti2v", {}, {"image", "clips"}),
         ("wan2.2-ti2v", {"clips": 2}, {"image", "clips"}),
         ("wan2.2-vace", {}, set()),
-    ):
+    ]
+    for variant, more, fields in cases:
         manifest = with_model(plain, task=task_of(variant, encoder=False))
         media = Media() if "vace" in variant else Media(**first)
         with pytest.raises(UsageError) as error:
