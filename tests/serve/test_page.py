@@ -110,18 +110,22 @@ def check(page: Page, name: str) -> None:
 
 
 def test_a_video_is_made(page: Page) -> None:
-    """Submitted, watched, played; its settings and its seed are used again; searched for and deleted."""
-    ask(page, steps="30")
+    """In windows: submitted, watched, played; its settings are used again; searched for and deleted."""
+    windows = {"num_frames": "17", "window_frames": "9"}
+    ask(page, steps="30", **windows)
     expect(card(page, PROMPT)).to_have_attribute("data-status", "completed", timeout=30_000)
     card(page, PROMPT).locator("button").click()
     video = page.locator("#viewer video")
     expect(video).to_be_visible()
     assert plays(video)
-    expect(page.locator("#facts")).to_contain_text("Steps")
+    expect(page.locator("#facts")).to_contain_text("17 frames")
     seed = int(re.search(r"Seed\s+(\d+)", page.locator("#facts").inner_text())[1])  # type: ignore[index]
     page.click("#viewer [data-action=settings]")
     expect(page.locator("#prompt")).to_have_value(PROMPT)
     expect(page.locator("#seed")).to_have_value(str(seed))
+    for name, value in windows.items():
+        expect(page.locator(f"[name={name}]")).to_have_value(value)
+    expect(page.locator("#shapes input:checked")).to_have_value("96x64/9")
     card(page, PROMPT).first.locator("button").click()
     page.click("#viewer [data-action=again]")
     page.keyboard.press("Escape")
@@ -183,7 +187,10 @@ def test_dragging(page: Page) -> None:
 
 
 def test_errors_are_beside_their_fields(page: Page) -> None:
-    ask(page, "an impossible one", "2", timesteps="3,2,1")
+    windows = {"num_frames": "16", "window_frames": "9"}
+    ask(page, "an impossible length", "2", **windows)
+    expect(page.locator('[data-error-for="num_frames"]')).to_contain_text("a multiple of 4 more")
+    ask(page, "an impossible one", "2", timesteps="3,2,1", **dict.fromkeys(windows, ""))
     expect(page.locator('[data-error-for="num_steps"]')).to_contain_text(
         "Steps and timesteps contradict each other"
     )

@@ -8,9 +8,9 @@ const nodes = () => [...document.querySelectorAll("#composer [data-error-for]")]
 
 /** Shows an error at a field, or at the form where there is no such field; returns where it stands. */
 export function showError(param, message) {
-  const name = SAME_FIELD[param] ?? param;
-  const shown = (node) => node.dataset.errorFor === name && !node.parentElement.closest("[hidden]");
-  const node = nodes().find(shown) ?? nodes().find((each) => each.dataset.errorFor === "form");
+  const shown = nodes().filter((node) => !node.parentElement.closest("[hidden]"));
+  const at = (name, among = shown) => among.find((node) => node.dataset.errorFor === name);
+  const node = at(param) ?? at(SAME_FIELD[param]) ?? at("form", nodes());
   node.textContent = plain(message);
   node.hidden = false;
   node.tabIndex = -1;

@@ -158,14 +158,16 @@ export function fill(values) {
 /** A video's settings, as `fill` takes them. */
 export function settingsOf(video) {
   const media = video.media.map(({ option }) => option);
-  const further = Object.entries(video.options).filter(([name]) => !IN_FORM.includes(name) && !media.includes(name));
+  const windows = "window_frames" in video.options || "window_overlap" in video.options;
+  const elsewhere = [...IN_FORM, ...media].filter((name) => !windows || name !== "num_frames");
+  const further = Object.entries(video.options).filter(([name]) => !elsewhere.includes(name));
   const given = video.options.seed;
   return {
     model: video.model,
     prompt: video.prompt,
     negative_prompt: video.options.negative_prompt,
     size: video.size,
-    num_frames: video.num_frames,
+    num_frames: windows ? video.options.window_frames : video.num_frames,
     schedule: video.options.schedule,
     loras: video.options.lora ?? [],
     seed: String(video.seed ?? given ?? ""),

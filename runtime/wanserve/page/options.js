@@ -14,7 +14,9 @@ let fields = [];
 export function showOptions(model, schemas, counts) {
   const properties = schemas.CreateVideo?.properties ?? {};
   const media = model.inputs.map((input) => input.name);
-  const names = model.options.filter((name) => properties[name] && ![...ELSEWHERE, ...media].includes(name));
+  const windows = model.options.includes("window_frames") ? ["num_frames"] : []; // more of them than a shape has
+  const elsewhere = [...ELSEWHERE, ...media].filter((name) => !windows.includes(name));
+  const names = model.options.filter((name) => properties[name] && !elsewhere.includes(name));
   fields = names
     .map((name) => ({ name, rule: ruleOf(properties[name], model.fields[name], schemas), usual: model.defaults[name] }))
     .map((field) => (field.name === "num_videos" ? { ...field, rule: { ...field.rule, choices: counts } } : field))
