@@ -51,6 +51,7 @@ from wanbuild.targets import target
 from wanbuild.toy.checkpoint import write_toy
 from wanreport.files import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Note, Report, Section, Table
+from wanrun.artifact.manifest import TINY_VAE
 from wanrun.claims import REPORT, Claims
 from wanrun.errors import UsageError
 
@@ -83,6 +84,7 @@ class Built:
         quantise: ``--quantise``, and then the patterns of ``--keep``.
         target: of ``wanbuild compile``.
         tf32: whether the VAE multiplies as a GPU does in TF32: see ``vae_in_tf32``.
+        tiny: whether there is a tiny decoder beside the VAE, ``checkpoint.TINY_VAE``.
     """
 
     weights: tuple[str, ...] = ()
@@ -90,6 +92,7 @@ class Built:
     quantise: tuple[str, ...] = ()
     target: str = "cpu"
     tf32: bool = False
+    tiny: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
         "--vae-dtype bfloat16": Choice(Built((), ("vae_dtype",))),
         "--vae-precision high on a GPU": Choice(Built(tf32=True)),
         "--scheduler-dtype bfloat16": Choice(Built((), ("scheduler_dtype",))),
+        "--decoder tiny": Choice(Built(tiny=True), {"decoder": "tiny"}),
         "default dtypes": Choice(DEFAULT),
         "everything bfloat16": Choice(Built(PARTS, DTYPES)),
         "default, --loop scan": Choice(DEFAULT, load={"loop": "scan"}),
@@ -194,12 +198,13 @@ def build(source: Path, built: Built, folder: Path) -> Path:
     """Makes an artifact of a checkpoint if it is not there; returns its folder."""
     quantised = [pattern.replace("/", "_").replace("*", "x") for pattern in built.quantise]
     names = ["artifact", source.name, built.target, *built.weights, *built.dtypes, *quantised]
-    names += ["tf32"] * built.tf32
+    names += ["tf32"] * built.tf32 + ["tiny"] * built.tiny
     artifact = folder / "-".join(names)
     if not artifact.exists():
         weights = {part: BF16 if part in built.weights else F32 for part in PARTS}
         quantise = parse_quantise(*built.quantise[:1], built.quantise[1:]) if built.quantise else None
-        convert(ConvertRequest(source, artifact, weights, quantise=quantise))
+        files = {TINY_VAE: checkpoint.TINY_VAE} if built.tiny else {}
+        convert(ConvertRequest(source, artifact, weights, files=files, quantise=quantise))
         options = BuildOptions(**{name: BF16 if name in built.dtypes else F32 for name in DTYPES})
         request = CompileRequest(
             artifact, [built.target], [(WIDTH, HEIGHT)], [FRAMES], [True, False], options=options
@@ -351,12 +356,14 @@ def page(found: Mapping[str, Mapping[str, Figures]], options: argparse.Namespace
 
 
 def asked_for(options: argparse.Namespace) -> dict[str, Choice]:
-    """Returns the choices to measure: the first always, and the reference where the weights are trained."""
+    """Returns the choices to measure: the first always, others where what they need is there and trained."""
     names = {next(iter(CHOICES)), *(options.choice or CHOICES)}
     return {
         name: choice
         for name, choice in CHOICES.items()
-        if name in names and not (choice.reference and options.random)
+        if name in names
+        and not (choice.reference and options.random)
+        and (checkpoint.TINY_VAE.exists() or not choice.built.tiny)
     }
 
 

@@ -12,7 +12,7 @@ from wanrun import Media
 
 FOLDER = Path(__file__).parents[2] / "artifacts" / "tiny"
 TINY_VAE = FOLDER / "tiny_vae.safetensors"
-"""The tiny decoder of their latents."""
+"""A tiny decoder of their latents, where ``tinywan.learning.tiny_decoder`` has written one."""
 
 
 def names() -> list[str]:

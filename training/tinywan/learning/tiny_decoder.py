@@ -30,7 +30,7 @@ from wanbuild.models.tiny_vae_config import STRIDES
 WIDTHS = (32, 16, 8, 8)
 """An eighth of the published ones: the tiny VAE's are a twelfth of its published ones."""
 
-BATCH = 4
+BATCH = 2
 
 
 class MemoryBlock(nn.Module):
@@ -95,8 +95,10 @@ class TinyDecoder(nn.Module):
             layers += [nn.Upsample(scale_factor=2), Grow(width, stride, videos)]
             layers.append(_conv(width, later, bias=False))
         last = _conv(widths[-1], 3)
-        if last.bias is not None:
-            nn.init.constant_(last.bias, 0.5)
+        with torch.no_grad():
+            last.weight *= 0.1  # frames begin near grey
+            if last.bias is not None:
+                last.bias += 0.5
         self.decoder = nn.Sequential(*layers, nn.ReLU(), last)
         self._videos = videos
 
@@ -115,9 +117,11 @@ class TinyDecoder(nn.Module):
 
 
 def _conv(inputs: int, outputs: int, bias: bool = True) -> nn.Conv2d:
-    """A convolution of 3x3 that passes on the variance of what is cut at zero."""
+    """A convolution of 3x3 that passes on the variance of what is cut at zero, and nothing of its mean."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias)
     nn.init.kaiming_normal_(conv.weight)
+    with torch.no_grad():
+        conv.weight -= conv.weight.mean((1, 2, 3), keepdim=True)
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
     return conv
@@ -166,7 +170,7 @@ def train(folder: Path, seed: int, batches: int, steps: int) -> TinyDecoder:
     vae = VAE(FOLDER / "shared" / "vae")
     drawn = [decoded(vae, rng, INACCURACY)[:2] for _ in tqdm(range(batches), desc="videos", mininterval=10)]
     latents, frames = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    plan = Plan("tiny-decoder", steps, rate=1e-2, memory=0.98)
+    plan = Plan("tiny-decoder", steps, rate=5e-3, memory=0.97)
     model = TinyDecoder()
     course = Course(model, plan, folder / "log.jsonl", rng)
     for step in course.steps():
@@ -196,11 +200,14 @@ def distances(tiny: TinyDecoder, seed: int, batches: int) -> dict[str, float]:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--batches", default=48, show_default=True, help=f"Of {BATCH} videos, to learn from.")
-@click.option("--steps", default=1600, show_default=True, help="Of training.")
+@click.option("--batches", default=96, show_default=True, help=f"Of {BATCH} videos, to learn from.")
+@click.option("--steps", default=8000, show_default=True, help="Of training.")
 @click.option("--seed", default=0, show_default=True)
 def main(folder: Path, batches: int, steps: int, seed: int) -> None:
-    """Trains a tiny decoder, writes it into FOLDER, and says its distances in dB."""
+    """Trains a tiny decoder, writes it into FOLDER, and says its distances in dB.
+
+    By the rate of 400 steps this takes a core about 15 minutes.
+    """
     torch.set_num_threads(1)  # convolutions of so few channels are hardly faster by a second one
     folder.mkdir(parents=True, exist_ok=True)
     tiny = train(folder, seed, batches, steps)
