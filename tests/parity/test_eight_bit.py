@@ -12,54 +12,24 @@ import torch
 from diffusers import WanTransformer3DModel
 from transformers import UMT5Config, UMT5EncoderModel
 
+from helpers.eight_bits import layers_of, rounded, stored
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from wanbuild.conversion.quantise import Quantiser
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.mapping.umt5 import UMT5_RULES
 from wanbuild.models import blocks
 from wanbuild.models.attention import blocked_attention
-from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
+from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.forms import Forms, tracing_with
-from wanbuild.models.params import LAYERS, abstract_params, bind
+from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
 from wanrun import EIGHT_BITS
-from wanrun.artifact.layout import BITS
-from wanrun.artifact.parameters import flat, nest
 
 FLOAT32 = 1e-5
 BFLOAT16 = 2e-2
-
-
-def rounded(state: dict[str, np.ndarray], keys: list[str], form: str) -> dict[str, np.ndarray]:
-    """A state whose matrices of these names have the values of rows in 8 bits."""
-    values = dict(state)
-    for key in keys:
-        rows = Quantiser(state[key].size)(state[key], form)
-        stored = rows.stored.view(jnp.dtype(EIGHT_BITS[form].dtype)).astype(np.float32)
-        scales = rows.scales.reshape(len(stored), -1).astype(np.float32)
-        values[key] = stored * np.repeat(scales, stored.shape[1] // scales.shape[1], axis=1)
-    return values
-
-
-def stored(params: dict[str, Any], layers: dict[str, str], bits: bool) -> dict[str, Any]:
-    """Parameters as a program takes them: rows of 8 bits, and the scale of each."""
-    arrays = flat(params)
-    for path, form in layers.items():
-        weight, dtype = arrays[f"{path}/weight"], EIGHT_BITS[form].dtype
-        found = [Quantiser(matrix.size)(matrix, form) for matrix in weight]
-        values, scales = np.stack([one.stored for one in found]), np.stack([one.scales for one in found])
-        arrays[f"{path}/weight"] = values if bits and dtype in BITS else values.view(jnp.dtype(dtype))
-        arrays[f"{path}/scale"] = scales
-    return nest(arrays)
-
-
-def layers_of(module: Any, form: str) -> dict[str, str]:
-    linear = linear_layers(module)
-    return {path: form for path, one in linear.items() if one.weight.get_metadata()["axes"][0] == LAYERS}
 
 
 def round_activations(model: torch.nn.Module, names: list[str], dtype: str) -> None:

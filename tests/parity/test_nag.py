@@ -11,12 +11,14 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
+from helpers.eight_bits import layers_of, rounded, stored
 from helpers.fast_compile import fast_jit
 from helpers.nag_reference import avoiding
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models.attention import blocked_attention
+from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.params import bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
@@ -42,10 +44,18 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 class Guided:
     """A transformer, and two videos of one prompt; ``text`` has the prompt's rows and the negative one's."""
 
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, eight_bits: str = "", **more: Any) -> None:
         self.reference = WanTransformer3DModel(**SIZES, **more, out_channels=16).eval()
         self.module = WanTransformer(TransformerConfig(**SIZES, **more), jnp.float32)
-        self.params = load_params(randomise(self.reference, seed=0), TRANSFORMER_RULES, self.module)
+        state = randomise(self.reference, seed=0)
+        self.params = load_params(state, TRANSFORMER_RULES, self.module)
+        if eight_bits:
+            matrices = [key for key, value in state.items() if key.startswith("blocks.") and value.ndim == 2]
+            values = rounded(state, matrices, eight_bits).items()
+            self.reference.load_state_dict({key: torch.from_numpy(value) for key, value in values})
+            layers = layers_of(self.module, eight_bits)
+            self.module = store_in_eight_bits(self.module, layers)
+            self.params = stored(self.params, layers, True)
         self.x, self.text = normal(1, 2, self.reference.config.in_channels, *LATENT), normal(2, 2, 512, 32)
         self.text += 2 * normal(3, 2, 1, 32)  # else the means of so many rows would be alike
         self.image = normal(3, 1, 10, 40) if "image_dim" in more else None
@@ -75,7 +85,11 @@ class Guided:
         return found[0].numpy(), limited
 
 
-@pytest.fixture(scope="module", params=[{"in_channels": 16}, IMAGES], ids=["text", "image"])
+@pytest.fixture(
+    scope="module",
+    params=[{"in_channels": 16}, {"eight_bits": "int8", **IMAGES}],
+    ids=["text", "image and 8 bits"],
+)
 def guided(request: pytest.FixtureRequest) -> Guided:
     return Guided(**request.param)
 
