@@ -321,11 +321,13 @@ def make_videos(
         _TableMaker,  # type: ignore[arg-type]
         batch_size=1,
         batch_format="pyarrow",
-        compute=ActorPoolStrategy(size=workers, enable_true_multi_threading=True),
+        compute=ActorPoolStrategy(
+            size=workers, max_concurrent_calls_per_actor=AT_ONCE, enable_true_multi_threading=True
+        ),
         fn_constructor_args=(os.fspath(artifact), os.fspath(output), suffix),
         fn_constructor_kwargs=loading,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        **{"max_concurrency": AT_ONCE, **(actor or {})},
+        **(actor or {}),
     )
     return made.repartition(target_num_rows_per_block=ROWS_OF_A_BLOCK, strict=True)
