@@ -71,7 +71,10 @@ class Comparison:
     results: dict[str, Any] = field(default_factory=dict)
 
     def builder(self, sizes: Sizes, dtype: str) -> ProgramBuilder:
-        options = BuildOptions(dtype=dtype, lora_rank=self.lora_rank, guiders=self.guiders)
+        begins = any(one.options.video_to_video for one in self.manifest.profiles.values())
+        options = BuildOptions(
+            dtype=dtype, lora_rank=self.lora_rank, guiders=self.guiders, video_to_video=begins
+        )
         return ProgramBuilder(self.manifest, self.shape, options, KERNELS, sizes, jax.devices())
 
     def specs(self, sizes: Sizes, names: Sequence[str], dtype: str) -> Iterator[ProgramSpec]:

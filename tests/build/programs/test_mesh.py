@@ -84,8 +84,8 @@ def test_media(
 
 
 def test_a_timestep_per_token(ti2v_artifact: Path) -> None:
-    """60 tokens over 8 devices, of which some have tokens of two frames; the residual VAE."""
-    programs = "encode_video,denoise_step,decode_alike"
+    """60 tokens over 8 devices, of which some have tokens of two frames; the residual VAE of a start."""
+    programs = "encode_start,denoise_step,decode_alike"
     found = differences(ti2v_artifact, ["data=2,context=4"], "--size", "160x96x13", "--programs", programs)
     check(found, programs)
 
