@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wanbuild.components import KINDS
+from wanbuild.models.params import bind
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import Denoising, ExpertRange, velocity_table
 from wanrun.generation.pipeline import Pipeline
@@ -17,6 +19,25 @@ def image_tokens(pipeline: Pipeline, inputs: Inputs) -> np.ndarray:
     """Returns the image encoder's tokens, (N, tokens, image_dim) in the compute dtype."""
     conditions = pipeline.session(pipeline.profile).conditioning(inputs, timings=Timings())
     return np.asarray(conditions.prepare["image_tokens"])
+
+
+def start_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
+    """Returns the normalised latents (1, C, T, h, w) of a video to begin with, uint8 (F, H, W, 3)."""
+    conditions = pipeline.session(pipeline.profile).conditioning(
+        Inputs({"start_video": video}), timings=Timings()
+    )
+    assert conditions.start is not None
+    return np.asarray(conditions.start)[None]
+
+
+def mean_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
+    """Returns the VAE's mean latents of a video, float32 (1, 3, F, H, W) in -1 to 1, by the definition."""
+    import jax
+
+    manifest, kind = pipeline.manifest, KINDS["vae"]
+    module = kind.module(kind.parse(manifest.configs["vae"], "vae"), manifest.dtypes["vae"])
+    encode = jax.jit(lambda weights, x: bind(module, weights).encode(x, 1)[0])
+    return np.asarray(encode(pipeline.component_weights("vae"), np.moveaxis(video, 1, -1)))
 
 
 def velocity(

@@ -18,11 +18,9 @@ import numpy as np
 from wanbuild.check.embed import open_profile
 from wanbuild.check.findings import Findings, Videos
 from wanbuild.check.given_configs import with_given_configs
-from wanbuild.check.parts import image_tokens, velocity
+from wanbuild.check.parts import image_tokens, mean_latents, start_latents, velocity
 from wanbuild.check.reference_pipeline import Made, Reference
-from wanbuild.components import KINDS
 from wanbuild.hub.repository import locate_source
-from wanbuild.models.params import bind
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
@@ -228,22 +226,21 @@ class _Comparison:
         return frames_check("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
 
     def encode(self) -> Check:
-        """Compares the mean latents of a random video: the model definition with the artifact's weights."""
-        import jax
+        """Compares the latents of a random video: of the program of a start, or by the definition."""
         import torch
 
-        manifest = self._ours.manifest
-        kind = KINDS["vae"]
-        config = kind.parse(manifest.configs["vae"], "vae")
-        module = kind.module(config, manifest.dtypes["vae"])
-        frames = min(self._profile.num_frames, 9)
-        shape = (1, 3, frames, self._profile.height, self._profile.width)
-        video = np.tanh(initial_noise(SEED + 2, shape))
+        begins, (C, F) = self._profile.options.video_to_video, (3, self._profile.num_frames)
+        shape = (1, C, F if begins else min(F, 9), self._profile.height, self._profile.width)
+        levels = np.rint(127.5 + 127.5 * np.tanh(initial_noise(SEED + 2, shape))).astype(np.uint8)
+        video = levels.astype(np.float32) / 127.5 - 1
         with torch.no_grad():
             reference = self._pipe.vae.encode(torch.from_numpy(video)).latent_dist.mode().numpy()
-        encode = jax.jit(lambda weights, x: bind(module, weights).encode(x, 1)[0])
-        mean = encode(self._ours.component_weights("vae"), np.moveaxis(video, 1, -1))
-        return Check("vae encode", relative_error(np.asarray(mean), reference), self._vae_limits["component"])
+        if begins:
+            start = start_latents(self._ours, np.moveaxis(levels[0], 0, -1))
+            mean = self._latents_to_vae(start).numpy()
+        else:
+            mean = mean_latents(self._ours, video)
+        return Check("vae encode", relative_error(mean, reference), self._vae_limits["component"])
 
     def videos(self, steps: int) -> list[Check]:
         """Compares the whole path from prompt to frames, from the same seed, for every sample."""
