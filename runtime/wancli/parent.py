@@ -101,8 +101,8 @@ def _run_as_child() -> NoReturn:
         for folder in (word for word in words if word.startswith(b"/")):
             remove_abandoned(Path(os.fsdecode(folder)))
     for last in (word for word in words if word[:1].isdigit()):
-        status, _, line = last.decode().partition(" ")
-        end(int(status), line)
+        told_code, _, line = last.decode().partition(" ")
+        end(int(told_code), line)
     if code >= 0:
         end(code)
     error = _ended(-code, joined=len(words) > 1)
