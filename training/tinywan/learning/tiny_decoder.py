@@ -97,8 +97,7 @@ class TinyDecoder(nn.Module):
         last = _conv(widths[-1], 3)
         with torch.no_grad():
             last.weight *= 0.1  # frames begin near grey
-            if last.bias is not None:
-                last.bias += 0.5
+        nn.init.constant_(last.get_parameter("bias"), 0.5)
         self.decoder = nn.Sequential(*layers, nn.ReLU(), last)
         self._videos = videos
 
