@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -113,24 +114,24 @@ class Conditioning:
         *,
         timings: Timings,
         window: Window | None = None,
-        carried: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
+        carried: Mapping[str, Any] = MappingProxyType({}),
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Conditions:
         """Encodes images and videos.
 
         Args:
             inputs: the images and videos as arrays; None for text alone.
             window: the window, for a model with windows; None for the first.
-            carried: the arrays from the window before, by program input; None for the first window.
-            options: the generation's options; a step takes those that it has an input for. None for the
-                model's defaults.
+            carried: the arrays from the window before, by program input; none for the first.
+            options: the generation's options; a step takes those that it has an input for, and the model's
+                defaults of others.
 
         Raises:
             ArtifactError: if a program or weights cannot be loaded, or if the profile has no such program.
             UsageError: if the inputs were prepared for another profile.
         """
         if inputs is None or not inputs.arrays:
-            return self._without(options or {})
+            return self._without(options)
         started, conditioned = self._takers(inputs)
         arrays = self._of_window(inputs, window)
         first = window is None or not window.start
@@ -141,14 +142,12 @@ class Conditioning:
                 once, of_window = dict[str, Any](), dict[str, Any]()
                 if conditioned:
                     once = self._encode_once(arrays) if known is None else dict(known.once)
-                    of_window = self._encode_window(arrays, once, carried or {}, inputs.segment_overlap)
+                    of_window = self._encode_window(arrays, once, carried, inputs.segment_overlap)
             encoded = Encoded(once, of_window, start)
             if first:
                 self._last.clear()
                 self._last[inputs] = {self._digests: encoded}
-        found = (
-            self._conditions(arrays, encoded, options or {}) if conditioned else self._without(options or {})
-        )
+        found = self._conditions(arrays, encoded, options) if conditioned else self._without(options)
         return replace(found, start=np.asarray(encoded.start["start"])) if started else found
 
     def _takers(self, inputs: Inputs) -> tuple[Sequence[str], bool]:
