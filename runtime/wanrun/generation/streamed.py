@@ -39,7 +39,7 @@ class StreamedStep:
         given = {
             **given,
             OUTSIDE: self._slots.changed_part(expert, outside),
-            LORA: self._slots.outside(expert),
+            LORA: self._slots.of_part(expert),
         }
         self.constant = {**self._run("context", given), **given}
 
@@ -73,7 +73,7 @@ class StreamedStep:
                 place = stack, number
                 layer: dict[str, Any] = {
                     stack: self._slots.changed_part(self._expert, weights, *place),
-                    LORA: self._slots.layer(self._expert, *place),
+                    LORA: self._slots.of_part(self._expert, *place),
                 }
                 layer |= {"index": np.int32(number), "kv": self._kv_of(stack, number, layer)}
                 if stack == self._stream.stacks[0] and SKIPPED_LAYERS in given:

@@ -16,7 +16,7 @@ import numpy as np
 from wanrun.artifact.parameters import Component, Tree, flat, nest
 from wanrun.weights.adapters import AdapterFile, Changes, combined
 from wanrun.weights.buffers import DTYPES
-from wanrun.weights.slots import Slots, top_of
+from wanrun.weights.slots import Slots
 
 if TYPE_CHECKING:
     import jax
@@ -126,21 +126,12 @@ class FilledSlots:
         choice = self._choice(expert)
         return self._placed(choice).slots if choice[1] else self._slots.zeros
 
-    def outside(self, expert: str) -> Tree:
-        """Returns those slots of an expert that are in no stack of layers."""
+    def of_part(self, expert: str, stack: str = "", number: int = 0) -> Tree:
+        """Returns the slots of one layer, without the layer axis, or those that are in no stack."""
         if not self._choice(expert)[1]:
-            return self._slots.zeros_outside
-        stacks = self._slots.stacks
-        arrays = self._changes(expert).slots
-        return self._slots.put({path: one for path, one in arrays.items() if top_of(path) not in stacks})
-
-    def layer(self, expert: str, stack: str, number: int) -> Tree:
-        """Returns the slots of one layer of an expert, without the layer axis."""
-        if not self._choice(expert)[1]:
-            return self._slots.zeros_of_layer(stack)
-        arrays = self._changes(expert).slots
-        own = {path: one[number] for path, one in arrays.items() if top_of(path) == stack}
-        return self._slots.put(own, without_layers=True).get(stack, {})
+            return self._slots.zeros_of(stack)
+        own = self._slots.put(self._within(stack, number, self._changes(expert).slots), bool(stack))
+        return own.get(stack, {}) if stack else own
 
     def changed(self, expert: str, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns an expert's weights with the small parameters that the LoRAs change."""
@@ -158,13 +149,15 @@ class FilledSlots:
         """Returns one layer of an expert, or what is in no stack, with the small parameters that change."""
         if not self._choice(expert)[1]:
             return weights
-        deltas = self._changes(expert).deltas
-        if stack:
-            own = {path: one[number] for path, one in deltas.items() if top_of(path) == stack}
-            shifted = self._shifted(expert, flat({stack: dict(weights)}), own)
-            return _with(weights, nest(shifted).get(stack, {}))
-        outside = {path: one for path, one in deltas.items() if top_of(path) not in self._slots.stacks}
-        return _with(weights, nest(self._shifted(expert, flat(dict(weights)), outside)))
+        deltas = self._within(stack, number, self._changes(expert).deltas)
+        named = {stack: dict(weights)} if stack else dict(weights)
+        changed = nest(self._shifted(expert, flat(named), deltas))
+        return _with(weights, changed.get(stack, {}) if stack else changed)
+
+    def _within(self, stack: str, number: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the arrays of one layer of a stack, or those that are in none."""
+        own = self._slots.within(stack, arrays)
+        return {path: one[number] for path, one in own.items()} if stack else own
 
     def _choice(self, expert: str) -> Choice:
         used = ((one.file.sha256, one.strengths.get(expert, 0.0)) for one in self._loras)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -14,12 +13,14 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.mesh import cut, partition_spec
 from wanrun.artifact.parameters import Tree, nest
 from wanrun.artifact.programs import ProfileOptions
-from wanrun.artifact.slots import Slot, slots_of
+from wanrun.artifact.slots import Slot, slots_bytes, slots_of
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.weights.buffers import DTYPES
 
 if TYPE_CHECKING:
     import jax
+
+T = TypeVar("T")
 
 
 class Slots:
@@ -51,8 +52,10 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots of an expert."""
-        return sum(math.prod(slot.shape) for slot in self._slots.values()) * self.dtype.itemsize
+        """Bytes of all slots of an expert, on one device."""
+        mesh, item = self._opened.device.mesh, self.dtype.itemsize
+        rules = self._opened.program_set.rules
+        return slots_bytes(self._slots.values(), item, rules, {} if mesh is None else mesh.shape)
 
     def put(self, arrays: Mapping[str, np.ndarray], without_layers: bool = False) -> Tree:
         """Puts filled slots on the device, or on a mesh, as programs take them.
@@ -75,22 +78,22 @@ class Slots:
         """All slots of an expert, nested dicts by path; empty without slots."""
         return self._zeros(self._slots)
 
-    @functools.cached_property
-    def zeros_outside(self) -> Tree:
-        """Those that are in no stack of layers."""
-        return self._zeros(
-            {path: slot for path, slot in self._slots.items() if top_of(path) not in self.stacks}
-        )
-
-    def zeros_of_layer(self, stack: str) -> Tree:
-        """Those of one layer of a stack, without the layer axis."""
-        return self._layers[stack]
+    def zeros_of(self, stack: str) -> Tree:
+        """Those of one layer of a stack, without the layer axis; of ``""`` those that are in no stack."""
+        return self._parts[stack]
 
     @functools.cached_property
-    def _layers(self) -> Mapping[str, Tree]:
+    def _parts(self) -> Mapping[str, Tree]:
         one = {path: Slot(slot.shape[1:], slot.axes[1:]) for path, slot in self._slots.items()}
-        stacks = {name: {path: one[path] for path in one if top_of(path) == name} for name in self.stacks}
-        return {name: self._zeros(slots).get(name, {}) for name, slots in stacks.items()}
+        layers = {name: self._zeros(self.within(name, one)).get(name, {}) for name in self.stacks}
+        return {**layers, "": self._zeros(self.within("", self._slots))}
+
+    def within(self, stack: str, arrays: Mapping[str, T]) -> dict[str, T]:
+        """Returns what is in a stack of layers, by path; of ``""`` what is in none."""
+        tops = {path: path.partition("/")[0] for path in arrays}
+        return {
+            path: arrays[path] for path, top in tops.items() if (top if top in self.stacks else "") == stack
+        }
 
     def _zeros(self, slots: Mapping[str, Slot]) -> Tree:
         """Returns zeros of these slots on the device, or on a mesh as its programs take them."""
@@ -111,8 +114,3 @@ class Slots:
             return device.whole
         cuts = cut(slot.axes, slot.shape, self._opened.program_set.rules, device.mesh.shape)
         return NamedSharding(device.mesh, partition_spec(cuts))
-
-
-def top_of(path: str) -> str:
-    """Returns the name of the stack, or of the part outside them, that a parameter is in."""
-    return path.partition("/")[0]

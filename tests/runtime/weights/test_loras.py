@@ -78,10 +78,10 @@ def test_slots_hold_what_was_combined(make: Callable[..., Made], dtype: str, bit
     def values(tree: Any) -> dict[str, np.ndarray]:
         return {path: np.asarray(one).view(made.slots.dtype) for path, one in flat(tree).items()}
 
-    whole, outside = values(slots.of(EXPERT)), values(slots.outside(EXPERT))
+    whole, outside = values(slots.of(EXPERT)), values(slots.of_part(EXPERT))
     assert whole.keys() == expected.keys() == made.slots.shapes.keys()
     assert outside.keys() == {path for path in whole if not path.startswith("blocks/")}
-    layer = {f"blocks/{path}": one for path, one in values(slots.layer(EXPERT, "blocks", 2)).items()}
+    layer = {f"blocks/{path}": one for path, one in values(slots.of_part(EXPERT, "blocks", 2)).items()}
     assert outside.keys() | layer.keys() == whole.keys()
     for path, array in expected.items():
         np.testing.assert_array_equal(whole[path], array)
@@ -129,8 +129,8 @@ def test_a_choice_that_comes_again_is_there(make: Callable[..., Made]) -> None:
     assert made.filled(one).of(EXPERT) is first
     unchanged = made.filled(), made.filled(one._replace(strengths={EXPERT: 0.0})), made.filled(one)
     for slots, expert in zip(unchanged, (EXPERT, EXPERT, "transformer_2"), strict=True):
-        assert slots.of(expert) is made.slots.zeros and slots.outside(expert) is made.slots.zeros_outside
-        assert slots.layer(expert, "blocks", 0) is made.slots.zeros_of_layer("blocks")
+        assert slots.of(expert) is made.slots.zeros and slots.of_part(expert) is made.slots.zeros_of("")
+        assert slots.of_part(expert, "blocks", 0) is made.slots.zeros_of("blocks")
         weights: dict[str, Any] = {"blocks": {}}
         assert slots.changed(expert, weights) is weights and slots.changed_part(expert, weights) is weights
 
@@ -152,7 +152,7 @@ def test_the_host_keeps_no_copy_of_what_is_on_the_device(
     try:
         slots.of(EXPERT)
         assert copies and not any(copy() is not None for copy in copies)
-        slots.layer(EXPERT, "blocks", 0)
+        slots.of_part(EXPERT, "blocks", 0)
         del slots
         assert not any(copy() is not None for copy in copies)
     finally:

@@ -47,13 +47,13 @@ def test_zeros_of_what_programs_take(
     opened = open_here(shared).opened
     options = built_with(dtype=dtype, lora_rank=RANK)
     slots = Slots(opened_with(opened, bits), options)
-    whole, outside = flat(slots.zeros), flat(slots.zeros_outside)
+    whole, outside = flat(slots.zeros), flat(slots.zeros_of(""))
     expected = slots_of(opened.manifest.components["transformer"], RANK)
     assert {path: one.shape for path, one in whole.items()} == {
         path: one.shape for path, one in expected.items()
     }
     assert outside.keys() == {path for path in whole if not path.startswith("blocks/")}
-    layer = {f"blocks/{path}": one for path, one in flat(slots.zeros_of_layer("blocks")).items()}
+    layer = {f"blocks/{path}": one for path, one in flat(slots.zeros_of("blocks")).items()}
     assert {path: one.shape for path, one in layer.items()} == {
         path: one.shape[1:] for path, one in expected.items() if path.startswith("blocks/")
     }
