@@ -13,6 +13,8 @@ import click
 from wancli.jobs.planned import Planned
 from wancli.jobs.run import RunOptions
 from wanrun import Artifact, Event, Outcome, Timings
+from wanrun.artifact.cost import cost_of
+from wanrun.artifact.roles import Counts
 from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError
 from wanrun.machine.rates import LONG, Rates
@@ -41,7 +43,7 @@ class Hours:
         """Seconds that all jobs take, by the times of earlier runs here; None if that is not known."""
         total = None
         for planned in self._jobs.values():
-            if (seconds := self._seconds(planned.job.generation, planned.parts)) is None:
+            if (seconds := self._seconds(planned)) is None:
                 return None
             total = seconds + (total or 0.0)
         return total
@@ -69,12 +71,8 @@ class Hours:
         if self._announced or event.step < 1 or event.steps is None or not timings.step_seconds:
             return
         self._announced = True
-        others = sum(
-            one.job.generation.counts().steps_left(one.parts)
-            for id, one in self._jobs.items()
-            if id != event.id
-        )
-        left = timings.step_seconds[0] * (event.steps - event.step + others)
+        others = (self._left(one).told_steps for id, one in self._jobs.items() if id != event.id)
+        left = timings.step_seconds[0] * (event.steps - event.step + sum(others))
         if left >= LONG:
             note(f"about {in_hours(left)} of steps are left; {self._less()}")
 
@@ -83,17 +81,21 @@ class Hours:
 
         Nothing is learned of one with other steps than were counted: clips were there, or windows were read.
         """
-        generation = self._jobs[id].job.generation
-        if (
-            outcome.steps == generation.counts().told_steps
-            and (selected := self._target(generation)) is not None
-        ):
-            self._rates(generation, selected).learn(_work(generation, selected.name), outcome.seconds)
+        planned = self._jobs[id]
+        generation, left = planned.job.generation, self._left(planned)
+        if 0 < outcome.steps == left.told_steps and (selected := self._target(generation)) is not None:
+            self._rates(generation, selected).learn(_work(generation, left, selected.name), outcome.seconds)
 
-    def _seconds(self, generation: Generation, parts: int) -> float | None:
-        if not generation.counts().known or (selected := self._target(generation)) is None:
+    @staticmethod
+    def _left(planned: Planned) -> Counts:
+        """Returns what is left to do, where an ended run has made parts of the video."""
+        return planned.job.generation.counts().after(planned.parts)
+
+    def _seconds(self, planned: Planned) -> float | None:
+        generation, left = planned.job.generation, self._left(planned)
+        if not left.known or (selected := self._target(generation)) is None:
             return None
-        work = _work(generation, selected.name, parts)
+        work = _work(generation, left, selected.name)
         kind = (generation.profile.name, *work.items())
         if kind not in self._times:
             self._times[kind] = self._rates(generation, selected).seconds(work)
@@ -134,10 +136,8 @@ class Hours:
         return f"{', '.join(ways[:-1])} or {ways[-1]} take less{also}"
 
 
-def _work(generation: Generation, target: str, parts: int = 0) -> Mapping[str, float]:
-    """Returns the FLOPs of what an outcome's seconds tell apart, not the text encoder's or those of parts."""
-    flops, counts = generation.cost().parts.get(target, {}), generation.counts()
-    left = counts.steps_left(parts) / counts.told_steps
-    all_of = {"steps": flops.get("expert", 0.0) + flops.get("steps", 0.0), "decode": flops.get("video", 0.0)}
-    shares = {"steps": left, "decode": 1.0 if counts.blended else left}
-    return {name: one * shares[name] for name, one in all_of.items() if one}
+def _work(generation: Generation, left: Counts, target: str) -> Mapping[str, float]:
+    """Returns the FLOPs of what an outcome's seconds tell apart: of the text encoder's nothing is learned."""
+    parts = cost_of(left, generation.manifest, generation.profile).parts.get(target, {})
+    steps = parts.get("expert", 0.0) + parts.get("steps", 0.0)
+    return {name: one for name, one in (("steps", steps), ("decode", parts.get("video", 0.0))) if one}

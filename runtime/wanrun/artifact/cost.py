@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["cost_of"]
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,8 +51,8 @@ class Cost:
 
 def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
     """Returns the cost of a generation of a profile."""
-    roles, others = roles_of(counts.form, counts.decoder), DECODERS[counts.decoder][:-1]
     # Not every artifact has a program for the first frame.
+    roles, others = roles_of(counts.form, counts.decoder), DECODERS[counts.decoder][:-1]
     calls: dict[str, int] = {role.name: role.calls(counts) for role in roles if role.name not in others}
     parts, most = dict[str, dict[When, float]](), dict[str, int]()
     for name, target in manifest.targets.items():

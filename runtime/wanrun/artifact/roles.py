@@ -7,7 +7,7 @@ the programs of a role does: ``wanrun.generation``.
 
 from __future__ import annotations
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "Counts"]
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -111,17 +111,17 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         """The steps that progress tells."""
         return self.rounds * self.steps
 
-    def steps_left(self, parts: int) -> int:
-        """Returns how many steps are left where an ended run has made so many parts.
-
-        Of windows that are blended the first part has all steps; the others are decoded.
-        """
-        return max(self.rounds - parts, 0) * self.steps
-
     @property
     def all_steps(self) -> int:
         """The steps of all windows."""
         return self.windows * self.steps
+
+    def after(self, parts: int) -> Counts:
+        """Returns what is left where an ended run has made so many parts: clips, or all steps of windows."""
+        if parts and self.blended:  # the other parts are decoded windows
+            return msgspec.structs.replace(self, steps=0, guided=0, skipping=0, experts=0)
+        left = self.windows - parts
+        return msgspec.structs.replace(self, windows=left, media=min(self.media, left))
 
     def made(self, role: RoleName) -> int:
         """Returns the steps of all windows that programs of a role make."""

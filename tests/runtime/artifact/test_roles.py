@@ -87,6 +87,15 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0, 1]
 
 
+def test_what_an_ended_run_has_left() -> None:
+    one, two = (replace(COUNTS, media=2).after(parts) for parts in (1, 2))
+    assert [(left.windows, left.media, left.told_steps) for left in (one, two)] == [(2, 2, 20), (1, 1, 10)]
+    blended = replace(COUNTS, blended=9, media=0)
+    assert (blended.after(0).told_steps, blended.after(1).told_steps) == (10, 0)
+    calls = {role.name: role.calls(blended.after(2)) for role in roles_of("step")}
+    assert (calls["prepare"], calls["step"], calls["decode"]) == (0, 0, 12)
+
+
 def test_of_several_programs_that_make_steps_the_last_one_that_wants_a_step_makes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -201,7 +201,7 @@ def test_later_clips_may_have_prompts_of_their_own(toy_artifact: Path) -> None:
     media = Media(image=np.zeros((9, 6, 3), np.uint8))
     made = of(manifest, None, media, clips=4, clip_prompts="b\r\n\n c \n")
     assert made.prompts[1:-1] == ("b", "c") and made.cost().calls["text"] == 4
-    assert 4 * made.counts().steps_left(3) == made.counts().told_steps
+    assert 4 * made.counts().after(3).told_steps == made.counts().told_steps
     for given in ({"clips": 2}, {}):
         with pytest.raises(UsageError) as error:
             of(manifest, None, media, clip_prompts="b\nc", **given)
