@@ -54,6 +54,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 Expert = Annotated[str, Meta(pattern=r"^transformer(_2)?\Z")]
 """A transformer of the model."""
 
+Share = Annotated[float, Meta(ge=0, le=1)]
+
 
 class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Defaults of options that an adapter brings, as a distilled one does; None where it brings none.
@@ -62,6 +64,8 @@ class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
         num_steps: denoising steps.
         guidance_scale: strength of guidance; with two experts, that of the high-noise one.
         guidance_scale_2: that of the low-noise expert.
+        guidance_start: share of the steps after which they have guidance.
+        guidance_end: share of the steps before which they have it.
         boundary: share of the training timesteps below which the low-noise expert runs.
         flow_shift: shift of the sigmas.
         solver: name of the solver.
@@ -72,7 +76,9 @@ class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
     num_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
     guidance_scale: Number | None = None
     guidance_scale_2: Number | None = None
-    boundary: Annotated[float, Meta(ge=0, le=1)] | None = None
+    guidance_start: Share | None = None
+    guidance_end: Share | None = None
+    boundary: Share | None = None
     flow_shift: Positive | None = None
     solver: SolverName | None = None
     timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
