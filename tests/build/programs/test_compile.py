@@ -175,7 +175,7 @@ def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | No
 
 
 def test_tiles_change_no_program_s_inputs_and_outputs() -> None:
-    """But for the history: tiles are decoded at once. A side that quarters of cells do not make is refused."""
+    """But for the history, as tiles are decoded at once; sides that are no multiple of 32 are refused."""
     manifest = published_manifest(published_names()["wan2.2-animate-14b"])
     shape, kernels = Shape(96, 64, 5, 1, guidance=True), resolve_target("cpu").kernels
     for name, history in (("encode_video", False), ("decode_video", True)):
