@@ -181,6 +181,7 @@ class Batch:
                     cancel=token,
                     warn=partial(self.warn, planned=planned),
                     overwrite=self._overwrite,
+                    last=planned is work.jobs[-1],
                     written=self._deliver,
                     look=None if self._pictures is None else self._look(self._pictures),
                     **more,

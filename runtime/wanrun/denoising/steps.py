@@ -253,6 +253,7 @@ class Denoising:
         loras: what changes the experts.
         blending: the windows of every step; None where the programs take the whole video.
         check: called as frames leave the decoder; what it raises ends the generation.
+        last: whether no other generation follows: the experts are released after their last step.
     """
 
     table: SolverTable
@@ -268,6 +269,7 @@ class Denoising:
     loras: Sequence[AppliedLora] = ()
     blending: Blending | None = None
     check: Callable[[], object] = _nothing
+    last: bool = False
 
     @property
     def form(self) -> Form:

@@ -278,6 +278,7 @@ class Pipeline:
         cancel: CancelToken | None = None,
         spool: Path | None = None,
         overwrite: bool = False,
+        last: bool = False,
     ) -> Result:
         """Makes the videos of a resolved request.
 
@@ -290,6 +291,8 @@ class Pipeline:
                 generation goes on after an end; the result's frames are mapped files of it. None keeps them
                 in memory, as those of all other videos and of several processes are.
             overwrite: whether those of another video in it are replaced; else they are an error.
+            last: whether no other generation follows: the text encoder is released once the prompts are
+                encoded, and the transformers before the videos are decoded. Another one loads them again.
 
         Raises:
             UsageError: for an argument of another type, a generation of another artifact, latents of a wrong
@@ -313,7 +316,7 @@ class Pipeline:
         with self._call(timings, cancel) as timings:
             session = self.session(generation.profile)
             session.describe(timings)
-            loop = session.loop_of(generation, timings, on_step, token.check)
+            loop = session.loop_of(generation, timings, on_step, token.check, last)
             if inputs is None and generation.media is not None:
                 with timings.phase("read_media"):
                     inputs = generation.read_media(cancel=cancel)
@@ -331,6 +334,8 @@ class Pipeline:
             parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
             with parts, self._showing(lambda: timings.running):
                 loop = replace(loop, embeddings=self._encode(session, generation.prompts, timings, tell))
+                if last:
+                    session.text.encoder.release()
                 with self._turns.device(timings, cancel):
                     made, final = session(loop, generation.options, inputs, latents, parts)
                 if take is not None:

@@ -157,8 +157,11 @@ class Sampler:
             WanError: if the latents are not finite.
         """
         (name,) = self.programs.with_role(run.form.makers[0])
-        state = start_state(conditions.first_sample(noise, run.table), self.programs[name])
-        return conditions.finish(final_latents(self.steps(run, state, conditions, draw)))
+        start = start_state(conditions.first_sample(noise, run.table), self.programs[name])
+        state = self.steps(run, start, conditions, draw)
+        if run.last and run.window + 1 == run.windows:
+            self.programs.release()
+        return conditions.finish(final_latents(state))
 
     def steps(self, run: Denoising, state: State, conditions: Conditions, draw: Draw) -> State:
         """Runs the experts' steps from a state, which may hold a solver's history; returns the state after.

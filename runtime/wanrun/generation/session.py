@@ -202,7 +202,12 @@ class Session(Sampler):
         return TinyDecoder(lambda latents: self.decode(latents, Timings(), decoder)[0], steps)
 
     def loop_of(
-        self, generation: Generation, timings: Timings, on_step: OnStep, check: Callable[[], object]
+        self,
+        generation: Generation,
+        timings: Timings,
+        on_step: OnStep,
+        check: Callable[[], object],
+        last: bool,
     ) -> Denoising:
         """Returns the denoising loop of a generation, as yet without embeddings.
 
@@ -211,6 +216,7 @@ class Session(Sampler):
             timings: where steps are recorded.
             on_step: what hears of them.
             check: called after them, and as frames leave the decoder; what it raises ends the generation.
+            last: whether no other generation follows.
 
         Raises:
             ArtifactError: if the file of a LoRA is missing, damaged, or another one than was chosen.
@@ -229,6 +235,7 @@ class Session(Sampler):
             loras=applied_loras(generation.loras, self._opened.artifact),
             blending=blending,
             check=check,
+            last=last,
         )
 
     def warm_up_text(self) -> None:

@@ -70,6 +70,7 @@ def run_job(
     passed: Passed = _not_waited_for,
     look: Callable[[int, Step], object] | None = None,
     spool: Path | None = None,
+    last: bool = False,
 ) -> Outcome:
     """Makes the videos of a job, writes its outputs, and returns how it ended.
 
@@ -85,6 +86,7 @@ def run_job(
         look: gets the number of steps done and the ``Step``, after the progress has been told of it.
         spool: folder of the frames of clips or windows while they are made, from which the same job goes on
             after an end, as of ``Pipeline.run``; removed once all outputs are written. None for memory.
+        last: whether no other job follows, as of ``Pipeline.run``.
 
     Returns:
         The outcome, which has any WanError. Other errors are raised.
@@ -103,6 +105,7 @@ def run_job(
                 cancel=cancel,
                 spool=spool,
                 overwrite=overwrite,
+                last=last,
             )
             metadata = {**result.options, **facts}
             ends = writing.ends()

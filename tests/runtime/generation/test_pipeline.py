@@ -120,6 +120,25 @@ def test_no_text_encoder_where_both_embeddings_are_at_hand(
         wanrun.load(embedded, prompts=["a prompt that nobody knew"])
 
 
+def test_the_last_generation_frees_what_it_needs_no_more(toy_artifact: Path, reads: list[str]) -> None:
+    """The transformer before the first frame is decoded; another generation reads it again."""
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        generation, freed = pipeline.resolve(PROMPT, num_steps=1), list[bool]()
+        expected = pipeline.run(generation)
+        names = ("text_encoder", "transformer")
+        leaves = [weakref.ref(next(iter(_leaves(pipeline.component_weights(name))))) for name in names]
+
+        def decoded(*_: object) -> None:
+            gc.collect()
+            freed.extend(leaf() is None for leaf in leaves)
+
+        last = pipeline.run(generation, on_frames=decoded, last=True)
+        assert freed and all(freed) and np.array_equal(last.latents, expected.latents)
+        reads.clear()
+        assert np.array_equal(pipeline.run(generation).frames, expected.frames)
+        assert reads == ["transformer"]
+
+
 def test_low_memory_frees_the_text_encoder(toy_artifact: Path, reads: list[str]) -> None:
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         expected = pipeline.generate(PROMPT, num_steps=1)
