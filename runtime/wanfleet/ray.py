@@ -104,8 +104,8 @@ class VideoMaker:
 
         Returns:
             The row with ``videos``, their paths or URLs; ``metadata``, JSON; ``made``, whether they were made
-            now; ``seconds``, of videos that were made without the wait for another row's steps; and ``error``,
-            why there is no video, or "".
+            now; ``seconds``, of a video that was made without the wait for another row's steps; and
+            ``error``, why there is no video, or "".
 
         Raises:
             ArtifactError: if the artifact is not usable: then no row is.
