@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -23,19 +24,17 @@ def test_latents_and_preview(toy_artifact: Path, loop: str) -> None:
     shown: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def without(done: int, total: int, step: wanrun.Step) -> None:
-        step.preview()
+        replace(step, manifest=step.manifest.changed(preview=())).preview()
 
     def on_step(done: int, total: int, step: wanrun.Step) -> None:
         seen.append(step)
         shown.append((step.latents, step.clean, step.preview()))
 
     with wanrun.load(toy_artifact, embeddings="none", loop=loop) as pipeline:
-        map_, fitted = np.array(pipeline.manifest.preview), pipeline.manifest
+        map_ = np.array(pipeline.manifest.preview)
         assert map_.shape == (17, 3)
-        pipeline.manifest = fitted.changed(preview=())
         with pytest.raises(UsageError, match=r"there is no preview of this model; .*run wanbuild compile"):
             pipeline.generate(PROMPT, num_steps=2, on_step=without)
-        pipeline.manifest = fitted
         result = pipeline.generate(PROMPT, num_steps=3, on_step=on_step)
     latents, clean, preview = shown[-1]
     assert len(shown) == (3 if loop == "step" else 1)
