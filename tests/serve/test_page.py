@@ -303,8 +303,10 @@ def test_loras(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
         page.get_by_label("Another shape").check()
         ask(page, "of two", "2")
         expect(page.locator("#size-error")).to_contain_text("832x480")
+        page.fill("#other-size", "128x96")
+        page.fill("#other-frames", "5")
         with page.expect_request("**/v1/videos") as sent:
-            ask(page, "of two", "2", size="128x96", num_frames="5")
+            ask(page, "of two", "2")
         assert {"128x96", "5"} <= set((sent.value.post_data or "").split())
         assert '[{"name":"style","high":1,"low":-0.25}]' in (sent.value.post_data or "")
         expect(page.locator('[data-error-for="lora"]')).to_contain_text("give one strength")

@@ -49,8 +49,8 @@ function chip(shape, single) {
 export function chooseShape({ size, num_frames: frames }) {
   const exact = shapes.find((shape) => keyOf(shape) === `${size}/${frames}`);
   if (!exact && limit && size && frames) {
-    byId("size").value = size;
-    byId("num_frames").value = frames;
+    byId("other-size").value = size;
+    byId("other-frames").value = frames;
     return choose(OTHER);
   }
   const wanted = exact ?? shapes.find((shape) => shape.size === size) ?? shapes[0];
@@ -59,7 +59,7 @@ export function chooseShape({ size, num_frames: frames }) {
 
 /** The size and the frames that are chosen. */
 export function shapeValues() {
-  const other = { size: byId("size").value.trim(), num_frames: byId("num_frames").value.trim() };
+  const other = { size: byId("other-size").value.trim(), num_frames: byId("other-frames").value.trim() };
   const shape = chosen === OTHER ? other : shapes.find((each) => keyOf(each) === chosen);
   return shape ? { size: shape.size, num_frames: String(shape.num_frames) } : {};
 }
