@@ -79,7 +79,7 @@ class Hours:
     def learn(self, id: str, outcome: Outcome) -> None:
         """Keeps how fast the programs of a job were, for later runs.
 
-        Nothing is learned of one with other steps than were counted: clips were there, or windows were read.
+        Nothing is learned of one with other steps than were counted: windows were read.
         """
         planned = self._jobs[id]
         generation, left = planned.job.generation, self._left(planned)
@@ -93,6 +93,8 @@ class Hours:
 
     def _seconds(self, planned: Planned) -> float | None:
         generation, left = planned.job.generation, self._left(planned)
+        if not left.windows:
+            return 0.0  # all clips are there
         if not left.known or (selected := self._target(generation)) is None:
             return None
         work = _work(generation, left, selected.name)

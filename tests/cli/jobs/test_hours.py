@@ -42,6 +42,8 @@ def test_a_long_run_is_announced_and_a_terminal_is_asked(
     assert (
         0 < 2 * (hours_of(begun).expected or 0.0) < (hours_of(windows).expected or 0.0)
     )  # without its steps
+    done = replace(work, jobs=[replace(one, parts=1) for one in work.jobs])
+    assert hours_of(done).expected == 0.0  # only its file was not written
     hours_of(work).announce(lines.append)
     assert len(lines) == 1 and all(word in lines[0] for word in ("3.0 h", "--size", "--steps", "GPU"))
 
