@@ -94,7 +94,7 @@ class CacheFolder:
         for one in sorted(folders, key=_used):
             if sum(sizes.values()) <= self.most:
                 break
-            if one != self.path and _used(one) < recent and _removed(one):
+            if one != self.path and _removed(one, recent):
                 del sizes[one]
 
     @contextlib.contextmanager
@@ -138,11 +138,11 @@ def _used(folder: Path) -> float:
         return 0.0
 
 
-def _removed(folder: Path) -> bool:
-    """Removes a folder, unless a process holds it, or has begun to use it meanwhile."""
+def _removed(folder: Path, recent: float) -> bool:
+    """Removes a folder, unless a process holds it, or has used it since a time."""
     lock = _opened(folder)
     try:
-        if free := _taken(lock):
+        if free := _taken(lock) and _used(folder) < recent:
             remove_tree(folder)
     finally:
         os.close(lock)
