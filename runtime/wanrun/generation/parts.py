@@ -205,8 +205,8 @@ class Spool(Parts):
     def _find(self) -> None:
         """Finds the parts that are there; raises UsageError for others, unless they are replaced."""
         found = _record_in(self._folder)
-        if found is None or not found.parts:
-            return
+        if found is None or not found.parts or not (self._folder / _LATENTS).exists():
+            return  # those without latents are what an ended removal has left
         if (wrong := self._wrong_in(found)) is None:
             self._record.parts, self.count = found.parts, len(found.parts)
             self.num_frames = self._written
@@ -357,7 +357,7 @@ def _taken(file: BinaryIO) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Removes parts; the record goes last, by which what is left of an ended removal is known."""
+    """Removes parts: latents first, then frames and their record, by which what is left of it is known."""
     for name in (_LATENTS, _FRAMES, _RECORD):
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()

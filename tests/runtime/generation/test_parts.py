@@ -171,6 +171,8 @@ def test_parts_that_are_damaged_are_not_continued(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="damaged"):
             Spool(tmp_path / name, "key", (4, 6)).there()
     assert Spool(tmp_path / "o", "key", (4, 6), overwrite=True).there() == 0
+    (tmp_path / "passed" / "latents.npy").unlink()  # as where their removal was ended
+    assert written(tmp_path / "passed", 2).count == 1
     anew = written(tmp_path / "o", 2, overwrite=True)
     assert anew.num_frames == 2 and len(mapped) == 4 and mapped[-1].any()  # still there for who has them
 
