@@ -44,7 +44,7 @@ MAX_SCHEDULE_BYTES = 2**20
 SPLIT = ("steps_high", "steps_low")
 """The options by which a request says the steps of each expert."""
 
-_UNSAID = MappingProxyType({"clips": 1, "clip_prompts": None, "decoder": "full", "strength": None})
+_UNSAID = MappingProxyType({"clips": 1, "clip_prompts": "", "decoder": "full", "strength": None})
 """Values that a generation's options leave out, as of artifacts without the option."""
 
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")

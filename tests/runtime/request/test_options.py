@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.manifests import built_with, with_model
+from helpers.media_files import task_of
 from helpers.options import ONE, TWO, profile, refusal, resolve
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.guiders import OWN_OPTIONS
@@ -167,6 +168,8 @@ def test_options_of_some_models() -> None:
     assert resolve(whole, profile(), conditioning_scale=0.5)["conditioning_scale"] == 0.5
     assert resolve(whole, profile(), conditioning_scale=np.float32(0.5))["conditioning_scale"] == 0.5
     assert not {*names} & resolve(ONE, profile()).keys()
+    chained = with_model(ONE, task=task_of("wan2.2-ti2v", encoder=False))
+    assert "clip_prompts" not in resolve(chained, profile(), clips=2, clip_prompts="")
 
 
 def test_options_of_other_models_are_refused() -> None:
