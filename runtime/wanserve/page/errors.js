@@ -10,7 +10,9 @@ const nodes = () => [...document.querySelectorAll("#composer [data-error-for]")]
 export function showError(param, message) {
   const shown = nodes().filter((node) => !node.parentElement.closest("[hidden]"));
   const at = (name, among = shown) => among.find((node) => node.dataset.errorFor === name);
-  const node = at(param) ?? at(SAME_FIELD[param]) ?? at("form", nodes());
+  const own = at(param);
+  const elsewhere = own && !controlOf(own)?.value ? at(SAME_FIELD[param]) : undefined; // one that was left empty
+  const node = elsewhere ?? own ?? at(SAME_FIELD[param]) ?? at("form", nodes());
   node.textContent = plain(message);
   node.hidden = false;
   node.tabIndex = -1;
