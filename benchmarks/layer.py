@@ -27,8 +27,9 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
 from wanbuild.programs.shape import Shape
-from wanbuild.targets.chips import CHIPS, split_w8a8
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.names import chip_named, split_w8a8
 from wanbuild.targets.target import resolve_target
 
 GHZ = {"v5e": 1.5, "v5p": 1.75, "v6e": 1.75, "v7x": 2.2}
@@ -168,7 +169,8 @@ def main() -> None:
     compiled = compiled_for(target, spec.name, data, spec.donate)
     seconds = time.perf_counter() - started
     memory: Any = compiled.memory_analysis()
-    chip, _ = split_w8a8(options.target.split("-")[0])
+    named = chip_named(options.target)
+    chip, _ = split_w8a8(options.target if named is None else named.chip.name)
     config = builder.configs["transformer"]
     found = layer_costs(compiled.as_text(), config.num_layers, chip)
     unit, scale = ("million cycles", 1e6) if chip in GHZ else ("GB", 1e9)

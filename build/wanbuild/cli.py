@@ -14,7 +14,7 @@ from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.check.command import embed_command, inspect_command, verify_command
 from wanbuild.share.command import COMMANDS
-from wanbuild.targets.chips import CHIPS
+from wanbuild.targets.names import chip_named
 from wanbuild.variants.table import MODULES
 from wancli.command import Commands, Input, Output, takes_artifact
 from wancli.options import given, made_options
@@ -245,7 +245,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
     with options_of(recipe):
         _compile(request)
-    if any(name.split("-")[0] not in CHIPS for name in request.targets):  # else nothing runs here but proxies
+    if any(chip_named(name) is None for name in request.targets):  # else nothing runs here but proxies
         record(plan.artifact, report)
     mark_built(plan.artifact, digest)
 

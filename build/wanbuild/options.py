@@ -17,7 +17,8 @@ from msgspec import Meta, Struct, structs
 from msgspec.structs import force_setattr
 
 from wanbuild.convert_options import STORED, Convert, Count
-from wanbuild.targets.chips import CHIPS, W8A8
+from wanbuild.targets.chip import W8A8
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanrun.artifact.guiders import BUILT
 from wanrun.artifact.mesh import Sizes
@@ -183,7 +184,8 @@ class CompileRequest(Struct, frozen=True):
         Sequence[str],
         option(
             "Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), an x86-64 CPU "
-            f"level ({', '.join(CPU_LEVEL_FEATURES)}), or a chip that need not be here: {', '.join(CHIPS)}. "
+            f"level ({', '.join(CPU_LEVEL_FEATURES)}), or a chip that need not be here: {', '.join(CHIPS)}, "
+            "or what is short for one, such as 4090. "
             f"With {W8A8} at its end, layers of 8-bit weights multiply in 8 bits.",
             default="local",
             flag="--target",
@@ -248,7 +250,7 @@ class PlanRequest(Struct, frozen=True):
 
     target: Annotated[
         str,
-        option("A chip, and how many: v7x-8, h200, v6e-w8a8; this machine: cpu, local.", value="CHIP[-N]"),
+        option("A chip, and how many: v7x-8, 4090, v6e-w8a8; this machine: cpu, local.", value="CHIP[-N]"),
     ]
     choices: Annotated[Mapping[str, Any], ARGUMENT] = msgspec.field(default_factory=dict)
     """Options of ``wanbuild compile`` by name, each with one value."""

@@ -13,7 +13,8 @@ from wanbuild.options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan, parse_chip
 from wanbuild.plan.report import gigabytes, in_seconds, title
 from wanbuild.plan.subject import Subject
-from wanbuild.targets.chips import W8A8, Chip, split_w8a8
+from wanbuild.targets.chip import W8A8, Chip
+from wanbuild.targets.names import ChipName, split_w8a8
 from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text
 from wanrun.errors import UsageError
@@ -69,12 +70,12 @@ def best_settings(subject_of: Callable[[Quantise | None], Subject], request: Pla
     Raises:
         UsageError: as ``make_plan``, if no setting can be planned.
     """
-    chip, _ = parse_chip(request.target)
+    chip, count = parse_chip(request.target)
     found: list[Best] = []
     refused: UsageError | None = None
     quantise: Quantise | None = None
     for setting in settings(chip):
-        asked, kept = _with(request, setting, chip), quantise
+        asked, kept = _with(request, setting, ChipName(chip, count)), quantise
         if setting.quantise is not None:
             kept = parse_quantise(setting.quantise, ())
         try:
@@ -90,11 +91,11 @@ def best_settings(subject_of: Callable[[Quantise | None], Subject], request: Pla
     return found
 
 
-def _with(request: PlanRequest, setting: Setting, chip: Chip) -> PlanRequest:
+def _with(request: PlanRequest, setting: Setting, named: ChipName) -> PlanRequest:
     """Returns a request with one setting more."""
     target = request.target
-    if setting.quantise is not None and not split_w8a8(target)[1]:
-        target = target.replace(chip.name, f"{chip.name}{W8A8}", 1)
+    if setting.quantise is not None and not named.chip.kernels.w8a8:
+        target = ChipName(named.chip.in_eight_bits(), named.count).text
     choices, steps = {**request.choices, **setting.options}, request.steps
     if setting.steps is not None:
         choices, steps = {**choices, "guidance": False}, setting.steps

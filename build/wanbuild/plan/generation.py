@@ -22,7 +22,7 @@ from wanbuild.plan.work import Work, work_of
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.targets.chips import Chip
+from wanbuild.targets.chip import Chip
 from wanrun.artifact.guiders import GUIDERS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, paired

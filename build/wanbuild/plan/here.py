@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.programs.jax_flags import pinned
-from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.chip import Chip
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import ATTACHED, TargetSpec, platforms_of, resolve_target
 from wanrun.errors import UsageError
 from wanrun.machine.environment import usable_cores

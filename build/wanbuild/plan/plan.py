@@ -19,8 +19,10 @@ from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
-from wanbuild.targets.chips import CHIPS, W8A8, Chip, split_w8a8
+from wanbuild.targets.chip import W8A8, Chip
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import name_suffix
+from wanbuild.targets.names import chip_named, choice, split_w8a8
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.roles import FORMS, STEPWISE
@@ -28,7 +30,7 @@ from wanrun.errors import UsageError, shortened
 from wanrun.request.profiles import has_guidance
 from wanrun.rows import record_of
 
-_NAME = re.compile(r"([a-z0-9]+?)(?:-(\d{1,4}))?")
+_HERE = re.compile(rf"({'|'.join(NAMES)})(?:-(\d{{1,4}}))?")
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,17 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
     Raises:
         UsageError: for a chip that is not known.
     """
+    if (named := chip_named(text, chips)) is not None:
+        return named.chip, named.count
     plain, w8a8 = split_w8a8(text)
-    found = _NAME.fullmatch(plain)
-    chip = chips.get(found[1]) if found else None
-    if found is not None and chip is None and found[1] in NAMES:
-        chip = this_machine(found[1])
-    if found is None or chip is None:
+    if (found := _HERE.fullmatch(plain)) is None:
         raise UsageError(
             f"there is no chip {shortened(text)} to plan for",
             expected=f"one of {', '.join([*chips, *NAMES])}; after it {W8A8}, a number of devices, or both: "
             f"v7x{W8A8}-8",
+            remedy=choice(text),
         )
-    count = None if found[2] is None else int(found[2])
+    chip, count = this_machine(found[1]), None if found[2] is None else int(found[2])
     return chip.in_eight_bits() if w8a8 else chip, count
 
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from wanbuild.plan.work import Product, Work
-from wanbuild.targets.chips import Chip, split_w8a8
+from wanbuild.targets.chip import Chip
+from wanbuild.targets.names import split_w8a8
 from wanrun import EIGHT_BITS
 from wanrun.artifact.programs import Precision
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wanbuild.devices import open_exactly
-from wanbuild.targets.chips import CHIPS, CUDNN, W8A8, Chip, split_w8a8
+from wanbuild.targets.chip import CUDNN, W8A8, Chip
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.cpu_levels import CPU_LEVELS, CpuLevel
 from wanbuild.targets.mesh import name_suffix
+from wanbuild.targets.names import chip_named, choice, split_w8a8
 from wanbuild.targets.topology import open_topology
 from wanrun.artifact.mesh import jax_mesh, mesh_text, num_devices
 from wanrun.artifact.programs import Kernels
@@ -91,28 +93,28 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     """Returns the target of a name, with its devices.
 
     Args:
-        name: 'local' for this machine's default device, 'cpu', a CPU level of ``CPU_LEVELS``, or a chip of
-            ``CHIPS``, which need not be attached; with the mesh's number of devices after it or without,
-            'v7x-8'. With ``W8A8``, layers of 8-bit weights multiply in 8 bits.
+        name: 'local' for this machine's default device, 'cpu', a CPU level of ``CPU_LEVELS``, or a chip, as
+            ``chip_named`` understands it, which need not be attached; with the mesh's number of devices
+            after it or without, 'v7x-8'. With ``W8A8``, layers of 8-bit weights multiply in 8 bits.
         mesh: devices by axis; empty for one device.
 
     Raises:
         UsageError: for an unknown target, one without a device here, a topology that does not exist, or a
             compiler that is not installed.
     """
-    plain, w8a8 = split_w8a8(name)
+    named = chip_named(name)
+    plain, w8a8 = split_w8a8(name if named is None else named.text)
     if w8a8:
         return resolve_target(plain, mesh).in_eight_bits()
-    chip, dash, count = name.partition("-")
-    if chip in CHIPS and (not dash or count.isdecimal()):
-        if dash and int(count) != num_devices(mesh):
+    if named is not None:
+        if named.count not in (None, num_devices(mesh)):
             raise UsageError(
-                f"target {name} and its mesh have different numbers of devices",
-                expected=f"--mesh with {int(count)} in all",
+                f"target {named.text} and its mesh have different numbers of devices",
+                expected=f"--mesh with {named.count} in all",
                 found=mesh_text(mesh),
-                remedy=f"wanbuild plan --target {name} finds the fastest mesh",
+                remedy=f"wanbuild plan --target {named.text} finds the fastest mesh",
             )
-        return _elsewhere(CHIPS[chip], mesh)
+        return _elsewhere(named.chip, mesh)
     if name.endswith(ATTACHED):
         here = resolve_target("local", mesh)
         if here.name.removesuffix(name_suffix(mesh)) != name:
@@ -123,12 +125,9 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
         level.check_host()
     elif name not in ("local", "cpu"):
         known = ", ".join(["local", "cpu", *CPU_LEVELS, *CHIPS])
-        kind = {"gpu": "cuda", "nvidia": "cuda"}.get(name, name)
-        chips = [chip.name for chip in CHIPS.values() if chip.platform == kind]
-        remedy = f"name the chip: --target {' or '.join(chips)}" if chips else None
         shown = shortened(name)[1:-1]
         raise UsageError(
-            f"target {shown} is not known", expected=f"one of {known}", found=shown, remedy=remedy
+            f"target {shown} is not known", expected=f"one of {known}", found=shown, remedy=choice(name)
         )
     platform = attached_platform() if name == "local" else "cpu"
     try:

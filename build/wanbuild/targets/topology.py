@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.targets.chips import Chip, GpuFacts
+from wanbuild.targets.chip import Chip, GpuFacts
 from wanrun.errors import UsageError
 from wanrun.machine.environment import has_package
 

@@ -16,7 +16,8 @@ from wanbuild.plan.plan import Plan, make_plan, parse_chip
 from wanbuild.plan.prediction import BOUNDS
 from wanbuild.plan.report import as_json, table
 from wanbuild.plan.subject import read_subject
-from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.chip import Chip
+from wanbuild.targets.chips import CHIPS
 from wancli.console import run
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import UsageError
@@ -171,11 +172,11 @@ def test_compilers_that_are_installed_print_nothing(cli: Any) -> None:
 
 def test_names_of_chips() -> None:
     assert parse_chip("v7x-8") == (CHIPS["v7x"], 8)
-    assert parse_chip("rtx4090") == (CHIPS["rtx4090"], None)
+    assert parse_chip("RTX 4090") == (CHIPS["rtx4090"], None)
     for text, count in (("v6e-w8a8", None), ("v6e-w8a8-4", 4), ("v6e-4-w8a8", 4)):
         chip, found = parse_chip(text)
         assert (chip.name, chip.kernels.w8a8, found) == ("v6e-w8a8", True, count)
-    for wrong in ("v7x-", "v7x-08000", "-8", "V7X"):
+    for wrong in ("v7x-", "v7x-08000", "-8", "cpu-v3"):
         with pytest.raises(UsageError):
             parse_chip(wrong)
 

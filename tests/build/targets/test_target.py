@@ -16,7 +16,8 @@ from wanbuild.programs.again import _like_here as like_here
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets import topology
-from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.chip import Chip
+from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
 from wanbuild.targets.topology import COMPILERS, open_topology
 from wanrun.artifact.targets import Environment
@@ -30,9 +31,10 @@ GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]
 def test_figures_of_a_chip(chip: Chip) -> None:
     """Of the right order: bytes and not gigabytes, operations of one device and not of a host."""
     assert 12e9 <= chip.memory_bytes <= 200e9
-    assert 80e12 <= chip.bf16 <= 2500e12 and chip.fp8 in (0, pytest.approx(2 * chip.bf16, rel=0.02))
-    assert 5e11 <= chip.bandwidth <= 1e13 and chip.host_link <= chip.bandwidth / 20
-    assert 1e10 <= chip.link <= 1e12
+    assert 44e12 <= chip.bf16 <= 2500e12 and chip.fp8 in (0, pytest.approx(2 * chip.bf16, rel=0.02))
+    assert chip.int8 == 0 or chip.int8 >= chip.bf16
+    assert 2e11 <= chip.bandwidth <= 1e13 and chip.host_link <= chip.bandwidth / 10
+    assert 6e9 <= chip.link <= 1e12
     assert chip.counts[0] == 1 and list(chip.counts) == sorted(chip.counts)
     assert chip.counts[-1] == (8 if chip.platform == "cuda" else 256)
     assert (chip.gpu is None) == (chip.topologies is not None)
@@ -109,6 +111,8 @@ def test_products_in_eight_bits(
         ("v9-w8a8", {}, "target v9 is not known"),
         *((name, {}, f"target {name} is not known") for name in ("w8a8", "w8a8-cpu", "cpu-w8a8-v3")),
         ("h200-x", {}, "target h200-x is not known"),
+        ("v5", {}, "found v5; name the chip: --target v5e or v5p"),
+        ("H100 8", {"data": 2}, "target h100-8 and its mesh have different numbers of devices"),
         ("tpu", {}, "found tpu; name the chip: --target v4 or v5e or v5p or v6e or v7x"),
         ("gpu", {}, "found gpu; name the chip: --target a100 or "),
         ("h200", {"context": 16}, "h200 does not come with 16 devices; expected one of 1, 2, 3"),
