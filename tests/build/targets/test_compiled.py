@@ -51,7 +51,7 @@ print(hashlib.sha256(export_program(builder.named('denoise_step'), "tpu")).hexdi
         pytest.param("v5e", {"data": 2, "context": 2}, PALLAS, marks=needs_libtpu),
         pytest.param("h200", {}, ["__cudnn$fmhaSoftmax", '"epilogue":"BIAS_GELU"'], marks=needs_cuda),
         pytest.param("h200-w8a8", {}, ["__cublas$lt$matmul$f8"], marks=needs_cuda),
-        pytest.param("RTX 4090", {"ring": 2}, ["__cudnn$fmhaSoftmax"], marks=needs_cuda),
+        pytest.param("RTX 5090", {"ring": 2}, ["__cudnn$fmhaSoftmax"], marks=needs_cuda),
     ],
 )
 def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernels: Sequence[str]) -> None:
