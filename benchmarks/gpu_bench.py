@@ -144,10 +144,13 @@ def machine() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
+    gpu = _nvidia_smi()
+    cells = gpu.split("; ")[0].split(", ")
     return {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "gpu": _nvidia_smi(),
+        "gpu": gpu,
+        "driver": cells[2] if len(cells) > 2 else None,
         "versions": {name: version for name, version in versions.items() if version},
         "missing": [name for name in PACKAGES if versions[name] is None],
     }

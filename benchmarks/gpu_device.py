@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gpu_rows import Rows, main
+from gpu_rows import COMPILES, Rows, chip_name, main
 
 Arguments = Mapping[str, Any]
 Call = Callable[..., Any]
@@ -260,7 +260,7 @@ class Programs:
         """
         note = f"median of {len(found.seconds)}; arguments + temporaries {compiled.nbytes / GIGA:.2f} GB"
         rows.add(what, found.median, "s", note, seconds=found.seconds, **facts)
-        rows.add(f"{what}: compile", compiled.seconds, "s")
+        rows.add(f"{what}: compile", compiled.seconds, "s", tolerance=COMPILES)
         if (peak := peak_bytes(self.device)) is not None:
             rows.add(f"{what}: peak memory", peak / GIGA, "GB", "of this process so far")
         for leaf in jax.tree.leaves(found.result):
@@ -328,10 +328,10 @@ VAE_CHOICES = (
 
 
 def decode(rows: Rows, arguments: Arguments) -> None:
-    """The VAE's decode at each size, and with each other choice at the first."""
-    for choice in VAE_CHOICES[:1] if arguments["smoke"] else VAE_CHOICES:
+    """The VAE's decode at each size, with each of the ``choices``, which are numbers of ``VAE_CHOICES``."""
+    for choice in (VAE_CHOICES[number] for number in arguments["choices"]):
         programs = Programs(arguments["model"], choice)
-        for size in arguments["sizes"][: None if choice is VAE_CHOICES[0] else 1]:
+        for size in arguments["sizes"]:
             what = "decode {}x{}x{}, {}".format(*size, choice.label)
             with rows.attempt(what):
                 spec = programs.builder(*size).named("decode_video")
@@ -350,7 +350,8 @@ def device(rows: Rows, arguments: Arguments) -> None:
     """
     first = jax.devices()[0]
     limit = (first.memory_stats() or {}).get("bytes_limit")
-    rows.add("device", limit and limit / GIGA, "GB", first.device_kind, platform=first.platform)
+    facts = {"platform": first.platform, "chip": _chip(first.device_kind), "versions": _versions()}
+    rows.add("device", limit and limit / GIGA, "GB", first.device_kind, **facts)
     rows.add("platform", note=" ".join(first.client.platform_version.split()))
     try:
         from wanbuild.targets.target import attached_platform
@@ -360,6 +361,29 @@ def device(rows: Rows, arguments: Arguments) -> None:
         rows.add("local target", note=attached_platform())
     if first.platform != "gpu" and not arguments["smoke"]:
         raise RuntimeError(f"JAX sees no GPU: its default device is {first.device_kind}")
+
+
+def _chip(device_kind: str) -> str:
+    """The project's name of a chip, or one made of JAX's."""
+    try:
+        from wanbuild.targets.chips import CHIPS
+    except ImportError:
+        return chip_name(device_kind)
+    names = (name for name, chip in CHIPS.items() if device_kind in chip.device_kinds)
+    return next(names, chip_name(device_kind))
+
+
+def _versions() -> dict[str, str]:
+    """The versions of CUDA and cuDNN that JAX has loaded; none without its plug-in."""
+    from jax._src.lib import cuda_versions
+
+    if cuda_versions is None:
+        return {}
+    cuda, cudnn = cuda_versions.cuda_runtime_get_version(), cuda_versions.cudnn_get_version()
+    return {
+        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "cudnn": f"{cudnn // 10000}.{cudnn % 10000 // 100}.{cudnn % 100}",
+    }
 
 
 if __name__ == "__main__":

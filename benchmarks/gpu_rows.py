@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+COMPILES = 1.0
+"""The tolerance of a compilation's seconds, which depend on the host."""
+
+
+def chip_name(device_kind: str) -> str:
+    """Returns a name for a GPU that the project's table of chips does not have."""
+    words = re.sub(r"nvidia|geforce", "", device_kind.lower())
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
 
 
 def reason(error: BaseException) -> str:
@@ -38,7 +48,7 @@ class Rows:
             note: a remark.
             facts: other fields: ``tflops`` are compared with those of rows that have ``ceiling``;
                 ``seconds`` are all that were measured; a row with ``begun`` is left out if another of its
-                name follows.
+                name follows; ``tolerance`` is kept in the place of the part's.
         """
         self._write({"what": what, "value": value, "unit": unit, "note": note, "failed": False, **facts})
 

@@ -38,21 +38,27 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu
 
 
+def part_of(run: Callable[[Bench], None], *needs: str, **facts: Any) -> Any:
+    """A part that does this, and needs these packages."""
+    from gpu_parts import Part
+
+    return Part(run, "what it does", needs, **{"least": 0.1, "limit": 20, **facts})
+
+
 @pytest.fixture
 def bench(gpu: ModuleType, tmp_path: Path) -> Bench:
     return gpu.Bench(tmp_path, smoke=False, artifact=None, target=None)
 
 
 @pytest.fixture
-def measured(gpu: ModuleType, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def measured(gpu: ModuleType, bench: Bench) -> Callable[..., dict[str, Any]]:
     """Runs parts of one's own, in order; each needs a package of its name."""
 
     def run(
         budget: float = 60, missing: tuple[str, ...] = (), **parts: Callable[[Bench], None]
     ) -> dict[str, Any]:
-        table = {name: gpu.Part(part, (name,), 0.1, 20) for name, part in parts.items()}
-        monkeypatch.setattr(gpu, "PARTS", table)
-        return gpu.run_parts(bench, list(parts), budget, missing)
+        table = {name: part_of(part, name) for name, part in parts.items()}
+        return gpu.run_parts(table, bench, list(parts), time.monotonic() + budget, missing)
 
     return run
 
@@ -98,22 +104,22 @@ def test_the_time_and_what_is_missing_leave_parts_out(measured: Callable[..., di
     assert outcomes["lacks"]["note"] == "missing: lacks"
     assert "its time limit; here (exit code -9)" in outcomes["waits"]["rows"][0]["note"]
     assert outcomes["late"]["state"] == "left out"
-    assert "of the budget were left" in outcomes["late"]["note"]
+    assert outcomes["late"]["note"].endswith("it takes 0 or more")
 
 
-def test_without_a_gpu_only_torch_is_tried(
-    gpu: ModuleType, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_only_torch_is_tried(gpu: ModuleType, bench: Bench) -> None:
     def device(bench: Bench) -> None:
         raise RuntimeError("JAX sees no GPU")
 
     def torch(bench: Bench) -> None:
         bench.rows.add("block", 1.0, "ms")
 
-    parts = {"device": (device, ("jax",)), "step": (device, ("jax", "flax")), "torch": (torch, ("torch",))}
-    table = {name: gpu.Part(run, needs, 0.1, 20) for name, (run, needs) in parts.items()}
-    monkeypatch.setattr(gpu, "PARTS", table)
-    outcomes = gpu.run_parts(bench, list(table), 60, ())
+    table = {
+        "device": part_of(device, "jax"),
+        "step": part_of(device, "jax", "flax"),
+        "torch": part_of(torch, "torch"),
+    }
+    outcomes = gpu.run_parts(table, bench, list(table), time.monotonic() + 60, ())
     assert {name: outcome["state"] for name, outcome in outcomes.items()} == {
         "device": "failed",
         "step": "left out",
@@ -149,6 +155,119 @@ def test_rows_of_a_process_that_crashed_say_where(bench: Bench, monkeypatch: pyt
     assert "(exit code -6)" in bench.rows.read()[2]["note"]
 
 
+HERE = {"jax": "0.11.2", "driver": "580.1", "cuda": "13.0", "cudnn": "9.19.0", "torch": "2.11"}
+
+
+def nothing(bench: Bench) -> None:
+    """A part of which only the table's row matters."""
+
+
+@pytest.fixture
+def table(gpu: ModuleType) -> dict[str, Any]:
+    """Parts, of which one takes another one's artifact."""
+    return {
+        "step": part_of(nothing, "jax"),
+        "build": part_of(nothing, "jax"),
+        "start": part_of(nothing, "jax", after=("build",), tolerance=0.25),
+        "torch": part_of(nothing, "torch"),
+    }
+
+
+def rows_of(*rows: tuple[str, float | None, str]) -> dict[str, Any]:
+    """What came of a part: names, values and notes; a note without a value is a failure."""
+    found = [
+        {"what": what, "value": value, "unit": "s", "note": note, "failed": value is None}
+        for what, value, note in rows
+    ]
+    return {"state": "done", "seconds": 12.3, "rows": found}
+
+
+def test_the_next_run_goes_on_where_the_last_one_stopped(
+    gpu: Any, table: dict[str, Any], tmp_path: Path
+) -> None:
+    """Kept in a file; what failed is tried after what has not run, and other versions are measured anew."""
+    kept = gpu.read_kept(tmp_path, "h9", "NVIDIA H9")
+    assert gpu.pending(table, kept, HERE) == list(table)
+    gpu.put(kept, "step", table["step"], rows_of(("480p", 5.25123, ""), ("720p", None, "why")), HERE, "a day")
+    gpu.put(kept, "torch", table["torch"], rows_of(("block", 1.0, "")), HERE, "a day")
+    gpu.write_kept(tmp_path, kept)
+    kept = gpu.read_kept(tmp_path, "h9", "NVIDIA H9")
+    assert kept["parts"]["step"]["measured"]["figures"] == {"480p": {"value": 5.251, "unit": "s"}}
+    assert kept["parts"]["step"]["failed"]["reasons"] == {"720p": "why"}
+    assert kept["parts"]["torch"]["measured"]["versions"] == {"driver": "580.1", "torch": "2.11"}
+    assert gpu.pending(table, kept, HERE) == ["build", "start", "step"]
+    assert gpu.with_before(table, ["start", "step"]) == ["build", "start", "step"]
+    assert gpu.pending(table, kept, {**HERE, "cudnn": "9.19"}) == ["build", "start", "step"]
+    assert gpu.pending(table, kept, {**HERE, "cudnn": "9.2"}) == ["step", "build", "start"]
+    gpu.put(kept, "step", table["step"], rows_of(("720p", 21.9, "")), HERE, "a day later")
+    assert list(kept["parts"]["step"]["measured"]["figures"]) == ["480p", "720p"]
+    assert "failed" not in kept["parts"]["step"]
+    gpu.put(kept, "step", table["step"], rows_of(("480p", None, "why")), {**HERE, "jax": "0.12.0"}, "later")
+    assert list(kept["parts"]["step"]["measured"]["figures"]) == ["480p", "720p"]
+    assert gpu.pending(table, kept, {**HERE, "jax": "0.12.0"}) == ["build", "start", "step"]
+
+
+@pytest.mark.parametrize(
+    "values, exceeded",
+    [
+        ((1.24, 1.9), []),
+        ((0.5, 0.5), []),
+        ((1.26, 1.9), ["ready"]),
+        ((1.0, 2.1), ["compile"]),
+        ((None, 1.0), ["ready"]),
+        ((None, None), ["ready", "compile"]),
+    ],
+)
+def test_figures_are_compared_with_those_kept(
+    gpu: Any, table: dict[str, Any], tmp_path: Path, values: tuple[float | None, ...], exceeded: list[str]
+) -> None:
+    """By the part's tolerance, or the figure's own; what is faster is no fault, what is gone is one."""
+    kept, before = gpu.read_kept(tmp_path, "h9", ""), rows_of(("ready", 1.0, ""), ("compile", 1.0, ""))
+    before["rows"][1]["tolerance"] = 1.0
+    gpu.put(kept, "start", table["start"], before, HERE, "a day")
+    now = rows_of(*zip(("ready", "compile"), values, ("", ""), strict=True))
+    lines = gpu.beyond("start", kept, now)
+    assert [line.split(": ")[1] for line in lines] == exceeded
+    outcomes = {"start": now, "step": rows_of(("480p", 9.0, ""))}
+    assert gpu.compare(outcomes, kept) == (not exceeded)
+    assert not gpu.compare({"step": outcomes["step"]}, kept)
+
+
+def test_what_a_part_takes_of_another_or_of_the_device_is_there(gpu: Any, bench: Bench) -> None:
+    def device(bench: Bench) -> None:
+        bench.rows.add("device", 24.0, "GB")
+
+    def fails(bench: Bench) -> None:
+        raise ValueError("why")
+
+    table = {
+        "device": part_of(device, "jax"),
+        "build": part_of(fails, "jax"),
+        "start": part_of(device, "jax", after=("build",)),
+        "large": part_of(device, "jax", memory=40),
+        "small": part_of(device, "jax", memory=12, after=("device",)),
+    }
+    kept: list[str] = []
+    deadline = time.monotonic() + 60
+    outcomes = gpu.run_parts(table, bench, list(table), deadline, (), keep=lambda name, _: kept.append(name))
+    assert {name: outcome["state"] for name, outcome in outcomes.items()} == {
+        "device": "done",
+        "build": "failed",
+        "start": "left out",
+        "large": "left out",
+        "small": "done",
+    }
+    assert outcomes["start"]["note"] == "missing: part build"
+    assert kept == ["device", "build", "small"]
+
+
+def test_every_part_is_under_two_minutes_and_after_what_it_takes(gpu: Any) -> None:
+    names = list(gpu.PARTS)
+    for number, part in enumerate(gpu.PARTS.values()):
+        assert part.least < part.limit <= 120
+        assert set(part.after) <= set(names[:number])
+
+
 @pytest.mark.parametrize(
     "local, told", [("cpu", "cuda,cpu"), ("cuda", None), ("not known: no msgspec", None)]
 )
@@ -162,7 +281,7 @@ def test_wanbuild_is_told_of_a_gpu_that_only_jax_sees(
     monkeypatch.delenv("JAX_PLATFORMS")
     bench.environment.pop("JAX_PLATFORMS", None)
     monkeypatch.setattr(bench, "measure", measure)
-    gpu.device(bench)
+    gpu.PARTS["device"].run(bench)
     assert bench.environment.get("JAX_PLATFORMS") == told
 
 
