@@ -7,6 +7,7 @@
     python benchmarks/gpu.py --artifact DIR           # with an artifact that was built elsewhere for this GPU
     python benchmarks/gpu.py --kernel DIR             # and with an attention that was (see gpu_attention.py)
     python benchmarks/gpu.py --smoke                  # tiny shapes on the CPU: 1 if a part fails
+    python benchmarks/gpu.py --table                  # writes the tables of README.md and docs/targets.md
 
 It runs from a checkout and needs no network. The parts are in gpu_parts.py. Each runs in processes of its
 own, so that one which fails, crashes or exceeds its time becomes a row with the reason, and the others go on.
@@ -62,6 +63,7 @@ from gpu_bench import Bench, ProcessFailedError, machine
 from gpu_kept import FOLDER, Kept, beyond, pending, put, read_kept, with_before, write_kept
 from gpu_parts import PARTS, SMOKE_PARTS
 from gpu_run import Outcomes, device_row, run_parts, table
+from gpu_table import write_tables
 
 
 def _options() -> argparse.Namespace:
@@ -80,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kept", type=Path, default=FOLDER, help="the folder of the kept figures")
     parser.add_argument("--json", type=Path, help="also write the line of JSON to this file")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--table", action="store_true", help="write the pages' tables, and measure nothing")
     parser.add_argument("--make", type=Path, metavar="DIR", help="make the toy artifact, and measure nothing")
     options = parser.parse_args()
     options.part = list(dict.fromkeys(options.part.split(","))) if options.part else None
@@ -149,6 +152,9 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> None:
     options = _options()
+    if options.table:
+        write_tables()
+        return
     signal.signal(signal.SIGTERM, _interrupt)
     found = machine()
     print(f"Python {found['python']}, {found['cores']} cores, GPU: {found['gpu']}")

@@ -119,12 +119,13 @@ def beyond(name: str, kept: Kept, outcome: Mapping[str, Any]) -> list[str]:
     measured, lines = kept["parts"][name]["measured"], list[str]()
     rows = {row["what"]: row for row in outcome["rows"]}
     for what, figure in measured["figures"].items():
-        if "value" not in figure:
+        row = rows.get(what, {"value": None, "note": "not measured", "failed": "value" in figure})
+        if row["failed"] or "value" not in figure:
+            lines += [f"{name}: {what}: {row['note']}"] if row["failed"] else []
             continue
-        old, row = figure["value"], rows.get(what, {"value": None, "note": "not measured"})
-        tolerance = figure.get("tolerance", measured["tolerance"])
+        old, tolerance = figure["value"], figure.get("tolerance", measured["tolerance"])
         if row["value"] is None:
-            lines.append(f"{name}: {what}: {row['note']}; kept {old} {figure['unit']}")
+            lines.append(f"{name}: {what}: no value; kept {old} {figure['unit']}")
         elif row["value"] > old * (1 + tolerance):
             excess = f"more than {tolerance:.0%} above the kept {old} of {measured['date']}"
             lines.append(f"{name}: {what}: {row['value']:.4g} {figure['unit']}, {excess}")

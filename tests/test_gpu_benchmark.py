@@ -268,6 +268,16 @@ def test_every_part_is_under_two_minutes_and_after_what_it_takes(gpu: Any) -> No
         assert set(part.after) <= set(names[:number])
 
 
+def test_the_tables_are_what_is_kept(gpu: Any) -> None:
+    """After a change: python benchmarks/gpu.py --table"""
+    from gpu_table import PAGES, all_kept, with_table
+
+    for page in PAGES:
+        assert page.read_text(encoding="utf-8") == with_table(page)
+    for kept in all_kept():
+        assert kept["parts"].keys() <= gpu.PARTS.keys()
+
+
 @pytest.mark.parametrize(
     "local, told", [("cpu", "cuda,cpu"), ("cuda", None), ("not known: no msgspec", None)]
 )
