@@ -51,8 +51,9 @@ def ensure_checkpoint(
     layers: int = 1,
     sparse: bool = False,
     transformer_layers: int | None = None,
+    dtype: str = "float32",
 ) -> Path:
-    """Returns a float32 checkpoint with two shards per component; creates it if it is missing.
+    """Returns a checkpoint with two shards per component; creates it if it is missing.
 
     Args:
         folder: the folder of the checkpoints.
@@ -60,13 +61,16 @@ def ensure_checkpoint(
         layers: layers of the text encoder, which has the published width.
         sparse: write zeros as holes, which take no disk space, instead of random values.
         transformer_layers: layers of the transformers; None: as published.
+        dtype: of every tensor, float32 as published.
     """
     cut = f"-{transformer_layers}-layers" if transformer_layers else ""
     checkpoint = folder / f"checkpoint-{model}{cut}{'-sparse' if sparse else ''}-{layers}"
+    if dtype != "float32":
+        checkpoint = checkpoint.with_name(f"{checkpoint.name}-{dtype}")
     if not checkpoint.exists():
         variant, repository = MODELS[model]
         configs = {**PUBLISHED_MODELS[repository], "text_encoder": text_encoder_config(layers)}
         if transformer_layers:
             configs["transformer"] = cut_transformer(configs["transformer"], transformer_layers)
-        write_toy(checkpoint, variant, configs=configs, stored=Stored(shards=2, sparse=sparse))
+        write_toy(checkpoint, variant, configs=configs, stored=Stored(dtype, shards=2, sparse=sparse))
     return checkpoint

@@ -1,4 +1,4 @@
-"""The parts of gpu.py that build, check and start artifacts with the commands, as a user does.
+"""The parts of gpu.py that build and check artifacts with the commands, as a user does.
 
 As a script it writes a checkpoint: ``python gpu_artifact.py checkpoint JSON``.
 """
@@ -7,25 +7,35 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpu_bench import HERE, Bench, NotGivenError, ProcessFailedError, manifest_fields
+from gpu_bench import ROOT, Bench, NotGivenError, ProcessFailedError, manifest_fields
 from gpu_rows import COMPILES, Rows, main
 
 SIZE, FRAMES = "96x64", 9
 PROMPT = "A red fox runs through fresh snow at dawn"
 HEAD_SIZE = 64
 """Of the toy's transformer: the attention of a GPU takes multiples of 8."""
-START = ("1.3b", "832x480", 81)
-"""The start that is timed: model, size, frames."""
-STREAMED = 4
-"""Steps of which the first does not count."""
+TRAINED = ROOT / "artifacts" / "tiny" / "wan2.1-t2v"
+DRAWN, DRAWN_FRAMES, DRAWN_STEPS = "a red ball rolls to the right over green ground", 17, 30
+"""A caption as the trained model knows them, and the length that it has learned."""
+FORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType(
+    {
+        "float32": (
+            ("--weights-dtype", "float32", "--text-weights-dtype", "float32"),
+            ("--dtype", "float32", "--vae-precision", "highest"),
+        ),
+        "default": ((), ()),
+    }
+)
+"""By name, how the trained model is converted and compiled."""
+LEAST_DECIBELS = 40
+"""Of the default dtypes, frames are 48 to 53 dB from float32."""
 CPU: Mapping[str, str] = MappingProxyType({"JAX_PLATFORMS": "cpu"})
 
 
@@ -38,7 +48,7 @@ def checkpoint(rows: Rows, arguments: Mapping[str, Any]) -> None:
     if model == "toy":
         write_toy(folder, configs={"transformer": {"attention_head_dim": HEAD_SIZE}})
     else:
-        folder = ensure_checkpoint(folder, model, sparse=True)
+        folder = ensure_checkpoint(folder, model, sparse=True, dtype=arguments["dtype"])
     rows.add("checkpoint", note=str(folder))
 
 
@@ -75,7 +85,7 @@ def _toy(bench: Bench, name: str) -> Path:
     return bench.folder / name / "artifact"
 
 
-def _own_toy(bench: Bench, name: str) -> Path:
+def own_toy(bench: Bench, name: str) -> Path:
     """Returns the same without targets from elsewhere, which might be chosen instead of this machine's."""
     artifact = _toy(bench, name)
     if _elsewhere(artifact):
@@ -83,17 +93,26 @@ def _own_toy(bench: Bench, name: str) -> Path:
     return artifact
 
 
-def _run(bench: Bench, artifact: Path, *words: object, steps: int = 2) -> dict[str, Any]:
+def run_wanrun(
+    bench: Bench,
+    artifact: Path,
+    *words: object,
+    steps: int = 2,
+    prompt: str = PROMPT,
+    output: str = "out.npy",
+    **environment: str,
+) -> dict[str, Any]:
     """Makes steps of a video with ``wanrun`` and returns its timings; raises as ``Bench.run``."""
     timings = artifact.parent / "timing.json"
-    common = ("--artifact", artifact, "--prompt", PROMPT, "--steps", steps, "--timing-json", timings)
-    output = ("--output", artifact.parent / "out.npy", "--overwrite")
-    words = (sys.executable, "-m", "wanrun", *common, *output, *words)
-    bench.run("wanrun", words)
+    common = ("--artifact", artifact, "--prompt", prompt, "--steps", steps, "--timing-json", timings)
+    outputs = ("--output", artifact.parent / output, "--overwrite")
+    words = (sys.executable, "-m", "wanrun", *common, *outputs, *words)
+    bench.run("wanrun", words, **environment)
     return json.loads(timings.read_text())
 
 
-def _cache(timings: Mapping[str, Any]) -> str:
+def cache_words(timings: Mapping[str, Any]) -> str:
+    """Returns the hits and misses of a run."""
     return f"{timings['cache_hits']} hits, {timings['cache_misses']} misses in the cache"
 
 
@@ -122,7 +141,7 @@ def only_cpu(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
 def native(bench: Bench) -> None:
     """Compiles the toy for this machine, makes a video, and compares with the CPU's golden records."""
-    artifact = _own_toy(bench, "native")
+    artifact = own_toy(bench, "native")
     before = manifest_fields(artifact)
     name, profile = next(iter(before["profiles"].items()))
     options = profile["options"]
@@ -136,12 +155,69 @@ def native(bench: Bench) -> None:
         f"wanbuild compile {name}", seconds, "s", tolerance=COMPILES, note=f"target {', '.join(targets)}"
     )
     with bench.rows.attempt("wanrun"):
-        timings = _run(bench, artifact, "--target", targets[-1])
-        bench.rows.add("wanrun, 2 steps", timings["total_seconds"], "s", _cache(timings))
+        timings = run_wanrun(bench, artifact, "--target", targets[-1])
+        bench.rows.add("wanrun, 2 steps", timings["total_seconds"], "s", cache_words(timings))
         if timings["cache_misses"] or not timings["cache_hits"]:
-            bench.rows.fail("cache", f"expected hits alone, found {_cache(timings)}")
+            bench.rows.fail("cache", f"expected hits alone, found {cache_words(timings)}")
     with bench.rows.attempt("golden"):
         _replay(bench, artifact)
+
+
+def _trained(bench: Bench, form: str) -> Path:
+    """Returns a trained tiny model's artifact with programs for the CPU and for this machine."""
+    stored, computed = FORMS[form]
+    artifact = bench.folder / f"tiny-{form}" / "artifact"
+    bench.wanbuild("convert", TRAINED, "--artifact", artifact, *stored, **CPU)
+    profile = ("--size", SIZE, "--frames", DRAWN_FRAMES, "--loop", "step", *computed)
+    bench.wanbuild("compile", "--artifact", artifact, "--target", "cpu", *profile, **CPU)
+    seconds = bench.wanbuild("compile", "--artifact", artifact, "--target", "local", *profile)
+    bench.rows.add("wanbuild compile", seconds, "s", tolerance=COMPILES)
+    return artifact
+
+
+def tiny(bench: Bench, form: str) -> None:
+    """Makes a trained tiny model's video on the CPU and on this machine's device, and compares them.
+
+    A smoke run makes the toy's, twice on the CPU.
+
+    Args:
+        bench: runs the processes.
+        form: one of ``FORMS``.
+    """
+    artifact = own_toy(bench, f"tiny-{form}") if bench.smoke else _trained(bench, form)
+    here = next(iter(_elsewhere(artifact)), "cpu")
+    steps = 2 if bench.smoke else DRAWN_STEPS
+    for name, target, environment in (("expected", "cpu", CPU), ("found", here, {})):
+        words = ("--target", target, "--save-latents", artifact.parent / f"{name}-latents.npy")
+        timings = run_wanrun(
+            bench, artifact, *words, steps=steps, prompt=DRAWN, output=f"{name}.npy", **environment
+        )
+        if name == "found":
+            bench.rows.add("wanrun", timings["total_seconds"], "s", f"{steps} steps, {cache_words(timings)}")
+    bench.measure("gpu_artifact.py", "compare", folder=str(artifact.parent))
+
+
+def compare(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Compares the latents and the frames that ``tiny`` has made.
+
+    Raises:
+        ArithmeticError: if the frames are further apart than any choice of dtypes puts them.
+    """
+    import numpy as np
+
+    def pair(ending: str) -> list[Any]:
+        arrays = (np.load(Path(arguments["folder"], name + ending)) for name in ("found", "expected"))
+        return [array.astype(np.float64) for array in arrays]
+
+    found, expected = pair("-latents.npy")
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    rows.add("final latents", float(error), "relative to the CPU's")
+    found, expected = pair(".npy")
+    apart, squares = np.max(np.abs(found - expected)), np.mean((found - expected) ** 2)
+    decibels = 10 * np.log10(255**2 / squares) if squares else np.inf
+    rows.add("frames", float(apart), "levels at most", f"{decibels:.1f} dB")
+    if decibels < LEAST_DECIBELS:
+        raise ArithmeticError(f"the frames are {decibels:.1f} dB from the CPU's, fewer than {LEAST_DECIBELS}")
 
 
 def _elsewhere(artifact: Path) -> list[str]:
@@ -164,86 +240,18 @@ def cross(bench: Bench) -> None:
         what = " ".join(("wanrun --target", name, *more))
         started = time.monotonic()
         try:
-            timings = _run(bench, artifact, "--target", name, *more)
+            timings = run_wanrun(bench, artifact, "--target", name, *more)
         except ProcessFailedError as error:
             bench.rows.fail(
                 what, f"exit code {error.code} after {time.monotonic() - started:.0f} s: {error.last}"
             )
             continue
-        bench.rows.add(what, timings["total_seconds"], "s", f"exit code 0, {_cache(timings)}")
+        bench.rows.add(what, timings["total_seconds"], "s", f"exit code 0, {cache_words(timings)}")
         break
     if not bench.smoke:  # native has replayed them, with the same programs
         with bench.rows.attempt("golden"):
             _replay(bench, artifact)
 
 
-def _converted(bench: Bench, model: str) -> Path:
-    """Returns an artifact of a model full of zeros, without programs; converts it once."""
-    folder = bench.folder / "converted"
-    if not (folder / "ready").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder), model=model)
-        (source,) = folder.glob("checkpoint-*")
-        seconds = bench.wanbuild("convert", source, "--artifact", folder / "artifact")
-        bench.rows.add("convert", seconds, "s", tolerance=COMPILES)
-        (folder / "ready").touch()
-    return folder / "artifact"
-
-
-def start(bench: Bench) -> None:
-    """Times a start: from the command until the first step could be dispatched, and the restore in it."""
-    model, size, frames = ("toy", SIZE, FRAMES) if bench.smoke else START
-    if bench.smoke:
-        artifact = _own_toy(bench, "start")
-    else:
-        artifact = _converted(bench, model)
-        words = ("--size", size, "--frames", frames, "--loop", "step", "--target", "local", "--no-proxies")
-        seconds = bench.wanbuild("compile", "--artifact", artifact, *words)
-        bench.rows.add(
-            f"wanbuild compile {size}x{frames}", seconds, "s", "with autotuning", tolerance=COMPILES
-        )
-    for attempt in ("first", "second"):
-        timing = _ready(bench, artifact, size, frames)
-        gigabytes, seconds = timing["restore_bytes"] / 1e9, timing["restore_seconds"]
-        bench.rows.add(
-            f"{model} until ready, {attempt}", timing["process_to_ready_seconds"], "s", _cache(timing)
-        )
-        rate = f"{gigabytes:.2f} GB, {gigabytes / seconds:.2f} GB/s" if seconds else ""
-        bench.rows.add(f"{model} restore, {attempt}", seconds, "s", rate)
-        bench.rows.add(f"{model} executables, {attempt}", timing["executables_seconds"], "s")
-        if bench.smoke:
-            break
-
-
-def stream(bench: Bench) -> None:
-    """Makes steps of a model whose layers stream through the device, and of one whose layers stay there.
-
-    The weights are zeros: what counts are the transfers, of which a step brings all layers.
-    """
-    model, size, frames = ("toy", SIZE, FRAMES) if bench.smoke else START
-    artifact = _own_toy(bench, "stream") if bench.smoke else _converted(bench, model)
-    profile = ("--size", size, "--frames", frames)
-    for loop, memory in (("stream", "stream"), ("step", "auto")):
-        words = ("--loop", loop, "--target", "local", "--no-proxies")
-        seconds = bench.wanbuild("compile", "--artifact", artifact, *profile, *words)
-        bench.rows.add(f"wanbuild compile --loop {loop}", seconds, "s", tolerance=COMPILES)
-        with bench.rows.attempt(f"--loop {loop}"):
-            timings = _run(bench, artifact, *profile, "--loop", loop, "--memory", memory, steps=STREAMED)
-            steps = timings["step_seconds"]
-            middle = statistics.median(steps[1:])
-            bench.rows.add(f"{model} step, --loop {loop}", middle, "s", f"first {steps[0]:.3f} s")
-
-
-def _ready(bench: Bench, artifact: Path, size: str, frames: int) -> dict[str, Any]:
-    """Runs ``wanrun`` until it is ready and returns its timings; raises as ``Bench.run``."""
-    result = artifact.parent / "ready.json"
-    words = ["--artifact", artifact, "--size", size, "--frames", frames, "--prompt", PROMPT, "--steps", 2]
-    words += ["--no-embedding-cache", "--output", artifact.parent / "ready.npy"]
-    payload = {"arguments": [str(word) for word in words], "stop": "ready", "result": str(result)}
-    payload["spawned"] = time.monotonic()
-    bench.run("wanrun", [sys.executable, "-P", HERE / "probes.py", "command", json.dumps(payload)])
-    return json.loads(result.read_text())["timing"]
-
-
 if __name__ == "__main__":
-    main(MappingProxyType({"checkpoint": checkpoint, "only_cpu": only_cpu}))
+    main(MappingProxyType({"checkpoint": checkpoint, "only_cpu": only_cpu, "compare": compare}))

@@ -27,6 +27,7 @@ if "CUDA_ROOT" not in os.environ and (assembler := shutil.which("ptxas")):
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gpu_device import TERA, Timed, timed
 from gpu_rows import Rows, main
@@ -35,7 +36,9 @@ HEAD_SIZE = 128
 LOGITS = 2.0
 """The standard deviation of the scores: of 32 768 keys about 600 count."""
 CHECKED = 256
-"""Queries of each head whose results are compared with those in float32."""
+"""Queries of each head whose results are compared with those in float64."""
+ERRORS = 0.5
+"""The tolerance of an error: it is that of a single element."""
 BUILT = (2, 32768, 12)
 """Sequences, tokens and heads of the kernel that is built elsewhere."""
 Tile = tuple[int, int, int]
@@ -75,34 +78,32 @@ def _arrays(sequences: int, queries: int, keys: int, heads: int) -> dict[str, ja
 
 
 @jax.jit
-def _exact(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of the first queries of the first sequence, in float32: (queries, N, K)."""
-    q, k, v = (x.astype(jnp.float32) for x in (q[0, :CHECKED], k[0], v[0]))
-    with jax.default_matmul_precision("highest"):
-        weights = jax.nn.softmax(jnp.einsum("qnd,knd->nqk", q, k), axis=-1)
-        return jnp.einsum("nqk,knd->qnd", weights, v)
+def _in_float64(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    q, k, v = (x.astype(jnp.float64) for x in (q[0, :CHECKED], k[0], v[0]))
+    weights = jax.nn.softmax(jnp.einsum("qnd,knd->nqk", q, k), axis=-1)
+    return jnp.einsum("nqk,knd->qnd", weights, v)
+
+
+def _exact(q: jax.Array, k: jax.Array, v: jax.Array) -> np.ndarray:
+    """Attention of the first queries of the first sequence, in float64: (queries, N, K)."""
+    with jax.enable_x64(True):
+        return np.asarray(_in_float64(q, k, v))
 
 
 def _furthest(x: jax.Array, y: jax.Array) -> float:
     return float(jnp.max(jnp.abs(x.astype(jnp.float32) - y.astype(jnp.float32))))
 
 
-def _agreement(found: jax.Array, cudnn: jax.Array | None, exact: jax.Array) -> str:
-    """Returns how far results are from cuDNN's and from those in float32."""
-    if cudnn is None:
-        return f"max |x - float32| {_furthest(found[0, :CHECKED], exact):.2g}"
-    first, theirs = found[0, :CHECKED], cudnn[0, :CHECKED]
-    size = float(jnp.sqrt(jnp.mean(exact**2)))
-    return (
-        f"max |x - cuDNN| {_furthest(found, cudnn):.2g}, |x - float32| {_furthest(first, exact):.2g}, "
-        f"cuDNN's {_furthest(theirs, exact):.2g}; rms of the result {size:.2g}"
-    )
-
-
-def _add(rows: Rows, what: str, shape: tuple[int, int, int, int], found: Timed, note: str) -> None:
+def _add(
+    rows: Rows, what: str, shape: tuple[int, int, int, int], found: Timed, note: str, exact: np.ndarray
+) -> None:
+    """Adds the time, and the largest error of the checked queries beside the size of the exact results."""
     sequences, queries, keys, heads = shape
     tflops = 4 * sequences * heads * queries * keys * HEAD_SIZE / found.median / TERA
     rows.add(what, found.median * 1e3, "ms", note, tflops=tflops, seconds=found.seconds)
+    error = np.max(np.abs(np.asarray(found.result[0, :CHECKED], np.float64) - exact))
+    size = f"rms of the result {np.sqrt(np.mean(exact**2)):.2g}"
+    rows.add(f"{what}: furthest from float64", float(error), "absolute", size, tolerance=ERRORS)
 
 
 def attention(rows: Rows, arguments: Mapping[str, Any]) -> None:
@@ -121,7 +122,7 @@ def attention(rows: Rows, arguments: Mapping[str, Any]) -> None:
         with rows.attempt(f"cudnn {where}"):
             found = timed(jax.jit(_cudnn), functools.partial(dict, given), 5, until)
             cudnn = found.result
-            _add(rows, f"cudnn {where}", shape, found, "")
+            _add(rows, f"cudnn {where}", shape, found, "", exact)
         for tile in map(tuple, arguments["tiles"]):
             if shape[2] % tile[1] or time.monotonic() > until:
                 continue
@@ -132,8 +133,8 @@ def attention(rows: Rows, arguments: Mapping[str, Any]) -> None:
                 kernel = jax.jit(_mosaic(tile, arguments["emitter"])).lower(**given).compile()
                 seconds = time.perf_counter() - started
                 found = timed(kernel, functools.partial(dict, given), 5, until)
-                note = _agreement(found.result, cudnn, exact)
-                _add(rows, what, shape, found, f"{note}; compiled in {seconds:.1f} s")
+                note = "" if cudnn is None else f"max |x - cuDNN| {_furthest(found.result, cudnn):.2g}; "
+                _add(rows, what, shape, found, f"{note}compiled in {seconds:.1f} s", exact)
 
 
 def build(rows: Rows, arguments: Mapping[str, Any]) -> None:
@@ -179,8 +180,8 @@ def elsewhere(rows: Rows, arguments: Mapping[str, Any]) -> None:
     rows.add("load mosaic from elsewhere", (time.perf_counter() - started) * 1e3, "ms", "loaded")
     given = _arrays(*shape)
     found = timed(lambda q, k, v: compiled(q, k, v), functools.partial(dict, given), 5, arguments["until"])
-    note = _agreement(found.result, jax.jit(_cudnn)(**given), _exact(**given))
-    _add(rows, "mosaic from elsewhere", shape, found, note)
+    note = f"max |x - cuDNN| {_furthest(found.result, jax.jit(_cudnn)(**given)):.2g}"
+    _add(rows, "mosaic from elsewhere", shape, found, note, _exact(**given))
     here = jax.jit(_mosaic((64, 128, 2)))(**given)
     rows.add("mosaic from elsewhere and from here", note=f"max |x - y| {_furthest(here, found.result):.2g}")
 

@@ -160,8 +160,9 @@ PACKAGES = (
     *("jax", "numpy", "ml_dtypes", "flatbuffers", "zstandard", "msgspec", "tokenizers", "ftfy", "click"),
     *("imageio-ffmpeg", "pillow", "crc32c", "flax", "orbax-checkpoint", "safetensors"),
     *("huggingface_hub", "gguf", "iced-x86", "torch"),
+    *("starlette", "uvicorn", "h11", "python-multipart", "prometheus-client"),
 )
-"""What ``pip install '.[build]'`` installs, and torch."""
+"""What ``pip install '.[build,serve]'`` installs, and torch."""
 
 
 def _nvidia_smi() -> str:
@@ -178,6 +179,19 @@ def _nvidia_smi() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"none that nvidia-smi tells of: {type(error).__name__}"
     return found.stdout.strip().replace("\n", "; ")
+
+
+def device_bytes() -> float:
+    """Returns the bytes of the first GPU's memory, as nvidia-smi tells them.
+
+    Raises:
+        LookupError: if it tells of none.
+    """
+    found = _nvidia_smi()
+    cells = found.split("; ")[0].split(", ")
+    if len(cells) < 2:
+        raise LookupError(found)
+    return float(cells[1].split()[0]) * 2**20
 
 
 def manifest_fields(artifact: Path) -> Mapping[str, Any]:

@@ -273,11 +273,14 @@ def step(rows: Rows, arguments: Arguments) -> None:
 
     Args:
         rows: gets the times.
-        arguments: ``model``, ``sizes``, ``repeats``; ``quantise`` and ``w8a8``, of a ``Choice``.
+        arguments: ``model``, ``sizes``, ``repeats``; ``quantise`` and ``w8a8``, of a ``Choice``;
+            ``lora_rank``, of slots.
     """
     model, form, w8a8 = arguments["model"], arguments.get("quantise"), arguments.get("w8a8", False)
-    programs = Programs(model, Choice("default", quantise=form, w8a8=w8a8))
+    rank = arguments.get("lora_rank", 0)
+    programs = Programs(model, Choice("default", {"lora_rank": rank}, form, w8a8))
     bits = f" {form} in {'8 bits' if w8a8 else 'bfloat16'}" if form else ""
+    bits += f", slots of rank {rank}" if rank else ""
     rows.add("kernels", note=", ".join(f"{k} {v}" for k, v in _fields(programs.target.kernels).items()))
     weights: Any = None
     for size in arguments["sizes"]:
@@ -289,8 +292,9 @@ def step(rows: Rows, arguments: Arguments) -> None:
             abstract = dict(zip(before.inputs, before.arguments, strict=True))
             if weights is None:
                 weights = _weights(rows, model, abstract["transformer"], programs.device)
-            embeddings = random_arrays(abstract["embeddings"], programs.device)
-            given = {"transformer": weights, **prepare.call(transformer=weights, embeddings=embeddings)}
+            before_steps = random_arrays(abstract | {"transformer": None}, programs.device)
+            before_steps["transformer"], embeddings = weights, before_steps["embeddings"]
+            given = {"transformer": weights, **prepare.call(**before_steps)}
             rest = {name: a for name, a in zip(spec.inputs, spec.arguments, strict=True) if name not in given}
             make = _fresh(given, random_arrays(rest, programs.device))
             found = timed(compiled.call, make, arguments["repeats"], arguments["until"])

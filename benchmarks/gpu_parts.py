@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_artifact import cross, native, start, stream
+from gpu_artifact import cross, native, tiny
 from gpu_bench import Bench
+from gpu_start import build, build_and_start, start, stream, stream_14b
 
 SIZES = ((832, 480, 81), (1280, 720, 81))
 TOY_SIZES = ((64, 64, 1),)
@@ -30,6 +32,10 @@ COMMANDS = (
     *("crc32c", "orbax-checkpoint", "huggingface_hub", "gguf", "iced-x86"),
 )
 """The packages that wanbuild and wanrun need."""
+
+
+SERVER = ("starlette", "uvicorn", "h11", "python-multipart", "prometheus-client")
+"""The packages that wanrun serve needs beside them."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +130,59 @@ def _decode(sizes: Any, choices: Sequence[int]) -> Callable[[Bench], None]:
     return decode
 
 
+TOKENS: Mapping[str, int] = {
+    f"{width}x{height}x{frames}": ((frames - 1) // 4 + 1) * (height // 16) * (width // 16)
+    for width, height, frames in SIZES
+}
+BLOCKS: Mapping[str, Mapping[str, int]] = {
+    "1.3b": {"heads": 12, "ffn": 8960, "layers": 30},
+    "14b": {"heads": 40, "ffn": 13824, "layers": 40},
+}
+TOY_BLOCK = {"name": "toy", "heads": 1, "ffn": 64, "layers": 2, "tokens": 24}
+
+
 def _torch_block(bench: Bench) -> None:
-    models = {"1.3b": (12, 8960, 30), "14b": (40, 13824, 40)}
     cases = [
-        {"name": f"{model} {width}x{height}x{frames}", "heads": heads, "ffn": ffn, "layers": layers}
-        | {"tokens": ((frames - 1) // 4 + 1) * (height // 16) * (width // 16)}
-        for width, height, frames in SIZES
-        for model, (heads, ffn, layers) in models.items()
+        {"name": f"{model} {size}", "tokens": tokens, **facts}
+        for size, tokens in TOKENS.items()
+        for model, facts in BLOCKS.items()
     ]
-    if bench.smoke:
-        cases = [{"name": "toy", "heads": 1, "ffn": 64, "layers": 2, "tokens": 24}]
-    bench.measure("gpu_torch.py", "block", cases=cases, repeats=5)
+    bench.measure("gpu_torch.py", "block", cases=[TOY_BLOCK] if bench.smoke else cases, repeats=5)
+
+
+def _torch_start(bench: Bench, model: str) -> None:
+    case = TOY_BLOCK if bench.smoke else {"name": model, "tokens": TOKENS["832x480x81"], **BLOCKS[model]}
+    file = bench.folder / f"torch-{model}.safetensors"
+    bench.measure("gpu_torch.py", "save", case=case, file=str(file))
+    for how in ("eager", "compiled"):
+        started = {"how": how, "spawned": time.monotonic()}
+        bench.measure("gpu_torch.py", "start", case=case, file=str(file), **started)
+    file.unlink(missing_ok=True)
+
+
+def _serve(bench: Bench) -> None:
+    artifact, data = bench.folder / "native" / "artifact", bench.folder / "served"
+    bench.measure("gpu_serve.py", "serve", artifact=str(artifact), data=str(data))
 
 
 STEP = "a denoising step with guidance"
 PARTS: Mapping[str, Part] = {
     "device": Part(device, "what JAX sees", ("jax",), 10),
+    "tiny-float32": Part(
+        functools.partial(tiny, form="float32"),
+        "a trained tiny model's whole video beside the CPU's, in float32",
+        COMMANDS,
+        60,
+        tolerance=0.5,
+    ),
+    "tiny": Part(
+        functools.partial(tiny, form="default"),
+        "the same in the default dtypes",
+        COMMANDS,
+        60,
+        tolerance=0.5,
+        smoke=False,
+    ),
     "native": Part(
         native,
         "a toy built there: hits, and agreement with the golden records of a CPU",
@@ -152,7 +195,46 @@ PARTS: Mapping[str, Part] = {
     ),
     "cross": Part(cross, "executables that were built elsewhere", COMMANDS, 30, tolerance=0.5),
     "start": Part(
-        start, "wanrun from its start until it is ready, 1.3B at 832x480x81", COMMANDS, 80, tolerance=0.25
+        functools.partial(build_and_start, model="1.3b"),
+        "wanrun from its start until it is ready, 1.3B at 832x480x81",
+        COMMANDS,
+        80,
+        tolerance=0.25,
+    ),
+    "build-14b": Part(
+        functools.partial(build, model="14b"),
+        "convert and compile of 14B at 832x480x81",
+        COMMANDS,
+        100,
+        tolerance=1.0,
+        memory=40,
+        smoke=False,
+    ),
+    "start-14b": Part(
+        functools.partial(start, model="14b"),
+        "wanrun from its start until it is ready, 14B at 832x480x81",
+        COMMANDS,
+        50,
+        tolerance=0.25,
+        memory=40,
+        after=("build-14b",),
+        smoke=False,
+    ),
+    "torch-start": Part(
+        functools.partial(_torch_start, model="1.3b"),
+        "blocks of torch as many as 1.3B has, from the command to the first step",
+        ("torch", "safetensors"),
+        40,
+        tolerance=0.25,
+    ),
+    "torch-start-14b": Part(
+        functools.partial(_torch_start, model="14b"),
+        "the same of 14B",
+        ("torch", "safetensors"),
+        80,
+        tolerance=0.25,
+        memory=40,
+        smoke=False,
     ),
     "step-1.3b": Part(_step("1.3b", SIZES, 5), f"{STEP}, 1.3B", PROGRAMS, 40),
     "step-14b": Part(
@@ -181,15 +263,14 @@ PARTS: Mapping[str, Part] = {
         memory=26,
         smoke=False,
     ),
-    "decode": Part(_decode(SIZES[:1], (0,)), "the VAE's decode of 832x480x81", PROGRAMS, 40),
-    "decode-720p": Part(
-        _decode(SIZES[1:], (0,)), "the VAE's decode of 1280x720x81", PROGRAMS, 50, memory=20, smoke=False
-    ),
-    "decode-forms": Part(
-        _decode(SIZES[:1], (1, 2)), "the same in other precisions", PROGRAMS, 80, smoke=False
-    ),
-    "torch": Part(
-        _torch_block, "a plain block of torch, eager and compiled, times the layers", ("torch",), 25
+    "stream-14b": Part(
+        stream_14b,
+        "steps of 14B whose layers stream, in 24 GB",
+        COMMANDS,
+        60,
+        tolerance=0.1,
+        after=("build-14b",),
+        smoke=False,
     ),
     "stream": Part(
         stream,
@@ -197,6 +278,32 @@ PARTS: Mapping[str, Part] = {
         COMMANDS,
         50,
         tolerance=0.1,
+    ),
+    "decode": Part(_decode(SIZES[:1], (0,)), "the VAE's decode of 832x480x81", PROGRAMS, 40),
+    "decode-720p": Part(
+        _decode(SIZES[1:], (0,)), "the VAE's decode of 1280x720x81", PROGRAMS, 50, memory=20, smoke=False
+    ),
+    "decode-forms": Part(
+        _decode(SIZES[:1], (1, 2)), "the same in other precisions", PROGRAMS, 80, smoke=False
+    ),
+    "slots": Part(
+        _step("14b", SIZES[:1], 2, lora_rank=64),
+        f"{STEP}, 14B, with slots for LoRAs",
+        PROGRAMS,
+        40,
+        memory=42,
+        smoke=False,
+    ),
+    "torch": Part(
+        _torch_block, "a plain block of torch, eager and compiled, times the layers", ("torch",), 25
+    ),
+    "serve": Part(
+        _serve,
+        "wanrun serve with the toy: a job that is cancelled, and one whose worker is killed",
+        (*COMMANDS, *SERVER),
+        40,
+        tolerance=1.0,
+        after=("native",),
     ),
     "attention-tiles": Part(
         _tiles, "other tiles of Mosaic's attention", PROGRAMS, 30, tolerance=0.1, smoke=False

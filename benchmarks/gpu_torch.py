@@ -1,6 +1,6 @@
-"""The torch part of gpu.py: one plain transformer block of Wan's shapes, eager and compiled.
+"""The torch parts of gpu.py: a plain transformer block of Wan's shapes, eager and compiled, and a start.
 
-    python gpu_torch.py block JSON
+    python gpu_torch.py NAME JSON
 
 Written as anybody would write it: layer norm with modulation in float32, RMS norm of queries and keys over
 the full width, RoPE, ``scaled_dot_product_attention`` to the tokens and to the cached keys and values of the
@@ -128,13 +128,18 @@ def block(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
 def _made(tokens: int, heads: int, ffn: int, device: str) -> tuple[Block, tuple[torch.Tensor, ...]]:
     """Returns a block with random weights, and its inputs for a guidance pair, all bfloat16 but RoPE's."""
-    torch.manual_seed(0)
-    width = heads * HEAD_SIZE
+    given, width = _inputs(tokens, heads, device), heads * HEAD_SIZE
     with torch.device(device), torch.no_grad():
-        x = torch.randn(2, tokens, width, dtype=torch.bfloat16)
+        return Block(width, heads, ffn).to(torch.bfloat16), given
+
+
+def _inputs(tokens: int, heads: int, device: str) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    with torch.device(device):
+        x = torch.randn(2, tokens, heads * HEAD_SIZE, dtype=torch.bfloat16)
         k, v = (torch.randn(2, heads, TEXT_TOKENS, HEAD_SIZE, dtype=torch.bfloat16) for _ in range(2))
         angles = torch.rand(tokens, HEAD_SIZE // 2) * 6.28
-        return Block(width, heads, ffn).to(torch.bfloat16), (x, k, v, angles.cos(), angles.sin())
+        return x, k, v, angles.cos(), angles.sin()
 
 
 def _measure(
@@ -152,5 +157,64 @@ def _measure(
     rows.add(what, middle * 1e3, "ms", note, tflops=tflops, flops=flops, seconds=seconds)
 
 
+class Stack(torch.nn.Module):
+    """Blocks, one after the other."""
+
+    def __init__(self, layers: int, width: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block(width, heads, ffn) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, *rest)
+        return x
+
+
+def _stack(case: Mapping[str, Any], device: str) -> Stack:
+    with torch.device(device):
+        stack = Stack(case["layers"], case["heads"] * HEAD_SIZE, case["heads"], case["ffn"])
+    return stack.to(torch.bfloat16)
+
+
+def save(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Writes random weights of all blocks as safetensors.
+
+    Args:
+        rows: gets the bytes.
+        arguments: ``case``, and ``file``.
+    """
+    from safetensors.torch import save_file
+
+    stack = _stack(arguments["case"], "cpu" if arguments["smoke"] else "cuda")
+    save_file(stack.state_dict(), arguments["file"])
+    nbytes = sum(parameter.nbytes for parameter in stack.parameters())
+    rows.add("weights", nbytes / GIGA, "GB")
+
+
+def start(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Times a start from the command: the weights on the device, and a first step of all blocks.
+
+    Args:
+        rows: gets the times.
+        arguments: ``case`` and ``file`` of ``save``; ``how``, eager or compiled, each block alone, as
+            diffusers recommends; ``spawned``, when the command was given, on time.monotonic().
+    """
+    from safetensors.torch import load_file
+
+    case, how, device = arguments["case"], arguments["how"], "cpu" if arguments["smoke"] else "cuda"
+    what = f"torch {case['name']}, {how}"
+    stack = _stack(case, "meta")
+    stack.load_state_dict(load_file(arguments["file"], device=device), assign=True)
+    _wait(device)
+    rows.add(f"{what}: until its weights are there", time.monotonic() - arguments["spawned"], "s")
+    if how == "compiled":
+        for block in stack.blocks:
+            block.compile(backend="eager" if arguments["smoke"] else "inductor", dynamic=False)
+    with torch.no_grad():
+        stack(*_inputs(case["tokens"], case["heads"], device))
+    _wait(device)
+    rows.add(f"{what}: until its first step is done", time.monotonic() - arguments["spawned"], "s")
+
+
 if __name__ == "__main__":
-    main(MappingProxyType({"block": block}))
+    main(MappingProxyType({"block": block, "save": save, "start": start}))
