@@ -167,6 +167,7 @@ def _trained(bench: Bench, form: str) -> Path:
     """Returns a trained tiny model's artifact with programs for the CPU and for this machine."""
     stored, computed = FORMS[form]
     artifact = bench.folder / f"tiny-{form}" / "artifact"
+    artifact.parent.mkdir()
     bench.wanbuild("convert", TRAINED, "--artifact", artifact, *stored, **CPU)
     profile = ("--size", SIZE, "--frames", DRAWN_FRAMES, "--loop", "step", *computed)
     bench.wanbuild("compile", "--artifact", artifact, "--target", "cpu", *profile, **CPU)
