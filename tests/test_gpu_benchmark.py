@@ -261,6 +261,49 @@ def test_what_a_part_takes_of_another_or_of_the_device_is_there(gpu: Any, bench:
     assert kept == ["device", "build", "small"]
 
 
+def test_a_run_keeps_figures_and_a_check_compares_with_them(
+    gpu: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first run stops before its last part, which the second one does; a check keeps nothing."""
+    ran: list[str] = []
+
+    def device(bench: Bench) -> None:
+        facts = {"platform": "gpu", "chip": "h9", "versions": {"cuda": "13.0"}}
+        bench.rows.add("device", 140.0, "GB", "NVIDIA H9", **facts)
+
+    def step(name: str, value: float) -> Callable[[Bench], None]:
+        def run(bench: Bench) -> None:
+            ran.append(name)
+            bench.rows.add(name, value, "s")
+
+        return run
+
+    def measured(value: float, *words: str, last: float = 0.1) -> tuple[bool, list[str]]:
+        parts = {"device": part_of(device, "jax"), "first": part_of(step("first", value), "jax")}
+        parts["last"] = part_of(step("last", 2.0), "jax", least=last)
+        monkeypatch.setattr(gpu, "PARTS", parts)
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "--kept", str(tmp_path / "kept"), *words])
+        ran.clear()
+        found = {"missing": (), "versions": {"jax": "0.11.2"}, "driver": "580.1"}
+        outcomes, kept = gpu.measure(bench, gpu._options(), found)
+        return gpu.compare(outcomes, kept), list(ran)
+
+    assert measured(1.0, last=1e6) == (True, ["first"])
+    file = tmp_path / "kept" / "h9.json"
+    kept = json.loads(file.read_text())
+    assert kept["device"] == "NVIDIA H9" and list(kept["parts"]) == ["first"]
+    assert kept["parts"]["first"]["measured"]["versions"] == {
+        "driver": "580.1",
+        "jax": "0.11.2",
+        "cuda": "13.0",
+    }
+    assert measured(1.0) == (True, ["last"])
+    before = file.read_bytes()
+    assert measured(1.04, "--check") == (True, ["first", "last"])
+    assert measured(1.06, "--check") == (False, ["first", "last"])
+    assert file.read_bytes() == before
+
+
 def test_every_part_is_under_two_minutes_and_after_what_it_takes(gpu: Any) -> None:
     names = list(gpu.PARTS)
     for number, part in enumerate(gpu.PARTS.values()):
@@ -298,7 +341,7 @@ def test_wanbuild_is_told_of_a_gpu_that_only_jax_sees(
 def test_a_smoke_run_comes_to_its_end(
     gpu: Any, artifact: Path, golden: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Those of its parts that cover most of the scripts; ``make gpu-dry-run`` has all, but for torch's."""
+    """Parts of most scripts; ``make gpu-dry-run`` has the others, but for torch's and the server's."""
     put_golden(artifact, golden)
     others = ("tiny-float32", "ceiling", "w8a8", "decode", "start", "torch-start", "stream", "serve")
     expected = [name for name in gpu.SMOKE_PARTS if name not in others]
