@@ -112,8 +112,8 @@ def command(arguments: dict[str, Any]) -> NoReturn:
         mark_ready(self)
         finish(self)
 
-    def step_and_stop(self: Timings, loop: str, count: int, seconds: float) -> None:
-        steps(self, loop, count, seconds)
+    def step_and_stop(self: Timings, loop: str, count: int, seconds: float, together: bool = False) -> None:
+        steps(self, loop, count, seconds, together)
         done.append(seconds)
         if len(done) == stop:
             finish(self)
