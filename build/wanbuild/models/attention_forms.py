@@ -9,7 +9,7 @@ from wanrun.artifact.programs import Kernels
 def attention_form(kernels: Kernels) -> Attention:
     """Returns the form of the attention that a target's kernels name.
 
-    A module of Pallas or cuDNN is imported here: programs for a CPU do without.
+    A module of Pallas, Mosaic or cuDNN is imported here: programs for a CPU do without.
 
     Raises:
         ValueError: for an unknown name.
@@ -26,5 +26,10 @@ def attention_form(kernels: Kernels) -> Attention:
             from wanbuild.models.cudnn import CudnnAttention
 
             return CudnnAttention()
+        case "mosaic":
+            from wanbuild.models.mosaic import MosaicAttention
+
+            queries, keys, stages = kernels.attention_blocks
+            return MosaicAttention(queries, keys, stages)
         case other:
             raise ValueError(f"there is no attention {other!r}")
