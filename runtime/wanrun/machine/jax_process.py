@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ def starting(*platforms: str) -> Iterator[None]:
         UsageError: in a fork of a process that has used JAX.
     """
     check_process()
+    if "cuda" in platforms:
+        _name_mosaic_library()
     if os.environ.get("JAX_PLATFORMS") not in (None, "", platforms[0]):
         yield
         return
@@ -59,6 +62,13 @@ def starting(*platforms: str) -> Iterator[None]:
             yield
         finally:
             jax.config.update("jax_platforms", before)
+
+
+def _name_mosaic_library() -> None:
+    """Says where the library of loaded kernels in Mosaic GPU lies, as importing JAX's module would."""
+    plugin = importlib.util.find_spec("jax_cuda13_plugin")
+    for folder in (plugin and plugin.submodule_search_locations) or ():
+        os.environ.setdefault("MOSAIC_GPU_RUNTIME_LIB_PATH", f"{folder}/libmosaic_gpu_runtime.so")
 
 
 @contextlib.contextmanager

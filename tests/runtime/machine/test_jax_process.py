@@ -31,6 +31,23 @@ def test_the_platforms_are_set_while_they_start(monkeypatch: pytest.MonkeyPatch)
     assert jax.config.values["jax_platforms"] == before
 
 
+def test_kernels_of_a_gpu_find_their_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What JAX's module of Mosaic GPU does when it is imported, which a run does not."""
+    name, plugin = "MOSAIC_GPU_RUNTIME_LIB_PATH", tmp_path / "jax_cuda13_plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, plugin.name, raising=False)
+    monkeypatch.setenv(name, "mine")
+    with starting("cuda"):
+        assert os.environ[name] == "mine"
+    monkeypatch.delenv(name)
+    with starting("cpu"):
+        assert name not in os.environ
+    with starting("cuda"):
+        assert os.environ[name] == str(plugin / "libmosaic_gpu_runtime.so")
+
+
 @pytest.mark.parametrize(("named", "decides"), [("tpu", True), ("cpu", False), ("", False)])
 def test_the_user_s_variable_decides(monkeypatch: pytest.MonkeyPatch, named: str, decides: bool) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", named)
