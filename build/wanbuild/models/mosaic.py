@@ -245,7 +245,7 @@ def _attended(
         plgpu.barrier_arrive(values.free.at[stage])
         return weighted, most, total
 
-    carry: tuple[jax.Array, ...] = (
+    carry: tuple[jax.Array, jax.Array, jax.Array] = (
         form.held(jnp.zeros((form.queries, HEAD_DIM), jnp.float32)),
         form.held(jnp.full(form.queries, MASKED, jnp.float32)),
         form.held(jnp.zeros(form.queries, jnp.float32)),
