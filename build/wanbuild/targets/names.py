@@ -19,7 +19,7 @@ _PLATFORMS: Mapping[str, str] = MappingProxyType({"gpu": "cuda", "nvidia": "cuda
 _MEMORY = re.compile(r"-\d+gb$")
 """The memory in a chip's name."""
 
-_COUNT = re.compile(r"(.*\S)[\s_-]+(\d{1,4})")
+_COUNT = re.compile(r"(.*\S)[\s_-]+(0|[1-9]\d{0,99})")
 
 
 @dataclass(frozen=True)
