@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from wanbuild.options import BuildOptions
-from wanbuild.programs.compile import built_for, write_built
+from wanbuild.programs.compile import as_recorded, built_for, write_built
 from wanbuild.programs.export import used_sets
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.staging import changing
@@ -49,7 +49,7 @@ def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
         for name, target in before.manifest.targets.items():
             try:
                 mesh = before.manifest.program_sets[target.program_set].mesh
-                spec = _like_here(before.folder, name, target, mesh)
+                spec = as_recorded(_like_here(before.folder, name, target, mesh), before.manifest)
             except UsageError as error:
                 left[name] = f"target {name} {'is left as it is' if stay else 'goes'}: {error}"
                 continue

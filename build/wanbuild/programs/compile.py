@@ -66,8 +66,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     """
     with changing(request.artifact.resolve()) as artifact, pinned(platforms_of(request.targets)):
         manifest = artifact.manifest
-        targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
-        targets = list({target.name: target for target in targets}.values())
+        targets = list({target.name: target for target in _targets(request, manifest)}.values())
         wanted = [profile_of(manifest, shape, request.options) for shape in shapes(request, manifest)]
         for target in targets[1:]:  # the first one is about to be built
             builder_of(manifest, wanted[0], target)
@@ -95,10 +94,26 @@ def check_request(request: CompileRequest, manifest: Manifest) -> None:
         UsageError: for a shape or a target that cannot be built.
     """
     with pinned(platforms_of(request.targets)):
-        targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
+        targets = _targets(request, manifest)
         for shape in dict.fromkeys(shapes(request, manifest)):
             for target in targets:
                 builder_of(manifest, profile_of(manifest, shape, request.options), target)
+
+
+def _targets(request: CompileRequest, manifest: Manifest) -> list[TargetSpec]:
+    """The targets that are asked for, with the form of the attention that is, or that they have now."""
+    targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
+    if request.attention is None:
+        return [as_recorded(target, manifest) for target in targets]
+    return [target.attending_by(request.attention) for target in targets]
+
+
+def as_recorded(target: TargetSpec, manifest: Manifest) -> TargetSpec:
+    """Returns a target with the form of the attention that an artifact has it with, if it still exists."""
+    if (built := manifest.targets.get(target.name)) is None:
+        return target
+    attention = manifest.program_sets[built.program_set].kernels.attention
+    return target.attending_by(attention) if attention in target.attentions else target
 
 
 def built_for(

@@ -73,6 +73,7 @@ class Chip:
         program_options: further ones by program.
         also: other names that JAX has for the same device.
         gpu: the facts that XLA needs about a GPU; None for a TPU, whose compiler knows them.
+        mosaic_blocks: ``Kernels.attention_blocks`` of the attention ``mosaic``; empty for a chip without it.
         host_chips: chips of one host; larger topologies have several hosts, of 2 x 2 chips each.
     """
 
@@ -94,6 +95,7 @@ class Chip:
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     gpu: GpuFacts | None = None
+    mosaic_blocks: tuple[int, ...] = ()
     host_chips: int = 8
 
     @property
@@ -116,10 +118,18 @@ class Chip:
         return dataclasses.replace(self, name=f"{self.name}{W8A8}", kernels=kernels)
 
     @property
+    def attentions(self) -> tuple[str, ...]:
+        """The forms of the attention that it has, its own first."""
+        return (self.kernels.attention, *((MOSAIC,) if self.mosaic_blocks else ()))
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """The numbers of devices that the chip comes in."""
         return tuple(range(1, MAX_GPUS + 1)) if self.topologies is None else tuple(self.topologies)
 
+
+MOSAIC = "mosaic"
+"""The attention that is compiled for an NVIDIA GPU without one."""
 
 MAX_GPUS = 8
 """GPUs of one host."""

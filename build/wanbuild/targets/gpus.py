@@ -17,6 +17,9 @@ _CUBLAS = MappingProxyType({"xla_gpu_enable_triton_gemm": "False"})
 """Matrix products go to cuBLAS, which chooses its kernel by shape when it runs. XLA's own kernels have to be
 tuned on the GPU: without one, XLA takes tiles of 16 x 8."""
 
+_HOPPER = (64, 128, 2)
+"""Of the blocks that an H200 was given, the fastest (benchmarks/RESULTS.md); sums fit the registers."""
+
 
 def _gpu(name: str, device_kind: str, **others: Any) -> Chip:
     """Returns an NVIDIA GPU; ``others`` are fields of ``Chip``."""
@@ -64,6 +67,7 @@ GPUS = (
         link=450 * GIGA,
         host_link=50 * GIGA,
         gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
+        mosaic_blocks=_HOPPER,
     ),
     # Data sheet "NVIDIA H200": a H100 with other memory.
     _gpu(
@@ -78,6 +82,7 @@ GPUS = (
         link=450 * GIGA,
         host_link=50 * GIGA,
         gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
+        mosaic_blocks=_HOPPER,
     ),
     # Data sheet "NVIDIA Blackwell".
     _gpu(

@@ -17,7 +17,7 @@ from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.cpu_levels import CPU_LEVELS, CpuLevel
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.names import chip_named, choice, split_w8a8
-from wanbuild.targets.topology import open_topology
+from wanbuild.targets.topology import check_assembler, open_topology
 from wanrun.artifact.mesh import jax_mesh, mesh_text, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
@@ -77,6 +77,33 @@ class TargetSpec:
         suffix = name_suffix(self.mesh)
         name = f"{self.name.removesuffix(suffix)}{W8A8}{suffix}"
         return replace(self, name=name, kernels=msgspec.structs.replace(self.kernels, w8a8=True))
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The forms of the attention that its programs can have, its own first."""
+        chip = CHIPS.get(self.name.partition("-")[0])
+        return (self.kernels.attention,) if chip is None else chip.attentions
+
+    def attending_by(self, attention: str) -> TargetSpec:
+        """Returns the target whose programs have one of the ``attentions``.
+
+        Raises:
+            UsageError: for another form, or one whose compiler is not installed.
+        """
+        if attention not in self.attentions:
+            raise UsageError(
+                f"target {self.name} has no attention {attention}",
+                expected=" or ".join(self.attentions),
+                found=attention,
+                remedy="leave --attention out",
+            )
+        if attention == self.kernels.attention:
+            return self
+        check_assembler()
+        chip = CHIPS[self.name.partition("-")[0]]
+        blocks = chip.mosaic_blocks
+        kernels = msgspec.structs.replace(self.kernels, attention=attention, attention_blocks=blocks)
+        return replace(self, kernels=kernels)
 
     @property
     def programs_for(self) -> tuple[Kernels, Mapping[str, int], Sequence[jax.Device]]:

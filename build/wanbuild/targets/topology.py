@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,9 @@ COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """The extra that brings a platform's compiler, and the packages that make it up."""
+
+ASSEMBLER = "nvidia-cuda-nvcc"
+"""The package that has ptxas, which assembles kernels in Mosaic GPU; no other program needs it."""
 
 CUDA = 13
 """The version of CUDA of those packages: from 12 on, XLA has cuBLAS multiply 8-bit floats."""
@@ -76,7 +79,7 @@ def open_topology(chip: Chip, count: int) -> Topology:
             found=count,
             remedy=f"use a mesh of {fitting[0]} devices",
         )
-    _check_compiler(chip.platform)
+    _check_compiler(chip.platform, COMPILERS[chip.platform][1])
     from jax.experimental import topologies
 
     name, arguments = _tpu(chip, count) if chip.topologies is not None else _gpu(chip, count)
@@ -92,9 +95,13 @@ def open_topology(chip: Chip, count: int) -> Topology:
     return Topology(name or arguments["topology"], tuple(described.devices))
 
 
-def _check_compiler(platform: str) -> None:
-    """Raises UsageError if a platform's compiler is not installed."""
-    _, packages = COMPILERS[platform]
+def check_assembler() -> None:
+    """Raises UsageError if what assembles kernels in Mosaic GPU is not installed."""
+    _check_compiler("cuda", (ASSEMBLER,))
+
+
+def _check_compiler(platform: str, packages: Sequence[str]) -> None:
+    """Raises UsageError if a package of a platform's compiler is not installed."""
     missing = [name for name in packages if not has_package(name)]
     if missing:
         raise UsageError(

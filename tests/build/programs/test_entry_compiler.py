@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import zstandard
 from jax import export
 
-from helpers.chips import needs_cuda
+from helpers.chips import needs_assembler, needs_cuda
 from helpers.manifests import plain_manifest
+from wanbuild.models.attention_forms import attention_form
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export import CUSTOM_CALLS
 from wanbuild.programs.jax_flags import pinned
@@ -21,11 +23,11 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.timing.spans import Spans
 
 
-def exported(function: Callable[..., Any]) -> bytes:
+def exported(function: Callable[..., Any], tokens: int = 64, width: int = 64) -> bytes:
     """A program of one bfloat16 array of two heads, for GPUs."""
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS["cuda"]]
     make = export.export(jax.jit(function), platforms=["cuda"], disabled_checks=allowed)
-    return bytes(make(q=jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)).serialize())
+    return bytes(make(q=jax.ShapeDtypeStruct((1, tokens, 2, width), jnp.bfloat16)).serialize())
 
 
 @needs_cuda
@@ -49,3 +51,20 @@ def test_attention_of_cudnn_is_left_to_the_gpu(tmp_path: Path) -> None:
     assert whole.executable is not None
     (file,) = (tmp_path / "executables").iterdir()
     assert file.name == whole.executable.file and file.stat().st_size == whole.executable.nbytes
+
+
+@needs_assembler
+def test_attention_of_mosaic_is_in_the_entry(tmp_path: Path) -> None:
+    """Its machine code is the only one there: the tokens fill whole blocks."""
+    with pinned("cpu"), LimitedProcesses() as processes:
+        target = resolve_target("h100", {}).attending_by("mosaic")
+        compiler = EntryCompiler(
+            Artifact(plain_manifest(), tmp_path), target, "executables", {}, processes, print, Spans()
+        )
+        attend = attention_form(target.kernels)
+        data = exported(lambda q: attend(q, q, q), tokens=256, width=128)
+        compiled = compiler.compile("attention", data, ())
+    assert compiled.executable is not None
+    entry = (tmp_path / "executables" / compiled.executable.file).read_bytes()
+    code = zstandard.ZstdDecompressor().decompress(entry, max_output_size=2**24)
+    assert b"mosaic_gpu" in code and b"sm_90a" in code

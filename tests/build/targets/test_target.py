@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
 from helpers.manifests import plain_target
+from wanbuild.models.attention_forms import attention_form
+from wanbuild.models.mosaic import MosaicAttention
 from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.again import _like_here as like_here
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compile import as_recorded
 from wanbuild.programs.shape import Shape
 from wanbuild.targets import topology
 from wanbuild.targets.chip import Chip
@@ -132,6 +137,30 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name:
         resolve_target(name)
     assert f"found no {packages[0]}; pip install '.[build,{extra}]' in the checkout" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_attention_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays as the artifact has it. A CPU stands in for the chip, whose compiler may be missing."""
+    monkeypatch.setattr(topology, "has_package", lambda package: package == topology.ASSEMBLER)
+    gpu = dataclasses.replace(resolve_target("cpu"), name="h100-context2", kernels=CHIPS["h100"].kernels)
+    chosen = gpu.in_eight_bits().attending_by("mosaic")
+    form = attention_form(chosen.kernels)
+    assert isinstance(form, MosaicAttention) and (form.queries, form.keys, form.stages) == (64, 128, 2)
+    assert chosen.kernels.w8a8 and chosen.attending_by("mosaic").kernels == chosen.kernels
+    recorded = SimpleNamespace(
+        targets={gpu.name: SimpleNamespace(program_set="own")},
+        program_sets={"own": SimpleNamespace(kernels=chosen.kernels)},
+    )
+    assert as_recorded(gpu, recorded).kernels.attention == "mosaic"
+    other = dataclasses.replace(gpu, name="h100")
+    assert as_recorded(other, recorded) is other.attending_by("cudnn") is other
+    recorded.program_sets["own"].kernels = CHIPS["v5e"].kernels
+    assert as_recorded(gpu, recorded) is gpu
+    with pytest.raises(UsageError, match="rtx4090"):
+        dataclasses.replace(gpu, name="rtx4090").attending_by("mosaic")
+    monkeypatch.setattr(topology, "has_package", lambda package: False)
+    with pytest.raises(UsageError, match=f"found no {topology.ASSEMBLER}"):
+        gpu.attending_by("mosaic")
 
 
 def test_the_platform_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
