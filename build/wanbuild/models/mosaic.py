@@ -160,14 +160,7 @@ class _Stages(NamedTuple):
 
 
 def _kernel(form: MosaicAttention, known: int | None, *arrays: Any, **shared: Any) -> None:
-    """One group's part of two tiles of queries: it computes one of them, or copies keys and values.
-
-    Args:
-        form: the sizes.
-        known: the number of keys that count, if it is known while tracing.
-        arrays: that number, (1,), if it is not; then q, k, v and the results, as of ``_attend``.
-        shared: what ``_scratch`` returns.
-    """
+    """One group's part; arrays are a count (1,) that is not known, q, k, v and the results of ``_attend``."""
     count = arrays[0][0] if known is None else known
     q, k, v, out, sums = arrays[-5:]
     group, head, video = (jax.lax.axis_index(name) for name in ("group", "head", "video"))
@@ -215,8 +208,7 @@ def _copy(
 def _attended(
     form: MosaicAttention, count: Any, group: Any, tile: Any, shared: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the sum of values by weight, float32 (queries, K); and for each query the largest score in
-    powers of two, and the sum of weights."""
+    """Returns the sums of values by weight, float32; the largest scores, base 2; and the sums of weights."""
     keys, values, turn = shared["keys"], shared["values"], shared["turn"]
     stages = keys.blocks.shape[0]
 
