@@ -118,18 +118,10 @@ class Chip:
         return dataclasses.replace(self, name=f"{self.name}{W8A8}", kernels=kernels)
 
     @property
-    def attentions(self) -> tuple[str, ...]:
-        """The forms of the attention that it has, its own first."""
-        return (self.kernels.attention, *((MOSAIC,) if self.mosaic_blocks else ()))
-
-    @property
     def counts(self) -> tuple[int, ...]:
         """The numbers of devices that the chip comes in."""
         return tuple(range(1, MAX_GPUS + 1)) if self.topologies is None else tuple(self.topologies)
 
-
-MOSAIC = "mosaic"
-"""The attention that is compiled for an NVIDIA GPU without one."""
 
 MAX_GPUS = 8
 """GPUs of one host."""

@@ -28,6 +28,9 @@ from wanrun.machine.environment import device_environment, host_environment
 if TYPE_CHECKING:
     import jax
 
+MOSAIC = "mosaic"
+"""The attention that is compiled for an NVIDIA GPU without one; not every chip has it."""
+
 ATTACHED = "-local"
 """The end of the name of a target that was compiled on its own accelerator."""
 
@@ -82,7 +85,8 @@ class TargetSpec:
     def attentions(self) -> tuple[str, ...]:
         """The forms of the attention that its programs can have, its own first."""
         chip = CHIPS.get(self.name.partition("-")[0])
-        return (self.kernels.attention,) if chip is None else chip.attentions
+        more = (MOSAIC,) if chip is not None and chip.mosaic_blocks else ()
+        return tuple(dict.fromkeys((self.kernels.attention, *more)))
 
     def attending_by(self, attention: str) -> TargetSpec:
         """Returns the target whose programs have one of the ``attentions``.
