@@ -27,8 +27,8 @@ from tinywan.yardstick import psnr
 from wanbuild.models.tiny_vae import BLOCKS, LEADING
 from wanbuild.models.tiny_vae_config import STRIDES
 
-WIDTHS = (32, 16, 8, 8)
-"""An eighth of the published ones: the tiny VAE's are a twelfth of its published ones."""
+WIDTHS = (48, 24, 16, 16)
+"""About a fifth of the published ones: the tiny VAE's are a twelfth of its published ones."""
 
 BATCH = 2
 
@@ -205,7 +205,7 @@ def distances(tiny: TinyDecoder, seed: int, batches: int) -> dict[str, float]:
 def main(folder: Path, batches: int, steps: int, seed: int) -> None:
     """Trains a tiny decoder, writes it into FOLDER, and says its distances in dB.
 
-    By the rate of 400 steps this takes a core about 15 minutes.
+    8 000 steps take a core about 20 minutes.
     """
     torch.set_num_threads(1)  # convolutions of so few channels are hardly faster by a second one
     folder.mkdir(parents=True, exist_ok=True)
