@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Meta
 
 from wanrun.artifact.lora import Lora
-from wanrun.artifact.model import MAX_STEPS, Number, Positive, Rate, SolverName
+from wanrun.artifact.model import MAX_STEPS, Number, Positive, Rate, Share, SolverName
 from wanrun.artifact.record import FileBytes, ListedFile, NotNegative, Record
 from wanrun.units import in_bytes
 
@@ -53,8 +53,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
 Expert = Annotated[str, Meta(pattern=r"^transformer(_2)?\Z")]
 """A transformer of the model."""
-
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,6 +23,7 @@ SolverName = Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sd
 # again has the same digest.
 Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)] | Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[int, Meta(ge=1, le=240)] | Annotated[float, Meta(ge=0.1, le=240)]
 Factor = Annotated[int, Meta(ge=1, le=10**6)] | Annotated[float, Meta(ge=1e-12, le=1e6)]
 """A factor or a divisor: zero would give one colour, or infinity."""

@@ -55,9 +55,8 @@ def needed(
     choice = Choice(artifact_of(artifact), policy)
     first = profiles[0] if profiles else choice.profile
     selected = choice.target(first)
-    resolve_loop(
-        choice.artifact, first, policy.form
-    )  # a form that is not built is refused before anything is fetched
+    # A form that is not built is refused before anything is fetched.
+    resolve_loop(choice.artifact, first, policy.form)
     text = choice.text_target(selected, first)
     targets = [selected.name, *([] if text is None else [text.name])]
     for profile in profiles or ():

@@ -15,7 +15,7 @@ import msgspec
 
 from wanrun.artifact.guiders import GuiderName
 from wanrun.artifact.media import Media
-from wanrun.artifact.model import SolverName
+from wanrun.artifact.model import Share, SolverName
 from wanrun.artifact.roles import DecoderName, FormName
 from wanrun.request.lora import LoraChoice, parse_lora
 from wanrun.request.offered import (
@@ -38,7 +38,6 @@ from wanrun.request.values import (
     Rate,
     Scale,
     Seed,
-    Share,
     Size,
     Steps,
     Text,
