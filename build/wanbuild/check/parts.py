@@ -27,7 +27,7 @@ def start_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
         Inputs({"start_video": video}), timings=Timings()
     )
     assert conditions.start is not None
-    return np.asarray(conditions.start)[None]
+    return np.array(conditions.start)[None]
 
 
 def mean_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
