@@ -266,6 +266,8 @@ def full_manifest() -> Manifest:
         num_steps=2,
         guidance_scale=1.0,
         guidance_scale_2=1.5,
+        guidance_start=0.1,
+        guidance_end=0.8,
         boundary=0.9,
         flow_shift=5,
         solver="euler",
