@@ -218,11 +218,11 @@ def test_the_scale_of_control_blocks(timings: Timings) -> None:
     programs = FakePrograms(**{**programs.programs, "denoise_step": scaled})
     model_options = {"conditioning_scale": 0.75, "guidance_scale_2": 3.0}
     conditioning, inputs = conditioning_of(programs, options=model_options), image_inputs()
-    asked: list[tuple[dict[str, Any] | None, float]] = [
+    asked: list[tuple[dict[str, Any], float]] = [
         ({"conditioning_scale": 0.5, "seed": 7}, 0.5),
         ({"conditioning_scale": 1.0}, 1.0),
         ({"seed": 7}, 0.75),
-        (None, 0.75),
+        ({}, 0.75),
     ]
     for options, scale in asked:  # of what is kept too
         steps = conditioning(inputs, timings=timings, options=options).steps
