@@ -123,6 +123,13 @@ def command(where, folder):
 leave(run(command))
 """
 
+NOTHING_IGNORED = """
+import signal
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+"""
+"""libtpu, which another test of this process may have loaded, ignores SIGHUP, and children inherit that."""
+
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 WORDS = {signal.SIGINT: "interrupted\n", signal.SIGTERM: "terminated\n", signal.SIGHUP: "hung up\n"}
 
@@ -131,7 +138,7 @@ def interrupted(
     where: str, folder: Path, number: signal.Signals, *more: signal.Signals
 ) -> tuple[int, str, str, float]:
     """Exit code, what was printed on both streams, and seconds from the signal to the end."""
-    command = [sys.executable, "-c", SCRIPT, where, str(folder)]
+    command = [sys.executable, "-c", NOTHING_IGNORED + SCRIPT, where, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
