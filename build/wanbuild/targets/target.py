@@ -57,6 +57,7 @@ class TargetSpec:
         options: the compiler's options.
         program_options: further ones by program.
         cpu_level: the CPU level; None for one CPU's own target, and for chips.
+        mosaic_blocks: those of the chip, which has the attention ``mosaic`` with them.
     """
 
     name: str
@@ -70,6 +71,7 @@ class TargetSpec:
     options: Mapping[str, Option] = field(default_factory=dict)
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     cpu_level: CpuLevel | None = None
+    mosaic_blocks: tuple[int, ...] = ()
 
     def options_of(self, program: str) -> dict[str, Option]:
         """The compiler's options for a program."""
@@ -84,8 +86,7 @@ class TargetSpec:
     @property
     def attentions(self) -> tuple[str, ...]:
         """The forms of the attention that its programs can have, its own first."""
-        chip = CHIPS.get(self.name.partition("-")[0])
-        more = (MOSAIC,) if chip is not None and chip.mosaic_blocks else ()
+        more = (MOSAIC,) if self.mosaic_blocks else ()
         return tuple(dict.fromkeys((self.kernels.attention, *more)))
 
     def attending_by(self, attention: str) -> TargetSpec:
@@ -104,8 +105,7 @@ class TargetSpec:
         if attention == self.kernels.attention:
             return self
         check_assembler()
-        chip = CHIPS[self.name.partition("-")[0]]
-        blocks = chip.mosaic_blocks
+        blocks = self.mosaic_blocks
         kernels = msgspec.structs.replace(self.kernels, attention=attention, attention_blocks=blocks)
         return replace(self, kernels=kernels)
 
@@ -233,6 +233,7 @@ def _attached(
         environment,
         mesh,
         devices,
+        mosaic_blocks=() if chip is None else chip.mosaic_blocks,
     )
 
 
@@ -257,4 +258,5 @@ def _elsewhere(chip: Chip, mesh: Mapping[str, int]) -> TargetSpec:
         devices,
         dict(chip.options),
         {name: dict(options) for name, options in chip.program_options.items()},
+        mosaic_blocks=chip.mosaic_blocks,
     )

@@ -142,7 +142,9 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name:
 def test_the_attention_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays as the artifact has it. A CPU stands in for the chip, whose compiler may be missing."""
     monkeypatch.setattr(topology, "has_package", lambda package: package == topology.ASSEMBLER)
-    gpu = dataclasses.replace(resolve_target("cpu"), name="h100-context2", kernels=CHIPS["h100"].kernels)
+    chip = CHIPS["h100"]
+    stands_in = {"kernels": chip.kernels, "mosaic_blocks": chip.mosaic_blocks}
+    gpu = dataclasses.replace(resolve_target("cpu"), name="h100-context2", **stands_in)
     chosen = gpu.in_eight_bits().attending_by("mosaic")
     form = attention_form(chosen.kernels)
     assert isinstance(form, MosaicAttention) and (form.queries, form.keys, form.stages) == (64, 128, 2)
@@ -157,7 +159,9 @@ def test_the_attention_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded.program_sets["own"].kernels = CHIPS["v5e"].kernels
     assert as_recorded(gpu, recorded) is gpu
     with pytest.raises(UsageError, match="rtx4090"):
-        dataclasses.replace(gpu, name="rtx4090").attending_by("mosaic")
+        dataclasses.replace(gpu, name="rtx4090", mosaic_blocks=CHIPS["rtx4090"].mosaic_blocks).attending_by(
+            "mosaic"
+        )
     monkeypatch.setattr(topology, "has_package", lambda package: False)
     with pytest.raises(UsageError, match=f"found no {topology.ASSEMBLER}"):
         gpu.attending_by("mosaic")
