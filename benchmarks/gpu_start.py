@@ -50,7 +50,7 @@ def _converted(bench: Bench, model: str) -> Path:
 def build(bench: Bench, model: str) -> None:
     """Converts and compiles a model for this machine, whose artifact other parts take."""
     artifact, (size, frames) = _converted(bench, model), _shape(bench)
-    words = ("--size", size, "--frames", frames, "--loop", "step", "--target", "local", "--no-proxies")
+    words = ("--size", size, "--frames", frames, "--loop", "step", "--target", "local")
     seconds = bench.wanbuild("compile", "--artifact", artifact, *words)
     note = "with autotuning"
     bench.rows.add(f"wanbuild compile {size}x{frames}", seconds, "s", note, tolerance=COMPILES)
@@ -126,7 +126,7 @@ def _steps(bench: Bench, artifact: Path, what: str, loop: str, memory: str, **en
     """Compiles a form of the loop and times its steps."""
     size, frames = _shape(bench)
     profile = ("--size", size, "--frames", frames, "--loop", loop)
-    seconds = bench.wanbuild("compile", "--artifact", artifact, *profile, "--target", "local", "--no-proxies")
+    seconds = bench.wanbuild("compile", "--artifact", artifact, *profile, "--target", "local")
     bench.rows.add(f"wanbuild compile --loop {loop}", seconds, "s", tolerance=COMPILES)
     with bench.rows.attempt(f"--loop {loop}"):
         timings = run_wanrun(bench, artifact, *profile, "--memory", memory, steps=STREAMED, **environment)

@@ -110,27 +110,12 @@ def golden(toy_artifact: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def elsewhere(artifact: Path, golden: dict[str, Any]) -> Path:
-    """The toy artifact with a recorded result and one target, whose executables have not run here."""
-    from helpers.elsewhere import build_elsewhere, put_golden
+def elsewhere(artifact: Path) -> Path:
+    """The toy artifact with one target, whose executables have not run here."""
+    from helpers.elsewhere import build_elsewhere
 
-    put_golden(artifact, golden)
     build_elsewhere(artifact)
     return artifact
-
-
-@pytest.fixture(scope="session")
-def proxied_artifact(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy artifact as of ``build_proxied``. Not to be changed."""
-    from helpers.elsewhere import build_proxied
-
-    return shared(tmp_path_factory, "proxied", lambda folder: build_proxied(toy_artifact, folder))
-
-
-@pytest.fixture
-def proxied(proxied_artifact: Path, tmp_path: Path) -> Path:
-    """The same with a manifest of its own; its folders are links until a test calls ``own``."""
-    return linked(proxied_artifact, tmp_path / "proxied")
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "job",
                 "claims",
                 "intact replay",
+                "attest",
                 "__main__",
             ),
         ),

@@ -140,7 +140,7 @@ def compile_command(artifact: Path, again: bool, like: str | None, **options: An
         options = like_profile(artifact, like, given(options))
     request = record_of(CompileRequest, {"artifact": artifact, **given(options)})
     if again:
-        _compile_again(artifact, request.proxies)
+        _compile_again(artifact)
     else:
         _compile(request)
 
@@ -188,29 +188,19 @@ def _compile(request: CompileRequest) -> None:
         from wanbuild.plan.plan import fitting_instead
 
         raise fitting_instead(request.artifact, error) from error
-    if request.proxies:
-        _record_proxies(request.artifact)
 
 
-def _compile_again(artifact: Path, proxies: bool) -> None:
+def _compile_again(artifact: Path) -> None:
     """Builds what the manifest records; the options that say what is built are refused."""
     from wanbuild.programs.again import compile_again
 
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in ("folder", "artifact", "again", "proxies"):
+        if given and option.name not in ("folder", "artifact", "again"):
             flag = option.opts[0]
             raise UsageError(f"--again and {flag} exclude each other", remedy=f"leave {flag} out")
     compile_again(artifact, report)
-    if proxies:
-        _record_proxies(artifact)
-
-
-def _record_proxies(artifact: Path) -> None:
-    from wanbuild.check.proxy import record_proxies
-
-    record_proxies(artifact, report)
 
 
 @wanbuild.command(cls=Building)
@@ -245,7 +235,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
     with options_of(recipe):
         _compile(request)
-    if any(chip_named(name) is None for name in request.targets):  # else nothing runs here but proxies
+    if any(chip_named(name) is None for name in request.targets):  # else nothing runs here
         record(plan.artifact, report)
     mark_built(plan.artifact, digest)
 

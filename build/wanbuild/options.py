@@ -243,14 +243,6 @@ class CompileRequest(Struct, frozen=True):
         ),
     ] = None
     options: BuildOptions = BuildOptions()
-    proxies: Annotated[
-        bool,
-        option(
-            "For chips that are not here, also build small profiles and record their results, by which "
-            "wanrun checks the others there.",
-            default="proxies",
-        ),
-    ] = True
 
 
 class PlanRequest(Struct, frozen=True):

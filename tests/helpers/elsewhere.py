@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -21,9 +20,6 @@ from wanrun.files import sha256_of
 
 TARGET = "v9"
 """The target that looks as if it had been built elsewhere."""
-
-PROXY = "48x32x9-b1-cfg"
-"""The small profile that stands for the other one."""
 
 BREAKPOINT = b"\xcc"
 """An instruction of x86 that ends the process with SIGTRAP."""
@@ -55,6 +51,8 @@ def record(artifact: Path, profile: str = PROFILE, steps: int | None = None) -> 
 def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:
     """Makes the CPU target one that was built without its chip, under names that JAX has not.
 
+    What is compiled here, to be compared, is compiled with other options.
+
     Args:
         artifact: its folder, with a manifest of its own.
         beside: whether the CPU target stays as well.
@@ -74,7 +72,10 @@ def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:
         if not beside:
             path.unlink()
     changed = msgspec.structs.replace(
-        target, environment={**target.environment, **said, **facts}, executables=entries
+        target,
+        environment={**target.environment, **said, **facts},
+        executables=entries,
+        options={**target.options, **ARTIFACT_COMPILE},
     )
     targets = {TARGET: changed, **({"cpu": target} if beside else {})}
     manifest.changed(targets=targets).write(artifact)
@@ -82,20 +83,6 @@ def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:
 
 def _entries(target: Target) -> list[tuple[str, str, Executable]]:
     return [(profile, *one) for profile, each in target.executables.items() for one in each.items()]
-
-
-def build_proxied(toy_artifact: Path, folder: Path) -> None:
-    """Makes a copy of the toy artifact with a proxy of its profile, which alone is recorded, and one target,
-    which looks like one that was built elsewhere.
-    """
-    from helpers.artifacts import compile_fast
-    from wanbuild.options import BuildOptions, CompileRequest
-
-    shutil.copytree(toy_artifact, folder)
-    options = BuildOptions(dtype="float32")
-    compile_fast(CompileRequest(folder, ["cpu"], [(48, 32)], [9], options=options))
-    put_golden(folder, record(folder, PROXY), PROXY)
-    build_elsewhere(folder)
 
 
 def put_executable(artifact: Path, name: str, data: bytes, profile: str = PROFILE) -> None:

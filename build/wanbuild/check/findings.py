@@ -101,13 +101,10 @@ class Findings:
                 said = "equal" if same else "another digest"
                 self._add(Comparison(f"{profile}: {what}", said, "equal", None, same, against, digest))
             return
-        pairs = [("latents", expected.samples, found.samples, expected.tolerance)]
-        if expected.velocity:
-            pairs.append(("velocity", expected.velocity, found.velocity, expected.velocity_tolerance))
-        for what, before, after, most in pairs:
-            same_size = len(before) == len(after)
-            error = relative_error(np.asarray(after), np.asarray(before)) if same_size else float("inf")
-            self._add(measured(f"{profile}: {what}", error, most, against))
+        before, after = expected.samples, found.samples
+        same_size = len(before) == len(after)
+        error = relative_error(np.asarray(after), np.asarray(before)) if same_size else float("inf")
+        self._add(measured(f"{profile}: latents", error, expected.tolerance, against))
         frames = (np.asarray(one.frame_samples, np.float64) for one in (expected, found))
         levels, most = levels_apart(*frames), most_levels(expected.tolerance)
         told = (f"{levels:.2f} levels", f"{most:.1f} of {LEVELS} levels")

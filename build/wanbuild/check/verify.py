@@ -125,8 +125,7 @@ def _run(
         watched = pipeline if findings is None else findings.watched(pipeline, title)
         prove_encoders(pipeline, (PROMPT, NEGATIVE_PROMPT))
         replay = replayed(watched, environment, steps=steps)
-        for form in profile.options.forms:
-            replay.prove(pipeline.session(profile), form)
+        replay.prove(pipeline.session(profile), profile.options.forms)
         check_all_ran(pipeline)
         return replay.golden
 

@@ -13,7 +13,6 @@ from wanbuild.programs.export import builder_of, profile_of, used_sets, with_pro
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.preview import with_preview
-from wanbuild.programs.proxies import missing_proxies
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.too_large import TooLargeError
@@ -73,10 +72,6 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         for target in targets:
             artifact = built_for(artifact, target, wanted, report)
             write_built(artifact)
-            built = artifact.manifest
-            if request.proxies and (small := missing_proxies(built, built.targets[target.name], report)):
-                artifact = built_for(artifact, target, small, report)
-                write_built(artifact)
         if (shown := with_preview(artifact, report)) is not artifact:
             artifact = shown
             artifact.write()

@@ -181,9 +181,7 @@ def _profiles(artifact: Artifact) -> Iterator[tuple[str, ...]]:
         if name in manifest.golden:
             golden = read_golden(artifact, name)
             machine = golden.machine.get("device_kind", golden.machine["platform"])
-            recorded = (
-                f"on {machine}, latents within {golden.tolerance:g}, velocity {golden.velocity_tolerance:g}"
-            )
+            recorded = f"on {machine}, latents within {golden.tolerance:g}"
         size = f"{profile.width}x{profile.height}, {profile.num_frames} frames"
         yield f"`{name}`", size, ", ".join(targets) or "none", recorded
 

@@ -129,26 +129,18 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return self.windows * sum(form.maker(index) == role for index in range(self.steps))
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """How it is shown that a program computes what it should.
+Proof = Literal["update", "end", "record", "lengths", "weights"]
+"""How it is shown that a program computes what it should: what is compared.
 
-    Attributes:
-        by: what shows it.
-
-            | by | what is compared |
-            |---|---|
-            | ``update`` | the state after a call with random state and coefficients, with NumPy's; the \
-prediction, with the full step's |
-            | ``end`` | the same of the program that ends its step |
-            | ``record`` | the recorded video that it helps to make; without a record, what is compiled here |
-            | ``lengths`` | all programs of the role with the shortest one, for an input that fits them all |
-            | ``weights`` | all that runs with the weights that it brings |
-
-        guidance_scale: the full step's whose prediction it has; None for the same as its own.
-    """
-
-    by: Literal["update", "end", "record", "lengths", "weights"]
-    guidance_scale: float | None = None
+| proof | what is compared |
+|---|---|
+| ``update`` | the state after a call with random state and coefficients, with NumPy's; the velocity, with \
+the full step's |
+| ``end`` | the same of the program that ends its step |
+| ``record`` | the recorded video that it helps to make |
+| ``lengths`` | all programs of the role with the shortest one, for an input that fits them all |
+| ``weights`` | all that runs with the weights that it brings |
+"""
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +169,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     proven: Proof
 
     def __post_init__(self) -> None:
-        if (self.makes is not None) != (self.proven.by == "update"):
+        if (self.makes is not None) != (self.proven == "update"):
             raise ValueError(
                 f"role {self.name}: a program is proven by its update if it makes steps, and only then"
             )
@@ -241,11 +233,8 @@ def _each(index: int) -> bool:
     return True
 
 
-_RECORD, _END, _UPDATE = Proof("record"), Proof("end"), Proof("update")
-
-
 def _beside(
-    name: RoleName, when: When, calls: Callable[[Counts], int], proven: Proof = _RECORD, warm: bool = True
+    name: RoleName, when: When, calls: Callable[[Counts], int], proven: Proof = "record", warm: bool = True
 ) -> Role:
     """Returns the row of a role whose programs end no step, and have no loop that is counted once."""
     return Role(
@@ -254,7 +243,7 @@ def _beside(
 
 
 _ROWS = (
-    _beside("text", "prompts", lambda counts: counts.prompts, proven=Proof("lengths"), warm=False),
+    _beside("text", "prompts", lambda counts: counts.prompts, proven="lengths", warm=False),
     _beside("once", "media", lambda counts: int(counts.media > 0)),
     _beside("window", "media", lambda counts: counts.media),
     _beside("start", "media", lambda counts: int(counts.starts)),
@@ -268,7 +257,7 @@ _ROWS = (
         body=None,
         passes=True,
         warm=True,
-        proven=_UPDATE,
+        proven="update",
     ),
     Role(
         name="scan",
@@ -278,12 +267,12 @@ _ROWS = (
         body="step",
         passes=True,
         warm=True,
-        proven=_UPDATE,
+        proven="update",
     ),
-    _beside("enter", "steps", _steps, proven=_END),
-    _beside("keys", "expert", _experts, proven=_END),
+    _beside("enter", "steps", _steps, proven="end"),
+    _beside("keys", "expert", _experts, proven="end"),
     Role(
-        name="layer", when="steps", calls=_steps, makes=None, body=None, passes=True, warm=True, proven=_END
+        name="layer", when="steps", calls=_steps, makes=None, body=None, passes=True, warm=True, proven="end"
     ),
     Role(
         name="leave",
@@ -293,13 +282,13 @@ _ROWS = (
         body=None,
         passes=False,
         warm=True,
-        proven=_UPDATE,
+        proven="update",
     ),
     _beside("decode_first", "video", lambda counts: _videos(counts, "full")),
     _beside("decode", "video", lambda counts: _videos(counts, "full")),
     # The tiny decoder's weights are read where a request asks for them.
     _beside("decode_tiny", "video", lambda counts: _videos(counts, "tiny"), warm=False),
-    _beside("spread", "loading", lambda counts: 0, proven=Proof("weights"), warm=False),
+    _beside("spread", "loading", lambda counts: 0, proven="weights", warm=False),
 )
 
 ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS})

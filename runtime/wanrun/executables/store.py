@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile, Program, ProgramSet
-from wanrun.artifact.targets import Executable
+from wanrun.cached import CacheFolder
 from wanrun.errors import ArtifactError, shortened
 from wanrun.executables.entries import overlay_folder
 from wanrun.executables.jax_hook import compile_here, load
@@ -65,6 +67,35 @@ class LoadedProgram:
             ) from None
 
 
+@dataclass(frozen=True)
+class Native:
+    """What is compiled here of a program.
+
+    Attributes:
+        compiled: the executable.
+        keep: keeps it in the user's cache, and says where, for a report.
+    """
+
+    compiled: Callable[..., Any]
+    keep: Callable[[], str]
+
+
+class Beside(Protocol):
+    """What runs executables beside those that are compiled here: see ``wanrun.attest``."""
+
+    unloadable: dict[str, str]
+
+    def beside(
+        self, name: str, program: Program, shipped: Callable[..., Any], native: Callable[[], Native]
+    ) -> Callable[..., Any]:
+        """Returns a function that calls both."""
+        ...
+
+
+class LeftToChipError(ArtifactError):
+    """A program that is compiled here in any case, and why."""
+
+
 _Key = tuple[str, str, tuple[str, ...], tuple[int, ...]]
 
 
@@ -101,6 +132,14 @@ class Executables:
         self._loaded: dict[_Key, Future[LoadedProgram]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")
         self._closed = False
+        self._beside: Beside | None = None
+
+    def run_twice(self, beside: Beside) -> None:
+        """Lets executables that are loaded from now on run beside those that are compiled here.
+
+        One that cannot be loaded is compiled here, and told.
+        """
+        self._beside = beside
 
     def check(self, profile: Profile, names: Collection[str] | None = None) -> Mapping[str, Program]:
         """Reads a profile's programs of these names, or all, and their executables, and checks their digests.
@@ -149,17 +188,6 @@ class Executables:
         keys = {name: _key(name, program) for name, program in programs.items()}
         return [name for name, key in keys.items() if key not in loaded or not loaded[key].result().called]
 
-    @own_options()
-    def compiled(self, profile: Profile, name: str) -> LoadedProgram:
-        """Compiles a program on this device, with the target's options; keeps nothing.
-
-        Raises:
-            ArtifactError: if the program is missing or damaged.
-        """
-        program = self._opened.programs(profile)[name]
-        lowered = self._lower(self._read(profile, name, program), self._opened.target.options_of(name))
-        return LoadedProgram(compile_here(lowered)[0], program.inputs)
-
     def close(self) -> None:
         """Cancels queued loads and releases all executables."""
         with self._lock:
@@ -171,29 +199,30 @@ class Executables:
     def _read(self, profile: Profile, name: str, program: Program) -> _Files:
         """Reads a program and its executable, and checks both."""
         data = self._opened.artifact.program(program)
-        executables = self._opened.target.executables.get(profile.name, {})
-        built, elsewhere = executables.get(name), self._opened.selected.built_elsewhere
         entry: bytes | ArtifactError
         try:
-            entry = self._entry(profile, name, built)
+            entry = self._entry(profile, name)
+        except LeftToChipError as error:
+            entry = error
         except ArtifactError as error:
-            if built is None and executables and elsewhere:  # left out by ``wanbuild compile``
-                entry = ArtifactError("XLA compiles cuDNN's attention on the GPU alone")
-            elif self._opened.policy.allow_compile:
-                entry = error.again()
-            else:
+            if not self._opened.policy.allow_compile:
                 raise
+            entry = error.again()
         return _Files(name, program, data, entry)
 
-    def _entry(self, profile: Profile, name: str, built: Executable | None) -> bytes:
+    def _entry(self, profile: Profile, name: str) -> bytes:
         """Returns a program's executable after checking it, and that it may be used on this chip."""
-        if built is None:
+        executables = self._opened.target.executables.get(profile.name, {})
+        if name not in executables:
+            if executables and self._opened.selected.built_elsewhere:  # left out by ``wanbuild compile``
+                raise LeftToChipError("XLA compiles cuDNN's attention on the GPU alone")
             raise ArtifactError(
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
-        self._opened.check_trust(profile)
-        return self._opened.artifact.executable(self._opened.target, built)
+        if name in self._opened.check_trust(profile):
+            raise LeftToChipError("the artifact's executable gives other results on this chip")
+        return self._opened.artifact.executable(self._opened.target, executables[name])
 
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:
@@ -201,12 +230,19 @@ class Executables:
         with self._opened.recorder.phase("executables", name):
             if files is None:  # the profile is not checked yet
                 files = self._read(profile, name, program)
+            compiled: Callable[..., Any]
             try:
                 compiled = self._handed(files, files.entry, self._opened.target.options_of(name))
             except ArtifactError as error:
-                if isinstance(files.entry, bytes) and not policy.allow_compile:
-                    raise
+                if isinstance(files.entry, bytes):
+                    if self._beside is not None:
+                        self._beside.unloadable[name] = str(error.found)
+                    elif not policy.allow_compile:
+                        raise
                 compiled = self._compiled_here(files, error.what)
+            else:
+                if self._beside is not None:
+                    compiled = self._beside.beside(name, program, compiled, partial(self._native, files))
         return LoadedProgram(compiled, program.inputs)
 
     def _handed(
@@ -234,9 +270,8 @@ class Executables:
     def _compiled_here(self, files: _Files, reason: str) -> jax.stages.Compiled:
         """Loads the executable that an earlier run has compiled here, or compiles and keeps it."""
         folder = overlay_folder(self._opened.manifest, self._opened.selected.name)
-        overlay = folder.make()
         options = options_here(self._opened.target.options_of(files.name))
-        path = kept_file(overlay, files.program, options, self._opened.device.devices)
+        path = kept_file(folder.make(), files.program, options, self._opened.device.devices)
         if (entry := read_kept(path)) is not None:
             try:
                 return self._handed(files, entry, options)
@@ -247,16 +282,30 @@ class Executables:
             compiled, entry = compile_here(self._lower(files, options))
         seconds = now() - start
         self._opened.recorder.count(cache_misses=1)
-        told = f"kept in {overlay}"
+        told = self._keep(folder, path, entry)
+        self._opened.warn(f"compiled {files.name} in {seconds:.1f} s, {told}: {reason}")
+        return compiled
+
+    @own_options()
+    def _native(self, files: _Files) -> Native:
+        """Compiles a program here."""
+        folder = overlay_folder(self._opened.manifest, self._opened.selected.name)
+        options = options_here(self._opened.target.options_of(files.name))
+        path = kept_file(folder.path, files.program, options, self._opened.device.devices)
+        compiled, entry = compile_here(self._lower(files, options))
+        return Native(compiled, partial(self._keep, folder, path, entry))
+
+    def _keep(self, folder: CacheFolder, path: Path, entry: bytes) -> str:
+        """Keeps an executable that was compiled here, if it can be, and says where."""
+        told = f"kept in {path.parent}"
         try:
             with folder.held():
                 folder.make()  # another process may have made room
                 keep(path, entry)
                 folder.make_room()
         except OSError as error:
-            told = f"which cannot be {told}: {error.strerror}"
-        self._opened.warn(f"compiled {files.name} in {seconds:.1f} s, {told}: {reason}")
-        return compiled
+            return f"which cannot be {told}: {error.strerror}"
+        return told
 
 
 def unreadable(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +16,9 @@ Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 laten
 5e-2. A wrong weight or program changes the latents by more than 1e-1.
 """
 
-VELOCITY_TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 2.5e-2})
-"""The same of the transformer's own output: see ``wanrun.replay.velocity``. In bfloat16 right forms are
-4e-3 to 1.2e-2 apart, the most with sharp attention and 40 layers (docs/notes/chips.md, "Trust")."""
+CALL_TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 2.5e-2})
+"""The same of one call, by a program's compute dtype. Velocities of right forms in bfloat16 are 4e-3 to
+1.2e-2 apart, the most with sharp attention and 40 layers (docs/notes/chips.md, "Trust")."""
 
 W8A8_FACTOR = 4.0
 """What all of these are multiplied by where activations are rounded to 8 bits: float8 velocities are 2.3e-2
@@ -26,6 +27,9 @@ from the other form's, and the latents 1.3e-1."""
 ALIKE = 1e-2
 """The same of one StableHLO compiled twice with the same options: a compiler may choose other kernels,
 and TF32 rounds at 1e-3."""
+
+PIECE = 2**22
+"""Values that are compared at a time."""
 
 LEVELS = 255
 """Of a frame's values, which are rounded: where latents agree exactly, they may differ by one."""
@@ -38,10 +42,11 @@ def relative_error(values: np.ndarray, reference: np.ndarray) -> float:
         values: what is judged. It comes first, as in NumPy's own comparisons.
         reference: what it should be, of the same shape.
     """
-    if not np.any(reference):
-        return float("nan")
-    reference = np.asarray(reference, np.float64)
-    return float(np.linalg.norm(np.asarray(values, np.float64) - reference) / np.linalg.norm(reference))
+    flat, other, apart, whole = np.ravel(values), np.ravel(reference), 0.0, 0.0
+    for first in range(0, other.size, PIECE):  # activations of a long video are gigabytes in float64
+        one, two = (np.float64(array[first : first + PIECE]) for array in (flat, other))
+        apart, whole = apart + float(np.sum((one - two) ** 2)), whole + float(np.sum(two**2))
+    return math.sqrt(apart / whole) if whole else math.nan
 
 
 def levels_apart(reference: np.ndarray, values: np.ndarray) -> float:
@@ -57,21 +62,52 @@ def most_levels(tolerance: float) -> float:
     return 1 + LEVELS * tolerance
 
 
-def first_difference(built: Any, here: Any, tolerance: float) -> str:
-    """Says by how much the first outputs differ that do not agree, of two trees; empty where all do."""
+class Apart(NamedTuple):
+    """How far two results of one program are apart, and may be.
+
+    Attributes:
+        error: the relative error; of frames the root mean square of the difference, in levels.
+        most: the largest error that is allowed.
+        unit: of both.
+    """
+
+    error: float
+    most: float
+    unit: str = "relative"
+
+    @property
+    def share(self) -> float:
+        """The error as a part of the largest; infinite for values that cannot be compared."""
+        return math.inf if math.isnan(self.error) else self.error / self.most
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the results are near enough."""
+        return self.share <= 1
+
+    def __str__(self) -> str:
+        return f"by {self.error:.1e} {self.unit}, at most {self.most:.2g}"
+
+
+def most_apart(built: Any, here: Any, tolerance: float) -> Apart:
+    """Returns how far outputs of one program are apart that differ most.
+
+    Args:
+        built: outputs, nested dicts of arrays.
+        here: what they should be.
+        tolerance: the relative error that is allowed.
+    """
     import jax
 
-    said = jax.tree.map(lambda one, other: difference(one, other, tolerance), built, here)
-    return next(filter(None, jax.tree.leaves(said)), "")
+    pairs = zip(jax.tree.leaves(built), jax.tree.leaves(here), strict=True)
+    found = (_apart(np.asarray(one), np.asarray(other), tolerance) for one, other in pairs)
+    return max(found, key=lambda one: one.share, default=Apart(0.0, tolerance))
 
 
-def difference(built: np.ndarray, here: np.ndarray, tolerance: float) -> str:
-    """Says by how much two results of one program differ; empty where they agree."""
+def _apart(built: np.ndarray, here: np.ndarray, tolerance: float) -> Apart:
     if built.dtype == np.uint8:
-        apart, most = levels_apart(built, here), most_levels(tolerance)
-        return "" if apart <= most else f"by {apart:.3g} levels, at most {most:.3g}"
-    first, second = built.astype(np.float64), here.astype(np.float64)
-    if np.array_equal(first, second, equal_nan=True):
-        return ""
-    error = relative_error(second, first)
-    return "" if error <= tolerance else f"by {error:.1e} relative, at most {tolerance:g}"
+        return Apart(levels_apart(built, here), most_levels(tolerance), "levels")
+    if built.shape != here.shape:
+        return Apart(math.inf, tolerance)
+    alike = np.array_equal(built, here, equal_nan=True)
+    return Apart(0.0 if alike else relative_error(built, here), tolerance)

@@ -21,7 +21,6 @@ from wanrun.request.arguments import artifact_of, policy_of
 from wanrun.request.options import resolve_loop
 from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
 from wanrun.text.tokenizer import clean_prompt
-from wanrun.trust.proxy import witness_of
 
 
 def needed(
@@ -67,24 +66,23 @@ def needed(
     unread |= _unread_adapters(own, loras)
     if decoders is not None and not selected.built_elsewhere:  # else all programs are tried
         unread |= _unread_decoders(own, decoders)
-    unused = {REQUIREMENTS, *({GOLDEN} if not selected.built_elsewhere else ())}
-    kept = (one for one in own.named() if one.kind not in unused and (one.kind, one.of) not in unread)
+    kept = (
+        one
+        for one in own.named()
+        if one.kind not in (REQUIREMENTS, GOLDEN) and (one.kind, one.of) not in unread
+    )
     return [*kept, *_spreading(choice.artifact, selected)]
 
 
 def _read_profiles(choice: Choice, selected: SelectedTarget, profiles: Sequence[Profile] | None) -> set[str]:
-    """Returns the names of profiles, with those by which executables that were built elsewhere are tried."""
+    """Returns the names of the profiles whose programs are read."""
     manifest, target = choice.artifact.manifest, selected.target
     if profiles is None:
         built = {*target.executables, choice.profile.name}
         if choice.policy.allow_compile:
             built |= manifest.program_sets[target.program_set].programs.keys()
         profiles = [manifest.profiles[name] for name in built]
-    names = {profile.name for profile in profiles}
-    if selected.built_elsewhere:
-        witnesses = (witness_of(manifest, target, profile) for profile in profiles)
-        names |= {witness.name for witness in witnesses if witness is not None}
-    return names
+    return {profile.name for profile in profiles}
 
 
 def _unread(artifact: Artifact, prompts: Sequence[str] | None, policy: LoadPolicy) -> set[tuple[Kind, str]]:

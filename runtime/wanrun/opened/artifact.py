@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from wanrun.opened.policy import LoadPolicy
 from wanrun.timing.timings import Recorder
 
 
-def trust_all(profile: Profile) -> None:
-    """Trusts the executables of a profile: they were compiled where they run."""
+def trust_all(profile: Profile) -> Collection[str]:
+    """Trusts all executables of a profile: they were compiled where they run."""
+    return ()
 
 
 @dataclass(eq=False)
@@ -34,8 +35,9 @@ class OpenedArtifact:
         device: where programs run.
         recorder: passes loading times on to the timings of running generations.
         report: receives decisions, such as the placement of experts.
-        check_trust: raises ArtifactError for a profile whose executables were built elsewhere and have not
-            been found right on this chip: see ``wanrun.trust``.
+        check_trust: returns the names of a profile's programs whose executables give other results on this
+            chip; raises ArtifactError for one whose executables were built elsewhere and have not been
+            attested here: see ``wanrun.trust``.
     """
 
     artifact: Artifact
@@ -45,7 +47,7 @@ class OpenedArtifact:
     recorder: Recorder
     warn: Callable[[str], None]
     report: Callable[[str], None]
-    check_trust: Callable[[Profile], None] = trust_all
+    check_trust: Callable[[Profile], Collection[str]] = trust_all
     waits: Waits = field(default_factory=Waits)
 
     def grow(self, artifact: Artifact) -> None:

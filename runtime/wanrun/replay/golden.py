@@ -1,5 +1,4 @@
-"""The recorded result of a profile: four steps from a fixed seed, with steps of each of two experts, and the
-velocity of each for fixed noise.
+"""The recorded result of a profile: four steps from a fixed seed, with steps of each of two experts.
 
 On the kind of machine that recorded it, a replay has equal digests; elsewhere its samples agree within the
 recorded tolerance.
@@ -24,7 +23,6 @@ from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables.tolerance import (
     LEVELS,
     TOLERANCES,
-    VELOCITY_TOLERANCES,
     levels_apart,
     most_levels,
     relative_error,
@@ -34,9 +32,9 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
+from wanrun.replay.drawn import Start
 from wanrun.replay.proof import prove_steps
 from wanrun.replay.samples import sample_media
-from wanrun.replay.velocity import Start, velocity
 from wanrun.request.generation import Generation
 from wanrun.request.profiles import has_guidance
 
@@ -65,8 +63,6 @@ class Golden:
         machine: environment of the machine: device, CPU features, package versions and number of cores.
         tolerance: relative error allowed on another kind of machine.
         frame_samples: evenly spaced values of the frames, 0 to 255.
-        velocity: evenly spaced values of ``replay.velocity``; none in an older record.
-        velocity_tolerance: relative error allowed of them on another kind of machine.
         steps: the video's denoising steps.
         tiny_samples: evenly spaced values of the frames by the tiny decoder; none without one.
     """
@@ -77,8 +73,6 @@ class Golden:
     machine: Mapping[str, Any]
     tolerance: float
     frame_samples: tuple[int, ...]
-    velocity: tuple[float, ...] = ()
-    velocity_tolerance: float = 0.0
     steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = STEPS
     tiny_samples: tuple[int, ...] = ()
 
@@ -109,28 +103,25 @@ def _own_features(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Replay:
-    """A result, and what it was made of.
+    """A result, and what steps are made from that prove its programs.
 
     Args:
         golden: as it is recorded.
-        form: the form of the loop.
-        start: what the velocity is computed from.
-        velocity: of ``replay.velocity``.
+        start: what the steps are made from.
     """
 
     golden: Golden
-    form: str
     start: Start
-    velocity: np.ndarray
 
-    def prove(self, sampler: Sampler, form: str, factor: float = 1.0) -> None:
-        """Proves the programs of a form of the loop that make steps, with every expert of the profile.
+    def prove(self, sampler: Sampler, forms: Sequence[str]) -> None:
+        """Proves the programs of forms of the loop that make steps, with every expert of the profile.
 
         Raises:
             VerificationError: naming one that is wrong.
         """
-        own = self.velocity if form == self.form else None
-        prove_steps(sampler, self.start, form, self.velocity, own, factor)
+        whole = None
+        for form in forms:
+            whole = prove_steps(sampler, self.start, form, whole)
 
 
 def replayed(
@@ -145,10 +136,8 @@ def replayed(
         steps: as many as a record has; None for those of a new one.
     """
     generation, dtype = recorded_generation(pipeline, loop, steps), pipeline.profile.options.dtype
-    inputs, form = generation.read_media(), generation.options["loop"]
+    inputs = generation.read_media()
     result = pipeline.run(generation, inputs=inputs)
-    start = Start.of(pipeline, generation, inputs)
-    moved = velocity(pipeline.session(pipeline.profile), start, form)
     golden = Golden(
         sha256_of(result.all_latents.tobytes()),
         sha256_of(result.frames.tobytes()),
@@ -157,12 +146,10 @@ def replayed(
         {**environment, **_own_features(environment), "cores": usable_cores()},
         TOLERANCES[dtype],
         tuple(int(value) for value in _sampled(result.frames)),
-        tuple(float(value) for value in _sampled(moved)),
-        VELOCITY_TOLERANCES[dtype],
         len(generation.table.timesteps),
         _tiny_samples(pipeline, result.latents),
     )
-    return Replay(golden, form, start, moved)
+    return Replay(golden, Start.of(pipeline, generation, inputs))
 
 
 def _tiny_samples(pipeline: Pipeline, latents: np.ndarray) -> tuple[int, ...]:
@@ -200,10 +187,8 @@ def _sampled(array: np.ndarray) -> np.ndarray:
     return flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
 
 
-def compare(expected: Golden, found: Golden, factor: float = 1.0) -> str:
+def compare(expected: Golden, found: Golden) -> str:
     """Compares a replay with the record, and returns how they agree, for a report.
-
-    ``factor`` multiplies the tolerances.
 
     Raises:
         VerificationError: if they do not agree.
@@ -219,12 +204,9 @@ def compare(expected: Golden, found: Golden, factor: float = 1.0) -> str:
                 )
         _frames_apart(expected.tiny_samples, found.tiny_samples, 0)
         return "digests equal"
-    error = _apart("latents", expected.samples, found.samples, factor * expected.tolerance)
-    if expected.velocity:
-        most = factor * expected.velocity_tolerance
-        error = _apart("velocities", expected.velocity, found.velocity, most)
+    error = _apart("latents", expected.samples, found.samples, expected.tolerance)
     for what in ("frame_samples", "tiny_samples"):
-        most = most_levels(factor * expected.tolerance)
+        most = most_levels(expected.tolerance)
         _frames_apart(getattr(expected, what), getattr(found, what), most)
     return f"recorded on another kind of machine, relative difference {error:.1e}"
 

@@ -16,13 +16,16 @@ from wanrun.artifact.guiders import SKIPPED_LAYERS, GuiderName
 from wanrun.artifact.roles import RoleName
 from wanrun.errors import VerificationError
 from wanrun.generation.sampler import Sampler
-from wanrun.replay.velocity import SCALE, Start, velocity
+from wanrun.replay.drawn import Start, velocities
+
+HALF = 0.5
+"""Of guidance: the mean of both passes, so that each counts as much as the other."""
 
 _ROUNDINGS = 8
 """Of a stored state, in what is expected and what is found: at most so many, each with its factor."""
 
 _Seen = Callable[..., np.ndarray]
-"""Returns the velocities of all experts with a guider, float64; keywords are ``ExpertRange``'s."""
+"""Returns the velocities of all experts with a guider, float64; keywords are those of ``velocities``."""
 
 _Expected = Iterator[tuple[np.ndarray, np.ndarray]]
 """Velocities that a guider should give, and that it gives."""
@@ -38,7 +41,7 @@ def prove_guiders(
         start: what velocities are computed from.
         form: the form of the loop.
         maker: the role of the program.
-        half: its velocities with ``cfg`` and ``SCALE``, float32 (experts, B, C, T, h, w).
+        half: its velocities with ``cfg`` and ``HALF``, float64 (experts, B, C, T, h, w).
         one: those of the positive prompt alone.
         most: the relative error that is allowed.
 
@@ -49,12 +52,12 @@ def prove_guiders(
     for guider in options.guiders:
 
         def seen(guider: GuiderName = guider, **attributes: Any) -> np.ndarray:
-            return velocity(sampler, start, form, maker, guider=guider, **attributes).astype(np.float64)
+            return velocities(sampler, start, form, maker, HALF, guider=guider, **attributes)
 
         eps = float(ml_dtypes.finfo(options.scheduler_dtype).eps)
         stored = _ROUNDINGS * eps * (np.linalg.norm(start.noise) + np.linalg.norm(half))
-        layers = sum(sampler.guiding.get(SKIPPED_LAYERS, ()))
-        for expected, found in _PROOFS[guider](seen, half.astype(np.float64), one.astype(np.float64), layers):
+        layers = _layers(sampler)
+        for expected, found in _PROOFS[guider](seen, half, one, layers):
             error, allowed = np.linalg.norm(found - expected), most * np.linalg.norm(expected) + stored
             if not error <= allowed:
                 raise VerificationError(
@@ -67,18 +70,21 @@ def prove_guiders(
 
 def _projected(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _Expected:
     """CFG-Zero*: the negative pass is scaled until it is the positive one's projection on it."""
-    negative = (half - SCALE * one) / (1 - SCALE)
+    negative = (half - HALF * one) / (1 - HALF)
     axes = tuple(range(2, half.ndim))
     product, square = (np.sum(other * negative, axes, keepdims=True) for other in (one, negative))
-    yield (1 - SCALE) * product / (square + 1e-8) * negative + SCALE * one, seen()
+    found = seen()
+    yield (1 - HALF) * product / (square + 1e-8) * negative + HALF * one, found
+    if np.array_equal(found, half):
+        raise VerificationError("guidance_projection changes nothing of what steps return")
 
 
 def _skipping(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _Expected:
     """Skip-layer guidance: linear in its scale, and nothing where no layer is skipped."""
-    middle = (layers // 2,)
-    first, none = seen(skip_scales=(1.0,), skip_layers=middle), seen(skip_scales=(1.0,))
+    middle = _middle(layers)
+    first, none = seen(skip_scale=1.0, skip_layers=middle), seen(skip_scale=1.0)
     yield half, none
-    yield half - 2 * (first - half), seen(skip_scales=(-2.0,), skip_layers=middle)
+    yield half - 2 * (first - half), seen(skip_scale=-2.0, skip_layers=middle)
     if np.array_equal(first, none):
         raise VerificationError(f"{SKIPPED_LAYERS} changes nothing of what steps return")
 
@@ -86,3 +92,21 @@ def _skipping(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _E
 _PROOFS: Mapping[str, Callable[[_Seen, np.ndarray, np.ndarray, int], _Expected]] = MappingProxyType(
     {"cfg-zero": _projected, "skip-layer": _skipping}
 )
+
+
+def guidances(sampler: Sampler) -> Iterator[dict[str, Any]]:
+    """Yields keywords of ``DrawnSteps.drawn``, a guider of a profile each, with all its passes."""
+    yield {}
+    if sampler.profile.guidance:
+        for guider in sampler.profile.options.guiders:
+            skipping = {"skip_scale": 1.0, "skip_layers": _middle(_layers(sampler))}
+            yield {"guider": guider, **(skipping if guider == "skip-layer" else {})}
+
+
+def _layers(sampler: Sampler) -> int:
+    """Returns how many layers can be skipped."""
+    return sum(sampler.guiding.get(SKIPPED_LAYERS, ()))
+
+
+def _middle(layers: int) -> tuple[int, ...]:
+    return (layers // 2,)

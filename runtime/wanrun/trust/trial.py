@@ -23,8 +23,8 @@ from wanrun.trust.verdict import MAX_VERDICT_BYTES, Verdict, decoded_verdict
 TRIAL_SECONDS = 3600.0
 """The most seconds of a trial: reading a large model from a slow disk, some steps, and compiling its VAE."""
 
-CHILD = (sys.executable, "-P", "-m", "wanrun.replay")
-"""The command that tries: see ``wanrun.replay.__main__``."""
+CHILD = (sys.executable, "-P", "-m", "wanrun.attest")
+"""The command that tries: see ``wanrun.attest.__main__``."""
 
 MAX_SAID = 300
 """The most characters of a child's last words that a message repeats."""

@@ -7,7 +7,7 @@ before this process opens the device, once for each chip, driver and profile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
 from wanrun.errors import field as option
 from wanrun.machine.attached import ROOT
-from wanrun.trust.proxy import witness_of
 from wanrun.trust.trial import run_trial
 from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, read_verdict, trial_facts, verdict_file
 
@@ -68,27 +67,17 @@ class Trust:
         facts, name = self.facts(profile), self.selected.name
         verdict = read_verdict(facts)
         if verdict is None:
-            witness = witness_of(self.artifact.manifest, self.selected.target, profile)
-            if witness is None:
-                raise self._error(
-                    f"of profile {profile.name} cannot be checked",
-                    expected="a recorded result",
-                    found="none in golden/",
-                    remedy="run wanbuild compile for this target where it was built, which records a small "
-                    f"profile's, or compile here with {option('allow_compile')}",
-                )
             report(
                 f"checking the executables on this chip: target {name}, profile {profile.name}, "
-                "in a process of their own"
+                f"in a process of their own, which compiles them here too{self._seconds(profile)}"
             )
             start = time.monotonic()
             verdict = self.attempt(self._arguments(profile))
             if verdict.passed:
-                report(f"the executables are right: {verdict.reason} ({time.monotonic() - start:.0f} s)")
+                said = "are right" if not verdict.native else "were checked"
+                report(f"the executables {said}: {verdict.reason} ({time.monotonic() - start:.0f} s)")
             if verdict.keep:
                 keep_verdict(facts, verdict)
-            if verdict.passed and witness != profile:
-                keep_verdict(self.facts(witness), verdict)
         if not verdict.passed:
             raise self._refusal(facts, verdict)
 
@@ -97,14 +86,23 @@ class Trust:
         given |= {**({} if self.weights is None else {"weights": self.weights}), **self.how}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
 
-    def check(self, profile: Profile) -> None:
+    def _seconds(self, profile: Profile) -> str:
+        """Says how long programs took to compile where they were built; nothing if that is not known."""
+        known = self.selected.target.statistics.get(profile.name, {}).values()
+        seconds = sum(float(one.get("compile_seconds", 0)) for one in known)
+        return f" ({seconds:.0f} s where they were built)" if seconds >= 1 else ""
+
+    def check(self, profile: Profile) -> Collection[str]:
         """Checks that a profile's executables are trusted, without trying them.
+
+        Returns:
+            The names of the programs whose executables are not used.
 
         Raises:
             ArtifactError: if there is no verdict, or a refusal.
         """
         if not self.needed:
-            return
+            return ()
         facts = self.facts(profile)
         verdict = read_verdict(facts)
         if verdict is None:
@@ -114,6 +112,7 @@ class Trust:
             )
         if not verdict.passed:
             raise self._refusal(facts, verdict)
+        return verdict.native
 
     def check_device(self, profile: Profile, found: Mapping[str, Any]) -> None:
         """Compares facts of ``device_environment`` with those of the trial; drops the verdict if they differ.

@@ -16,7 +16,6 @@ from wanrun.errors import unwritable
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of, user_cache
 from wanrun.machine.attached import ROOT, attached
 from wanrun.machine.environment import package_versions
-from wanrun.trust.proxy import witness_of
 
 MAX_VERDICT_BYTES = 2**16
 """The largest file of a verdict, in bytes; real ones have about one kilobyte."""
@@ -28,6 +27,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         outcome: whether the executables may be used.
         reason: why not, or how the results agree, in one line.
+        native: the programs whose executables give other results, or cannot be loaded: what is compiled here
+            is used instead.
         device_kind: JAX's name of the device that they were tried on; empty if it was not opened.
         platform_version: JAX's text about its driver and compiler.
         facts: the facts for which the verdict holds.
@@ -36,6 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     outcome: Literal["passed", "refused"]
     reason: str
+    native: tuple[str, ...] = ()
     device_kind: str = ""
     platform_version: str = ""
     facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -69,22 +71,17 @@ def trial_facts(
 ) -> dict[str, Any]:
     """Returns the facts for which a verdict holds; none of them needs JAX.
 
-    The content digest does not cover executables and recorded results, so the facts have their digests too.
+    The content digest does not cover executables, so the facts have a digest of theirs.
     ``root`` is that of the files in which the system describes its devices.
     """
     platform_name = selected.target.environment["platform"]
     there = attached(platform_name, root)
-    built = selected.target.executables
-    recorded = witness_of(manifest, selected.target, profile)
-    entries = [built.get(one.name, {}) for one in dict.fromkeys((profile, recorded or profile))]
+    built = selected.target.executables.get(profile.name, {})
     return {
         "content_digest": manifest.content_digest,
         "target": selected.name,
         "profile": profile.name,
-        "executables": sha256_of(
-            canonical_json([{name: one.sha256 for name, one in each.items()} for each in entries])
-        ),
-        "golden": None if recorded is None else manifest.golden[recorded.name].sha256,
+        "executables": sha256_of(canonical_json({name: one.sha256 for name, one in built.items()})),
         "packages": package_versions(platform_name),
         "driver": "" if there is None else there.driver,
         "chip": [] if there is None else list(there.chips),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from wanrun.executables.tolerance import first_difference, levels_apart, most_levels, relative_error
+from wanrun.executables.tolerance import Apart, levels_apart, most_apart, most_levels, relative_error
 
 
 def test_a_relative_error() -> None:
@@ -25,11 +25,15 @@ def test_levels() -> None:
     assert most_levels(1e-2) == pytest.approx(3.55)
 
 
-def test_differences() -> None:
+def test_outputs_that_are_apart() -> None:
+    """Of several the one that is furthest beyond what is allowed counts."""
     zeros, ones = np.zeros((2, 2), np.float32), np.ones((2, 2), np.float32)
-    assert first_difference(zeros, zeros, 1e-4) == "" == first_difference(ones, ones * (1 + 1e-5), 1e-4)
-    assert first_difference(zeros, ones * 1e-9, 1e-4) == "by nan relative, at most 0.0001"
-    assert first_difference(ones, ones * np.nan, 1e-4) != ""
+    assert most_apart(zeros, zeros, 1e-4) == Apart(0.0, 1e-4) and most_apart({}, {}, 1e-4).agrees
+    assert most_apart(ones * (1 + 1e-5), ones, 1e-4).agrees
+    for wrong in (ones * np.nan, ones[0], ones * 1.1):
+        assert not most_apart(wrong, ones, 1e-4).agrees
+    assert not most_apart(ones * 1e-9, zeros, 1e-4).agrees
     black, white = zeros.astype(np.uint8), ones.astype(np.uint8)
-    assert first_difference({"a": ones, "b": white}, {"a": ones, "b": black}, 1e-4) == ""
-    assert first_difference({"b": 9 * white}, {"b": black}, 1e-4) == "by 9 levels, at most 1.03"
+    assert most_apart({"a": ones, "b": white}, {"a": ones, "b": black}, 1e-4).unit == "levels"
+    found = most_apart({"a": 2 * ones, "b": 9 * white}, {"a": ones, "b": black}, 1e-4)
+    assert (found.error, found.unit, found.agrees) == (1.0, "relative", False)

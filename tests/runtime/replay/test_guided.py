@@ -26,7 +26,7 @@ def opened(media_toy: Callable[[str], tuple[Path, Path]]) -> Iterator[tuple[wanr
     ("form", "key", "change", "message"),
     [
         ("step", "guidance_projection", np.zeros_like, "denoise_step does not combine passes as cfg-zero"),
-        ("step", "guidance_projection", np.ones_like, "denoise_step makes other steps"),
+        ("step", "guidance_projection", np.ones_like, "guidance_projection changes nothing"),
         ("step", "skip_scale", np.square, "denoise_step does not combine passes as skip-layer"),
         ("step", "skip_layers", np.ones_like, "denoise_step does not combine passes as skip-layer"),
         ("step", "skip_layers", np.zeros_like, "skip_layers changes nothing"),
@@ -47,4 +47,4 @@ def test_a_changed_guider(
     pipeline, replay = opened
     take_otherwise(monkeypatch, key, change)
     with pytest.raises(VerificationError, match=message):
-        replay.prove(pipeline.session(pipeline.profile), form)
+        replay.prove(pipeline.session(pipeline.profile), (form,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -33,9 +33,10 @@ from wanrun.errors import VerificationError
 from wanrun.executables.lowering import lower
 from wanrun.executables.store import LoadedProgram
 from wanrun.generation.sampler import Sampler
+from wanrun.replay.drawn import Start
 from wanrun.replay.golden import Replay, replayed
+from wanrun.replay.guided import HALF
 from wanrun.replay.proof import Bounded, check_all_ran, prove_encoders, prove_steps, updated
-from wanrun.replay.velocity import SCALE, Start, velocity
 from wanrun.weights.programs import Programs
 
 WRONG = r"makes other steps than the solver's table says: wrong \w+"
@@ -49,7 +50,7 @@ def prove(form: str, max_steps: int = MAX_STEPS, **options: Any) -> None:
     programs: Any = small_programs(max_steps=max_steps, **options)
     sampler = Sampler(programs, plain_manifest(), profile, cast(Any, None))
     start = Start(("transformer", "transformer_2"), np.empty(0), Conditions(), initial_noise(0, SHAPE))
-    prove_steps(sampler, start, form, velocity(sampler, start, form))
+    prove_steps(sampler, start, form)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -81,7 +82,7 @@ def test_a_loop_that_forgets_which_steps_it_makes(forgotten: str, monkeypatch: p
 
 
 def test_a_state_that_nothing_proves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wanrun.replay.proof.HISTORY", ("last", "m1", "m2", "m3"))
+    monkeypatch.setattr("wanrun.replay.drawn.HISTORY", ("last", "m1", "m2", "m3"))
     with pytest.raises(VerificationError, match="denoise_step passes on what nothing proves"):
         prove("step")
 
@@ -139,16 +140,16 @@ def test_a_doctored_end_of_streamed_steps(
     pipeline, replay = opened
     doctored_leave("solver_step", DOCTORED[name])
     session = pipeline.session(pipeline.profile)
-    replay.prove(session, "step")
+    replay.prove(session, ("step",))
     with pytest.raises(VerificationError, match=f"stream_leave {WRONG}"):
-        replay.prove(session, "stream")
+        replay.prove(session, ("stream",))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda scale: np.float32(SCALE), "guidance_scale changes nothing of what stream_leave returns"),
-        (lambda scale: scale * scale / np.float32(SCALE), f"stream_leave {WRONG}"),
+        (lambda scale: np.float32(HALF), "guidance_scale changes nothing of what stream_leave returns"),
+        (lambda scale: scale * scale / np.float32(HALF), f"stream_leave {WRONG}"),
     ],
     ids=["ignored", "squared"],
 )
@@ -162,7 +163,7 @@ def test_guidance_that_is_wrong_but_for_one_scale(
     pipeline, replay = opened
     take_otherwise(monkeypatch, "guidance_scale", change)
     with pytest.raises(VerificationError, match=message):
-        replay.prove(pipeline.session(pipeline.profile), "stream")
+        replay.prove(pipeline.session(pipeline.profile), ("stream",))
 
 
 def test_a_wrong_program_is_not_recorded(
@@ -182,16 +183,16 @@ def test_a_record_runs_every_role(
     """And what it did not run would be refused: forms of the loop besides the video's own, until proven."""
     artifact, own, checked = media_toy("wan2.2-i2v")[1], Replay.prove, set[str]()
 
-    def prove(self: Replay, sampler: Sampler, form: str) -> None:
-        if not FORMS[form].streams:
-            own(self, sampler, form)
-            return
+    def prove(self: Replay, sampler: Sampler, forms: Sequence[str]) -> None:
+        whole = [form for form in forms if not FORMS[form].streams]
+        own(self, sampler, whole)
         programs = sampler.programs
         idle = programs.weights.executables.idle(sampler.profile)
-        assert {programs[name].role for name in idle} == set(FORMS[form].roles)
+        assert {programs[name].role for name in idle} == set(FORMS["stream"].roles)
         with pytest.raises(VerificationError, match=r"stream_\w+ has not run, so nothing proves it"):
             check_all_ran(pipelines[0])
-        own(self, sampler, form)
+        check_all_ran(pipelines[0], whole)
+        own(self, sampler, forms)
 
     def check(pipeline: wanrun.Pipeline) -> None:
         check_all_ran(pipeline)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROFILE
-from helpers.elsewhere import TARGET, build_elsewhere, put_executable, put_golden
+from helpers.elsewhere import TARGET, build_elsewhere, put_executable
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
@@ -24,9 +24,8 @@ OPTIONS: dict[str, Any] = {"lazy": True, "trial": True, "embeddings": "none", "t
 
 
 @pytest.fixture
-def both(artifact: Path, golden: dict[str, Any]) -> Path:
+def both(artifact: Path) -> Path:
     """The toy artifact with its CPU target, and one that was built elsewhere."""
-    put_golden(artifact, golden)
     build_elsewhere(artifact, beside=True)
     return artifact
 

@@ -1,4 +1,4 @@
-"""The child of ``wanrun.trust.trial``: tries executables, and writes its verdict to a file."""
+"""The child of ``wanrun.trust.trial``: attests executables, and writes its verdict to a file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
+from wanrun.attest.attest import attested
 from wanrun.files import replace_file
-from wanrun.replay.trial import tried
 from wanrun.trust.verdict import Verdict
 from wanrun.undo import end
 
 
 def main() -> None:
-    """Tries what the command line says."""
-    parser = argparse.ArgumentParser("python -m wanrun.replay")
+    """Attests what the command line says."""
+    parser = argparse.ArgumentParser("python -m wanrun.attest")
     for name in ("artifact", "target", "profile", "outcome"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--weights")
@@ -29,7 +29,7 @@ def main() -> None:
         replace_file(Path(given.outcome), verdict.encoded())
 
     how = {"memory": given.memory, "text_encoder_device": given.text_encoder_device, "weights": given.weights}
-    tell(tried(Path(given.artifact), given.target, given.profile, tell, **how))
+    tell(attested(Path(given.artifact), given.target, given.profile, tell, **how))
     end(0)
 
 

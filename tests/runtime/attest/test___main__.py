@@ -25,7 +25,7 @@ def test_a_wrong_command_line_is_no_verdict(tmp_path: Path) -> None:
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     """Whose end of the child's standard input is closed by the system, in whatever way it ends."""
     code = (
-        "import sys, threading, time\nfrom wanrun.replay.__main__ import _end_with_parent\n"
+        "import sys, threading, time\nfrom wanrun.attest.__main__ import _end_with_parent\n"
         "threading.Thread(target=_end_with_parent, daemon=True).start()\n"
         "print('up', flush=True)\ntime.sleep(60)"
     )

@@ -1,0 +1,122 @@
+"""Attests the executables of a profile: runs all of them beside what this chip's compiler makes of the same
+StableHLO, with inputs of which each decides the result.
+
+What is wrong in the StableHLO is wrong in both: that is a matter of ``wanbuild verify`` where it was built. A
+custom kernel's own fault too: so each kernel has a program of its own, whose other form uses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wanrun.artifact.artifact import open_artifact
+from wanrun.artifact.manifest import TINY_VAE
+from wanrun.artifact.roles import FORMS
+from wanrun.artifact.select import named_profile
+from wanrun.attest.twins import Twins
+from wanrun.errors import VerificationError, WanError
+from wanrun.generation.load import load
+from wanrun.generation.pipeline import Pipeline
+from wanrun.machine.jax_process import own_options
+from wanrun.replay.drawn import DrawnSteps, Start
+from wanrun.replay.golden import NEGATIVE_PROMPT, PROMPT, recorded_generation
+from wanrun.replay.guided import guidances
+from wanrun.replay.proof import check_all_ran
+from wanrun.trust.verdict import Verdict
+
+Tell = Callable[[Verdict], None]
+
+
+def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
+    """Loads and runs the executables of a profile beside what is compiled here, and compares the results.
+
+    Args:
+        folder: the artifact's.
+        target: the name of a target that was built elsewhere.
+        profile: the profile's name.
+        tell: gets a refusal for what is about to be done, which holds if this process does not come back.
+        how: keywords of ``load``. With ``memory="stream"`` the stream form runs, else the others.
+
+    Returns:
+        The verdict; that of a try that could not begin, or not be compared, is not kept. What is compiled
+        here of programs that differ is kept in the user's cache.
+    """
+    try:
+        artifact = open_artifact(folder)
+        wanted = named_profile(artifact, profile)
+        kernels = artifact.manifest.program_sets[artifact.manifest.targets[target].program_set].kernels
+        pipeline = load(  # opens the device and checks all files; nothing is loaded yet
+            artifact, profile=wanted.name, target=target, embeddings="none", lazy=True, trial=True, **how
+        )
+    except Exception as error:
+        return Verdict(outcome="refused", reason=_one_line(error), keep=False)
+    with pipeline:
+        device = {name: pipeline.environment[name] for name in ("device_kind", "platform_version")}
+
+        def refused(reason: str, keep: bool = True) -> Verdict:
+            return Verdict(outcome="refused", reason=reason, keep=keep, **device)
+
+        twins = Twins(wanted.options, kernels.w8a8, lambda name: tell(refused(f"while {name} ran")))
+        try:
+            tell(refused("while they were loaded"))
+            pipeline.session(wanted).programs.weights.executables.run_twice(twins)
+            pipeline.load_executables()
+            _run_all(pipeline, how.get("memory") == "stream")
+        except Exception as error:
+            return refused(_one_line(error), _is_kept(error))
+        twins.keep()
+    return Verdict(
+        outcome="passed", reason=_said(twins), native=(*twins.unloadable, *twins.differing()), **device
+    )
+
+
+def _run_all(pipeline: Pipeline, streams: bool) -> None:
+    """Runs every program of the loaded profile: of the loop the forms that stream layers, or the others."""
+    built = pipeline.profile.options.forms
+    forms = [form for form in built if FORMS[form].streams == streams] or built
+    for prompt in (PROMPT, NEGATIVE_PROMPT):
+        pipeline.encoded_at_lengths(prompt)
+    generation = recorded_generation(pipeline, loop=forms[0])
+    start = Start.of(pipeline, generation, generation.read_media())
+    pipeline.session(pipeline.profile).text.spare()
+    for form in forms:
+        _make_steps(pipeline, start, form)
+    pipeline.decode(start.noise)
+    if TINY_VAE in pipeline.manifest.components:
+        pipeline.decode(start.noise, decoder="tiny")
+    check_all_ran(pipeline, forms)
+
+
+@own_options()
+def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
+    """Makes drawn steps with each program of a form that makes some, each expert, and each guider."""
+    sampler = pipeline.session(pipeline.profile)
+    for maker in FORMS[form].makers:
+        for expert in start.experts:
+            for guidance in guidances(sampler):
+                DrawnSteps.drawn(sampler, start, form, maker, expert, **guidance).made(sampler, start)
+
+
+def _said(twins: Twins) -> str:
+    """Says how the programs agree, in one line."""
+    alike = [apart for apart in twins.found.values() if apart.agrees]
+    worst = max(alike, key=lambda one: one.share, default=None)
+    parts = [] if worst is None else [f"{len(alike)} programs agree with what is compiled here, {worst}"]
+    parts += [f"{name} differs {twins.found[name]}" for name in twins.differing()]
+    parts += [f"{name} cannot be loaded ({reason})" for name, reason in twins.unloadable.items()]
+    return "; ".join(parts)
+
+
+def _is_kept(error: Exception) -> bool:
+    """Returns whether an error blames the executables, not memory, a compiler or another file."""
+    if isinstance(error, WanError):
+        return isinstance(error, VerificationError)
+    return not (isinstance(error, MemoryError | OSError) or "RESOURCE_EXHAUSTED" in str(error))
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, WanError):  # the remedy is another here
+        return WanError(error.what, expected=error.expected, found=error.found).text
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"

@@ -1,0 +1,153 @@
+"""Executables that look right, with digests that fit, are found out beside what is compiled here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax.numpy as jnp
+import pytest
+
+from helpers.damage import PROFILE, flip, own
+from helpers.doctored_updates import DOCTORED
+from helpers.elsewhere import TARGET, build_elsewhere, doctored, impostor, put_executable
+from wanbuild.models.attention import BlockedAttention
+from wanbuild.models.blocks import WanAttention
+from wanbuild.programs import denoiser
+from wanrun.attest.attest import attested
+from wanrun.executables import store
+from wanrun.files import user_cache
+from wanrun.trust.verdict import Verdict
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """What was compiled here, by the text of the program."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def compile_once(compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles each program once for all tests."""
+    own_compiler = store.compile_here
+
+    def compile_here(lowered: Any) -> Any:
+        text = lowered.as_text()
+        if text not in compiled:
+            compiled[text] = own_compiler(lowered)
+        return compiled[text]
+
+    monkeypatch.setattr(store, "compile_here", compile_here)
+
+
+@pytest.fixture
+def outcome(elsewhere: Path) -> Callable[[], Verdict]:
+    """Attests the artifact; what is told on the way holds if a program ends the process."""
+
+    def call() -> Verdict:
+        told: list[Verdict] = []
+        verdict = attested(elsewhere, TARGET, PROFILE, told.append)
+        assert all(not one.passed and one.keep for one in told)
+        assert len({one.reason for one in told}) == len(told)
+        return verdict
+
+    return call
+
+
+def kept() -> int:
+    """How many programs that were compiled here are kept."""
+    return len(list((user_cache() / "executables").rglob("*.executable")))
+
+
+def test_right_ones_pass(outcome: Callable[[], Verdict]) -> None:
+    """The entries have names that JAX does not look for: its own keys are asked for."""
+    verdict = outcome()
+    assert verdict.passed and verdict.native == () and kept() == 0
+    assert verdict.device == {"device_kind": "cpu", "platform_version": "cpu"}
+
+
+@pytest.mark.parametrize("name", ["denoise_loop", "decode_video", "encode_text_128"])
+def test_another_program_of_the_same_signature(
+    outcome: Callable[[], Verdict], elsewhere: Path, name: str
+) -> None:
+    """What comes after it is right: it is given what was compiled here has made."""
+    put_executable(elsewhere, name, impostor(elsewhere, name))
+    verdict = outcome()
+    assert verdict.passed and verdict.native == (name,) and kept() == 1
+
+
+def one_key_dropped() -> AbstractContextManager[Any]:
+    """Attention of the 72 tokens to 71 of them."""
+    whole = BlockedAttention.__call__
+
+    def attend(self: BlockedAttention, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        left = slice(None) if k.shape[1] != 72 else slice(1, None)
+        return whole(self, q, k[:, left], v[:, left], mask)
+
+    return mock.patch.object(BlockedAttention, "__call__", attend)
+
+
+def rows_permuted() -> AbstractContextManager[Any]:
+    """The rows of all layers' values lie in another order."""
+    right = WanAttention.value
+    return mock.patch.object(WanAttention, "value", lambda self, x: jnp.roll(right(self, x), 1, -1))
+
+
+def update(wrong: str) -> AbstractContextManager[Any]:
+    return mock.patch.object(denoiser, "solver_step", DOCTORED[wrong])
+
+
+@pytest.mark.parametrize(
+    ("name", "patch"),
+    [
+        ("denoise_step", lambda: update("predictor without m1")),
+        ("denoise_loop", lambda: update("history exchanged")),
+        ("denoise_step", one_key_dropped),
+        ("prepare", rows_permuted),
+    ],
+)
+def test_a_doctored_program(
+    outcome: Callable[[], Verdict],
+    elsewhere: Path,
+    name: str,
+    patch: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Which a video of few steps would not show, or one without a recorded result."""
+    put_executable(elsewhere, name, doctored(elsewhere, name, patch()))
+    verdict = outcome()
+    assert verdict.passed and verdict.native == (name,) and kept() == 1
+
+
+def test_bytes_that_are_no_executable(outcome: Callable[[], Verdict], elsewhere: Path) -> None:
+    put_executable(elsewhere, "prepare", b"no executable")
+    verdict = outcome()
+    assert verdict.passed and verdict.native == ("prepare",) and kept() == 1
+
+
+def test_a_program_that_cannot_be_compiled_here_is_no_matter_of_executables(
+    outcome: Callable[[], Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(lowered: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(store, "compile_here", refuse)
+    verdict = outcome()
+    assert not verdict.passed and not verdict.keep and "no such instruction" in verdict.reason
+
+
+def test_another_chip(artifact: Path) -> None:
+    build_elsewhere(artifact, device_kind="TPU v9", device_kinds=["TPU v9"])
+    verdict = attested(artifact, TARGET, PROFILE, print)
+    assert not verdict.passed and not verdict.keep and "TPU v9" in verdict.reason
+
+
+def test_damaged_weights_are_no_matter_of_executables(
+    outcome: Callable[[], Verdict], elsewhere: Path
+) -> None:
+    own(elsewhere, "weights")
+    flip(max((elsewhere / "weights/vae").rglob("c/*/*"), key=lambda path: path.stat().st_size), 3)
+    verdict = outcome()
+    assert not verdict.passed and not verdict.keep and "vae" in verdict.reason

@@ -1,0 +1,64 @@
+"""Programs that run twice: what is taken away is copied, and what differs most is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers.manifests import built_with
+from wanrun.artifact.programs import Program
+from wanrun.attest.twins import CannotCompileError, Twins
+from wanrun.executables.store import Native
+
+AVALS = {"inputs": {"state": "float32[4]"}, "outputs": {"state": "float32[4]"}}
+PROGRAM = Program("p", "sha256:0", ("state",), (0,), AVALS, "decode")
+
+
+class Run:
+    """A twin of a function; notes what is told and kept."""
+
+    def __init__(self, shipped: Callable[..., Any], native: Callable[..., Any]) -> None:
+        self.told, self.kept = list[str](), list[str]()
+        self.twins = Twins(built_with(dtype="float32"), False, self.told.append)
+        self.call = self.twins.beside(
+            "decode", PROGRAM, shipped, lambda: Native(native, lambda: self.kept.append("decode") or "")
+        )
+
+
+def test_arrays_that_a_call_takes_away_are_copied_for_the_other() -> None:
+    double = jax.jit(lambda state: 2 * state, donate_argnums=0)
+    run = Run(lambda state: double(state), lambda state: double(state))
+    for given in (jnp.arange(4.0), np.arange(4, dtype=np.float32)):
+        assert np.array_equal(run.call(state=given), 2 * np.arange(4))
+    assert run.twins.found["decode"].error == 0 and run.twins.differing() == []
+    assert run.told == ["decode"]
+    run.twins.keep()
+    assert run.kept == []
+
+
+def test_the_worst_call_counts_and_what_is_right_goes_on() -> None:
+    run = Run(lambda state: np.where(state > 2, 0, state), lambda state: state)
+    for scale in (1, 2, 1):
+        assert np.array_equal(run.call(state=scale * np.ones(4)), scale * np.ones(4))
+        assert not run.twins.differing()
+    assert np.array_equal(run.call(state=3 * np.ones(4)), 3 * np.ones(4))
+    run.call(state=np.ones(4))
+    assert run.twins.differing() == ["decode"] and run.twins.found["decode"].error == 1
+    run.twins.keep()
+    assert run.kept == ["decode"]
+
+
+def test_what_cannot_be_compiled_is_said() -> None:
+    def refuse() -> Native:
+        raise RuntimeError("no such\ninstruction")
+
+    run = Run(lambda state: state, lambda state: state)
+    call = run.twins.beside("other", PROGRAM, lambda state: state, refuse)
+    with pytest.raises(CannotCompileError) as caught:
+        call(state=np.ones(4))
+    assert caught.value.found == "no such instruction"
