@@ -63,7 +63,7 @@ def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) ->
             tell(refused("while they were loaded"))
             pipeline.session(wanted).programs.weights.executables.run_twice(twins)
             pipeline.load_executables()
-            _run_all(pipeline, how.get("memory") == "stream")
+            run_all(pipeline, how.get("memory") == "stream")
         except Exception as error:
             return refused(_one_line(error), _is_kept(error))
         twins.keep()
@@ -72,8 +72,16 @@ def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) ->
     )
 
 
-def _run_all(pipeline: Pipeline, streams: bool) -> None:
-    """Runs every program of the loaded profile: of the loop the forms that stream layers, or the others."""
+def run_all(pipeline: Pipeline, streams: bool) -> None:
+    """Runs every program of the loaded profile, with inputs of which each decides the result.
+
+    Args:
+        pipeline: the pipeline.
+        streams: of the forms of the loop those run that stream layers, or the others.
+
+    Raises:
+        VerificationError: naming a program that has not run.
+    """
     built = pipeline.profile.options.forms
     forms = [form for form in built if FORMS[form].streams == streams] or built
     for prompt in (PROMPT, NEGATIVE_PROMPT):
