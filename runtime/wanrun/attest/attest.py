@@ -67,9 +67,7 @@ def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) ->
         except Exception as error:
             return refused(_one_line(error), _is_kept(error))
         twins.keep()
-    return Verdict(
-        outcome="passed", reason=_said(twins), native=(*twins.unloadable, *twins.differing()), **device
-    )
+    return Verdict(outcome="passed", reason=twins.said(), native=twins.native(), **device)
 
 
 def run_all(pipeline: Pipeline, streams: bool) -> None:
@@ -105,16 +103,6 @@ def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
         for expert in start.experts:
             for guidance in guidances(sampler):
                 DrawnSteps.drawn(sampler, start, form, maker, expert, **guidance).made(sampler, start)
-
-
-def _said(twins: Twins) -> str:
-    """Says how the programs agree, in one line."""
-    alike = [apart for apart in twins.found.values() if apart.agrees]
-    worst = max(alike, key=lambda one: one.share, default=None)
-    parts = [] if worst is None else [f"{len(alike)} programs agree with what is compiled here, {worst}"]
-    parts += [f"{name} differs {twins.found[name]}" for name in twins.differing()]
-    parts += [f"{name} cannot be loaded ({reason})" for name, reason in twins.unloadable.items()]
-    return "; ".join(parts)
 
 
 def _is_kept(error: Exception) -> bool:

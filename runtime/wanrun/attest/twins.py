@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from wanrun.artifact.programs import ProfileOptions, Program
 from wanrun.artifact.roles import ROLES
-from wanrun.errors import WanError
+from wanrun.errors import WanError, shortened
 from wanrun.executables.store import Native
 from wanrun.executables.tolerance import ALIKE, CALL_TOLERANCES, W8A8_FACTOR, Apart, most_apart
 
@@ -28,13 +29,13 @@ class Twins:
 
     Attributes:
         found: how far the results of each program were apart at most, by name.
-        unloadable: why JAX does not load an executable, by the program's name.
+        unusable: why an executable cannot be loaded, or does not run, by the program's name.
     """
 
     def __init__(self, options: ProfileOptions, w8a8: bool, tell: Callable[[str], None]) -> None:
         self._options, self._factor, self._tell = options, W8A8_FACTOR if w8a8 else 1.0, tell
         self.found: dict[str, Apart] = {}
-        self.unloadable: dict[str, str] = {}
+        self.unusable: dict[str, str] = {}
         self._native: dict[str, Native] = {}
 
     def beside(
@@ -54,22 +55,44 @@ class Twins:
                 self._tell(name)
                 self._native[name] = _compiled(name, native)
             copied = {key: _copied(arguments[key]) for key in program.donated}
-            one = shipped(**{**arguments, **copied})
+            one = None if name in self.unusable else self._ran(name, shipped, {**arguments, **copied})
             other = self._native[name].compiled(**arguments)
-            apart = most_apart(one, other, self._most(program))
-            self.found[name] = max(self.found.get(name, apart), apart, key=lambda each: each.share)
+            if one is not None:
+                apart = most_apart(one, other, self._most(program))
+                self.found[name] = max(self.found.get(name, apart), apart, key=lambda each: each.share)
             return other
 
         return call
 
-    def differing(self) -> Collection[str]:
-        """The names of the programs whose executables give other results."""
-        return [name for name, apart in self.found.items() if not apart.agrees]
+    def _ran(self, name: str, shipped: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Returns what an executable gives, on the host; None where it does not run."""
+        try:
+            return jax.tree.map(np.asarray, shipped(**arguments))
+        except RuntimeError as error:  # of XLA, and of what it calls
+            if "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            self.unusable[name] = _in_one_line(error)
+            return None
+
+    def native(self) -> tuple[str, ...]:
+        """The names of the programs whose executables are not to be used."""
+        differing = (name for name, apart in self.found.items() if not apart.agrees)
+        return tuple(dict.fromkeys((*differing, *self.unusable)))
 
     def keep(self) -> None:
-        """Keeps what was compiled here of the programs that differ, for later runs."""
-        for name in self.differing():
+        """Keeps what was compiled here of the programs whose executables are not to be used."""
+        for name in self._native.keys() & set(self.native()):
             self._native[name].keep()
+
+    def said(self) -> str:
+        """Says how the programs agree, in one line."""
+        alike = [apart for name, apart in self.found.items() if name not in self.native()]
+        worst = max(alike, key=lambda one: one.share, default=None)
+        parts = [] if worst is None else [f"{len(alike)} programs agree with what is compiled here, {worst}"]
+        for name in self.native():
+            how = self.unusable.get(name)
+            parts.append(f"{name} differs {self.found[name]}" if how is None else f"{name} fails: {how}")
+        return "; ".join(parts)
 
     def _most(self, program: Program) -> float:
         """Returns the relative error that is allowed of a program's results."""
@@ -84,13 +107,17 @@ def _compiled(name: str, native: Callable[[], Native]) -> Native:
     except MemoryError:
         raise
     except Exception as error:  # the compiler's are RuntimeErrors
-        found = " ".join(str(error).split())[:300]
-        raise CannotCompileError(f"{name} cannot be compiled here, to be compared", found=found) from error
+        raise CannotCompileError(
+            f"{name} cannot be compiled here, to be compared", found=_in_one_line(error)
+        ) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return shortened(" ".join(str(error).split()), 300)
 
 
 def _copied(tree: Any) -> Any:
     """Returns copies of arrays that a call takes away."""
-    import jax
 
     def again(array: Any) -> Any:
         return jax.device_put(np.array(array), array.sharding) if isinstance(array, jax.Array) else array

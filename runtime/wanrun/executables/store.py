@@ -83,7 +83,7 @@ class Native:
 class Beside(Protocol):
     """What runs executables beside those that are compiled here: see ``wanrun.attest``."""
 
-    unloadable: dict[str, str]
+    unusable: dict[str, str]
 
     def beside(
         self, name: str, program: Program, shipped: Callable[..., Any], native: Callable[[], Native]
@@ -236,7 +236,7 @@ class Executables:
             except ArtifactError as error:
                 if isinstance(files.entry, bytes):
                     if self._beside is not None:
-                        self._beside.unloadable[name] = str(error.found)
+                        self._beside.unusable[name] = str(error.found)
                     elif not policy.allow_compile:
                         raise
                 compiled = self._compiled_here(files, error.what)

@@ -39,7 +39,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "restore": "reading {}",
         "text": "encoding the prompt",
         "transfer": "bringing {} to the device",
-        "trial": "trying executables that were built elsewhere",
+        "trial": "attesting executables that were built elsewhere",
         "wait": "waiting for the device",
         "warmup": "warming up",
         "write": "writing a layer",
