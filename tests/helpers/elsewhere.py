@@ -115,6 +115,18 @@ def entry_of(artifact: Path, name: str) -> bytes:
     return (artifact / target.folder / target.executables[PROFILE][name].file).read_bytes()
 
 
+def compiled_of(artifact: Path, name: str) -> bytes:
+    """Compiles a program of the artifact, and returns the bytes of its entry in JAX's cache."""
+    import jax
+
+    from wanrun.executables.jax_hook import compile_here
+    from wanrun.executables.lowering import lower
+
+    record = programs_of(read_manifest(artifact), PROFILE, TARGET)[name]
+    data = (artifact / record.file).read_bytes()
+    return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(ARTIFACT_COMPILE)))[1]
+
+
 def impostor(artifact: Path, name: str) -> bytes:
     """Compiles another program of the same signature: all its outputs are one number, made of all inputs.
 

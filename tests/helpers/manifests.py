@@ -16,7 +16,7 @@ from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer, read_manifest
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
-from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
+from wanrun.artifact.programs import Kernels, PlainFile, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
@@ -229,8 +229,15 @@ def full_manifest() -> Manifest:
         avals={"inputs": {"latents": "float32[1,16,3,8,12]"}, "outputs": {"latents": "float32[1,16,3,8,12]"}},
         place=1,
     )
+    attention = plain_program(
+        file="programs/a",
+        inputs=("q",),
+        avals={"inputs": {"q": "bfloat16[1,18,2,8]"}, "outputs": {"out": "bfloat16[1,18,2,8]"}},
+        role="attention",
+        plain=PlainFile(file="programs/a-plain", sha256="0"),
+    )
     programs = msgspec.structs.replace(
-        program_set({profile.name: {"denoise_step": program}}),
+        program_set({profile.name: {"denoise_step": program, "attention": attention}}),
         kernels=Kernels("flash", "direct", False, 128, (1024, 512), "highest", True, "widened", True),
         mesh={"data": 2},
         rules={"heads": ("tensor",)},

@@ -50,8 +50,9 @@ def check_files(artifact: Artifact, report: Report) -> None:
     for own in manifest.program_sets.values():
         for programs in own.programs.values():
             for name, program in programs.items():
-                exported = deserialized(artifact.program(program), name)
-                check_file(name, program, manifest.components, own.kernels.weight_bits, exported)
+                for file in (program, program.plain) if program.plain else (program,):
+                    exported = deserialized(artifact.program(file), name)
+                    check_file(name, program, manifest.components, own.kernels.weight_bits, exported)
 
 
 def check_spelling(artifact: Artifact) -> None:

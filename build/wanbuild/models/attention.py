@@ -34,6 +34,11 @@ class Attention(Passes, ABC):
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None
     ) -> tuple[jax.Array, jax.Array]: ...
 
+    def is_kernel(self, dtype: Any, head_dim: int) -> bool:
+        """Whether a kernel of ours computes queries of this dtype and width, and not XLA or a library."""
+        del dtype, head_dim
+        return False
+
 
 def key_mask(mask: Mask, num_keys: int) -> jax.Array | None:
     """Returns a mask as bool (T,); None if all keys count."""

@@ -75,7 +75,7 @@ def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
     return x.reshape(len(x), rows.shape[1], -1, x.shape[-1])
 
 
-def _kept(x: jax.Array) -> Any:
+def kept_dtype(x: jax.Array) -> Any:
     """Returns the dtype of products of x that more is done to: float32, or x's where products are rounded."""
     return x.dtype if forms().rounded else jnp.float32
 
@@ -110,7 +110,7 @@ class WanAttention(nnx.Module):
 
     def unrotated(self, x: jax.Array) -> tuple[Unrotated, Unrotated, jax.Array]:
         """(B, S, D) -> queries and keys that are to be normalised and rotated, and values (B, S, N, K)."""
-        kept = _kept(x)
+        kept = kept_dtype(x)
         q, k = self.to_q(x, out_dtype=kept), self.to_k(x, out_dtype=kept)
         queries = Unrotated(q, self.norm_q.inverse(q), self.norm_q.weight[...])
         return queries, Unrotated(k, self.norm_k.inverse(k), self.norm_k.weight[...]), self.value(x)
@@ -190,7 +190,7 @@ class FeedForward(nnx.Module):
         return next((parts for parts in range(wanted, 4 * wanted) if tokens % parts == 0), 1)
 
     def _some(self, x: jax.Array) -> jax.Array:
-        hidden = constrain(self.up(x, out_dtype=_kept(x)), "videos", "tokens", "mlp")
+        hidden = constrain(self.up(x, out_dtype=kept_dtype(x)), "videos", "tokens", "mlp")
         hidden = jax.nn.gelu(hidden, approximate=True).astype(x.dtype)
         if not forms().cpu:
             # Else the second product reads float32, and takes the activation of every block several times.

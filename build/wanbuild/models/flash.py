@@ -57,6 +57,10 @@ class FlashAttention(TpuPasses, Attention):
         """Returns what queries are multiplied by before they are rounded: weights are powers of two."""
         return head_dim**-0.5 * math.log2(math.e)
 
+    def is_kernel(self, dtype: Any, head_dim: int) -> bool:
+        """Whether it is a kernel: always; as ``Attention.is_kernel``."""
+        return True
+
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array:
         """Computes attention; arguments and result as of ``BlockedAttention``."""
         return self._attend(q, k, v, mask, partial=False)[0]  # type: ignore[no-any-return]

@@ -53,18 +53,25 @@ class MosaicAttention(Attention):
     stages: int
     interpret: bool = False
 
+    def is_kernel(self, dtype: Any, head_dim: int) -> bool:
+        """Whether the kernel takes queries of this dtype and width; as ``Attention.is_kernel``."""
+        return bool(dtype == jnp.bfloat16 and head_dim == HEAD_DIM)
+
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array:
         """Computes attention; arguments and result as of ``BlockedAttention``."""
-        return self._attend(q, k, v, mask)[0] if _taken(q) else blocked_attention(q, k, v, mask)
+        return self._attend(q, k, v, mask)[0] if self._takes(q) else blocked_attention(q, k, v, mask)
 
     def partial(
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None
     ) -> tuple[jax.Array, jax.Array]:
         """Computes attention to a part of the keys; as ``BlockedAttention.partial``."""
-        if not _taken(q):
+        if not self._takes(q):
             return blocked_attention.partial(q, k, v, mask)
         out, sums = self._attend(q, k, v, mask)
         return out.astype(jnp.float32), sums.transpose(0, 2, 1)[..., None]
+
+    def _takes(self, q: jax.Array) -> bool:
+        return self.is_kernel(q.dtype, q.shape[-1])
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
         """Runs the kernel; returns (B, S, N, K), and the logarithms of the sums of weights, (B, N, S)."""
@@ -131,11 +138,6 @@ class MosaicAttention(Attention):
             return weighted + jnp.dot(weights, values[...], preferred_element_type=jnp.float32)
         add = pl.run_state(lambda sums: plgpu.wgmma(sums, weights, values))
         return add(plgpu.ACC.init(weighted))  # type: ignore[no-any-return]
-
-
-def _taken(q: jax.Array) -> bool:
-    """Whether the kernel takes queries of this dtype and head dimension."""
-    return q.dtype == jnp.bfloat16 and q.shape[-1] == HEAD_DIM
 
 
 def _interpreter() -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +22,7 @@ from wanbuild.variants.start import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import PROGRAM
-from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.programs import PlainFile, Profile, Program, ProgramSet
 from wanrun.artifact.roles import FORMS
 from wanrun.artifact.targets import Target
 from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
@@ -162,23 +164,31 @@ def _export_profile(
     folder, specs = artifact.folder / PROGRAM.folder / name, builder.programs()
     folder.mkdir(parents=True, exist_ok=True)
     for spec in specs:
-        data = export_program(spec, platform)
-        digest = sha256_of(data)
-        file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
-        if digest_found(file, len(data)) != digest:  # a killed build leaves the old one whole
-            replace_file(file, data)
+        written, plain = _written(artifact, folder / spec.name, export_program(spec, platform)), None
+        if spec.plain is not None:
+            data = export_program(dataclasses.replace(spec, function=spec.plain), platform)
+            plain = PlainFile(**_written(artifact, folder / f"{spec.name}_plain", data))
         programs[spec.name] = Program(
-            file=file.relative_to(artifact.folder).as_posix(),
-            sha256=digest,
+            **written,
             inputs=spec.inputs,
             donate=spec.donate_argnums,
             avals=describe(spec, artifact.manifest.components),
             role=spec.role,
             place=spec.place,
+            plain=plain,
         )
     fsync_directory(folder)
     fsync_directory(folder.parent)
     return programs
+
+
+def _written(artifact: Artifact, path: Path, data: bytes) -> dict[str, str]:
+    """Writes a program to a file that is named by a path and the digest; returns what a record has of it."""
+    digest = sha256_of(data)
+    file = path.with_name(f"{path.name}-{digest[:12]}.stablehlo")
+    if digest_found(file, len(data)) != digest:  # a killed build leaves the old one whole
+        replace_file(file, data)
+    return {"file": file.relative_to(artifact.folder).as_posix(), "sha256": digest}
 
 
 def _indexed(old: Mapping[str, Profile], wanted: Sequence[Profile]) -> dict[str, Profile]:

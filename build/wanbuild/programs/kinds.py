@@ -23,7 +23,7 @@ from wanbuild.components import KINDS
 from wanbuild.models.params import bind
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.models.umt5 import UMT5Encoder
-from wanbuild.programs import streaming
+from wanbuild.programs import attention, streaming
 from wanbuild.programs.decoding import begins_apart, decode_first, decode_tiny, decode_video
 from wanbuild.programs.parts import Maker, Parts
 from wanbuild.programs.spec import ProgramSpec
@@ -149,5 +149,8 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     ProgramKind("decode_video", "decode", decode_video),
     ProgramKind("decode_tiny", "decode_tiny", decode_tiny, lambda parts: TINY_VAE in parts.modules),
     *(_spread(name) for name in KINDS if name != TRANSFORMERS[1]),  # two experts share one
+    ProgramKind("attention", "attention", attention.among, attention.is_kernel),
+    ProgramKind("attention_text", "attention", attention.to_text, attention.is_kernel),
+    ProgramKind("attention_image", "attention", attention.to_image, attention.is_kernel_of_images),
 )
 """All kinds of programs. Programs of one role run in this order; the first step is the full one."""

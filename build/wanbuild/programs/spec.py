@@ -30,6 +30,7 @@ class ProgramSpec:
         kernels: the implementations that the program is traced with.
         role: when the runtime runs it.
         place: its place among the programs of its role.
+        plain: the same function by XLA's own operations, for a program that is proven by it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ProgramSpec:
     kernels: Kernels | None = None
     role: RoleName = FORMS[STEPWISE].makers[0]
     place: int = 0
+    plain: Callable[..., dict[str, Any]] | None = None
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

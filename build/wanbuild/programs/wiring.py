@@ -112,7 +112,7 @@ class _Wiring:
     def check(self) -> None:
         self._check_roles()
         self._check_model()
-        others = roles_when("loading", "prompts", "media", "video")
+        others = roles_when("loading", "prompts", "media", "video", "attest")
         for name in with_role(self._programs, *others, *self._looped):
             self._check_program(name, self._programs[name])
 
@@ -164,6 +164,8 @@ class _Wiring:
         role = ROLES[program.role]
         if role.when == "loading":
             return self._spreading(name, program)
+        if role.when == "attest":
+            return program.avals["inputs"], {"out": program.avals["inputs"].get("q", NOTHING)}
         if role.when == "prompts":
             return self._encoding(program)
         if role.when == "video":

@@ -28,7 +28,7 @@ from wanrun.artifact.named import (
     Named,
 )
 from wanrun.artifact.parameters import Component
-from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.programs import PlainFile, Profile, Program
 from wanrun.artifact.record import ListedFile, Record
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
@@ -118,7 +118,8 @@ class Artifact:
         yield _listed(TOKENIZER, self.manifest.tokenizer)
         for key, own in self.manifest.program_sets.items():
             programs = (each for of_profile in own.programs.values() for each in of_profile.values())
-            yield from dict.fromkeys(_listed(PROGRAM, program, key) for program in programs)
+            files = (one for each in programs for one in (each, each.plain) if one is not None)
+            yield from dict.fromkeys(_listed(PROGRAM, one, key) for one in files)
         for name, target in self.manifest.targets.items():
             entries = (each for of_profile in target.executables.values() for each in of_profile.values())
             yield from dict.fromkeys(named_executable(name, target, entry) for entry in entries)
@@ -190,7 +191,7 @@ class Artifact:
         """Whether a file is the artifact's own, and not one of those that were built here."""
         return self.built is None or (named.name, named.sha256) not in self.built.files
 
-    def program(self, program: Program) -> bytes:
+    def program(self, program: Program | PlainFile) -> bytes:
         """Returns a serialized program. Raises ArtifactError if it is missing or another one."""
         return self._read(_listed(PROGRAM, program))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = ["MAX_BYTES", "TINY_VAE", "TRANSFORMERS", "manifest_of", "runs_here", "spelled"]
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -214,6 +215,10 @@ class Manifest(Record, frozen=True, kw_only=True):
             for name in LATER_OPTIONS:
                 if not profile["options"][name]:
                     del profile["options"][name]
+        for own in content["program_sets"].values():
+            for program in itertools.chain.from_iterable(one.values() for one in own["programs"].values()):
+                if program["plain"] is None:
+                    del program["plain"]
         if content["model"]["task"]["start"] is None:
             del content["model"]["task"]["start"]
         return {name: content[name] for name in content if content[name] or name not in _LATER}

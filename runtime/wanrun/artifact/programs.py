@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["num_pieces"]
+__all__ = ["PlainFile", "num_pieces"]
 
 import re
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from wanrun.artifact.guiders import SKIPPED_LAYERS, GuiderName
 from wanrun.artifact.mesh import check_rules, check_sizes
-from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
+from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
 from wanrun.artifact.roles import DECODERS, ROLES, FormName, RoleName, forms_of
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, sha256_of
@@ -38,6 +38,12 @@ def _check_avals(avals: Any, where: str) -> None:
         raise ValueError(f"{where} is described as {avals!r}, not as float32[2,3]")
 
 
+class PlainFile(ListedFile, frozen=True, kw_only=True):
+    """The file of a program's function by XLA's own operations, serialized like a program's."""
+
+    what: ClassVar[str] = "a program"
+
+
 class Program(Record, frozen=True):
     """One exported program.
 
@@ -50,6 +56,8 @@ class Program(Record, frozen=True):
         role: when it runs: see ``wanrun.artifact.roles``.
         place: its place among the programs of its role, from 0. Programs that run one after the other do so
             in this order.
+        plain: the same function by XLA's own operations, with the same inputs and outputs, for a program that
+            is proven by it; a manifest leaves None out.
     """
 
     file: str
@@ -59,6 +67,7 @@ class Program(Record, frozen=True):
     avals: Mapping[str, Mapping[str, Any]]
     role: RoleName
     place: NotNegative = 0
+    plain: PlainFile | None = None
 
     def __post_init__(self) -> None:
         plain_relative(self.file, "a program")
@@ -69,6 +78,10 @@ class Program(Record, frozen=True):
         if self.avals.keys() != {"inputs", "outputs"}:
             raise ValueError(f"avals of a program are of {sorted(self.avals)}, not of inputs and outputs")
         _check_avals(self.avals, "avals")
+        if (self.plain is None) == (ROLES[self.role].proven == "plain"):
+            raise ValueError(
+                f"a program of role {self.role} is stored {'with' if self.plain else 'without'} plain"
+            )
         taken, returned = self.avals["inputs"].keys(), self.avals["outputs"].keys()
         if ROLES[self.role].makes and not (set(self.donated) == returned and returned <= taken):
             raise ValueError(

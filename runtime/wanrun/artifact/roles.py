@@ -17,7 +17,7 @@ import msgspec
 
 RoleName = Literal[
     "text", "once", "window", "start", "prepare", "context", "step", "scan", "enter", "keys", "layer",
-    "leave", "decode_first", "decode", "decode_tiny", "spread",
+    "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
 ]  # fmt: skip
 """What the manifest says of a program.
 
@@ -39,6 +39,7 @@ RoleName = Literal[
 | ``decode`` | next, once per piece of a video | ``latents`` of a piece, state | ``frames``, state |
 | ``decode_tiny`` | instead of ``decode``, where a request asks for it | ``latents`` | ``frames`` |
 | ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
+| ``attention`` | in no generation: it shows that the steps' kernel is right | ``q``, ``k``, ``v`` | ``out`` |
 
 A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
 State is the inputs that a program donates: latents, and whatever else steps pass on; of a decoder what pieces
@@ -57,9 +58,10 @@ DECODERS: Mapping[str, tuple[RoleName, ...]] = MappingProxyType(
 FormName = Literal["step", "scan", "stream"]
 """A form of the denoising loop."""
 
-When = Literal["loading", "prompts", "media", "expert", "steps", "video"]
+When = Literal["loading", "prompts", "media", "expert", "steps", "video", "attest"]
 """The part of a generation in which a program runs: as weights come to a mesh, for a prompt, for images and
-videos, before an expert's steps, in its steps, and after the last one."""
+videos, before an expert's steps, in its steps, and after the last one; or in none, where executables built
+elsewhere are compared with what is compiled on their chip."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +131,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return self.windows * sum(form.maker(index) == role for index in range(self.steps))
 
 
-Proof = Literal["update", "end", "record", "lengths", "weights"]
+Proof = Literal["update", "end", "record", "lengths", "weights", "plain"]
 """How it is shown that a program computes what it should: what is compared.
 
 | proof | what is compared |
@@ -140,6 +142,7 @@ the full step's |
 | ``record`` | the recorded video that it helps to make |
 | ``lengths`` | all programs of the role with the shortest one, for an input that fits them all |
 | ``weights`` | all that runs with the weights that it brings |
+| ``plain`` | its result, with that of its function by XLA's own operations, compiled here |
 """
 
 
@@ -173,6 +176,11 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"role {self.name}: a program is proven by its update if it makes steps, and only then"
             )
+
+    @property
+    def generates(self) -> bool:
+        """Whether a generation runs its programs, or loads them to run others."""
+        return self.when != "attest"
 
     def cost(self, counts: Counts, together: bool = False) -> int:
         """Returns how many times the compiler's figures of a program count in a generation.
@@ -289,6 +297,8 @@ _ROWS = (
     # The tiny decoder's weights are read where a request asks for them.
     _beside("decode_tiny", "video", lambda counts: _videos(counts, "tiny"), warm=False),
     _beside("spread", "loading", lambda counts: 0, proven="weights", warm=False),
+    # A kernel that is compiled again repeats its own fault.
+    _beside("attention", "attest", lambda counts: 0, proven="plain", warm=False),
 )
 
 ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS})
@@ -321,7 +331,9 @@ def roles_of(form: str, decoder: str = "full") -> tuple[Role, ...]:
     forms = {name for one in FORMS.values() for name in one.roles}
     others = forms | {name for roles in DECODERS.values() for name in roles}
     others -= {*FORMS[form].roles, *DECODERS[decoder]}
-    return tuple(role for name, role in ROLES.items() if role.when != "loading" and name not in others)
+    return tuple(
+        role for name, role in ROLES.items() if role.when not in ("loading", "attest") and name not in others
+    )
 
 
 def roles_when(*when: When) -> tuple[RoleName, ...]:

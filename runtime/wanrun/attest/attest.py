@@ -13,8 +13,10 @@ from typing import Any
 
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import TINY_VAE
+from wanrun.artifact.programs import Program
 from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import named_profile
+from wanrun.attest.drawn import attention_inputs
 from wanrun.attest.twins import Twins
 from wanrun.errors import VerificationError, WanError
 from wanrun.generation.load import load
@@ -66,6 +68,8 @@ def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) ->
             run_all(pipeline, how.get("memory") == "stream")
         except Exception as error:
             return refused(_one_line(error), _is_kept(error))
+        if any(name in twins.native() for name in _kernels(pipeline)):  # what is compiled here has it too
+            return refused(f"a kernel is wrong: {twins.said()}")
         twins.keep()
     return Verdict(outcome="passed", reason=twins.said(), native=twins.native(), **device)
 
@@ -92,7 +96,24 @@ def run_all(pipeline: Pipeline, streams: bool) -> None:
     pipeline.decode(start.noise)
     if TINY_VAE in pipeline.manifest.components:
         pipeline.decode(start.noise, decoder="tiny")
+    _compare_kernels(pipeline)
     check_all_ran(pipeline, forms)
+
+
+def _kernels(pipeline: Pipeline) -> dict[str, Program]:
+    """Returns the programs of custom kernels, which no generation runs, by name."""
+    programs = pipeline.session(pipeline.profile).programs.weights.opened.programs(pipeline.profile)
+    return {name: program for name, program in programs.items() if program.plain is not None}
+
+
+@own_options()
+def _compare_kernels(pipeline: Pipeline) -> None:
+    """Runs each custom kernel with inputs that show its faults."""
+    executables = pipeline.session(pipeline.profile).programs.weights.executables
+    for name, program in _kernels(pipeline).items():
+        (loading,) = executables.request(pipeline.profile, [name])
+        for inputs in attention_inputs(program.avals["inputs"]):
+            loading.result()(**inputs)
 
 
 @own_options()

@@ -11,13 +11,14 @@ import shlex
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.roles import ROLES
 from wanrun.cached import CacheFolder
 from wanrun.errors import ArtifactError, shortened
 from wanrun.executables.entries import overlay_folder
@@ -142,9 +143,10 @@ class Executables:
         self._beside = beside
 
     def check(self, profile: Profile, names: Collection[str] | None = None) -> Mapping[str, Program]:
-        """Reads a profile's programs of these names, or all, and their executables, and checks their digests.
+        """Reads a profile's programs of these names, or all that generations run, and their executables.
 
-        So damage is found before any computation, even in a program that is loaded late.
+        Their digests are checked, so damage is found before any computation, even in a program that is loaded
+        late.
 
         Raises:
             ArtifactError: if a program is missing or damaged; if an executable is, unless compiling is on.
@@ -152,8 +154,9 @@ class Executables:
         programs = self._opened.programs(profile)
         if not self._opened.policy.allow_compile:
             self._opened.check_trust(profile)
-        if names is not None:
-            programs = {name: programs[name] for name in names}
+        if names is None:
+            names = [name for name, program in programs.items() if ROLES[program.role].generates]
+        programs = {name: programs[name] for name in names}
         for name, program in programs.items():
             key = _key(name, program)
             with self._lock:
@@ -181,11 +184,13 @@ class Executables:
         return futures
 
     def idle(self, profile: Profile) -> list[str]:
-        """Returns the names of a profile's programs that have not run."""
+        """Returns the names of a profile's programs that have not run, of those that generations run."""
         programs = self._opened.programs(profile)
         with self._lock:
             loaded = {key: future for key, future in self._loaded.items() if future.done()}
-        keys = {name: _key(name, program) for name, program in programs.items()}
+        keys = {
+            name: _key(name, program) for name, program in programs.items() if ROLES[program.role].generates
+        }
         return [name for name, key in keys.items() if key not in loaded or not loaded[key].result().called]
 
     def close(self) -> None:
@@ -288,9 +293,11 @@ class Executables:
 
     @own_options()
     def _native(self, files: _Files) -> Native:
-        """Compiles a program here."""
+        """Compiles here what a program should give: of one that has it the plain form, which is not kept."""
         folder = overlay_folder(self._opened.manifest, self._opened.selected.name)
         options = options_here(self._opened.target.options_of(files.name))
+        if (plain := files.program.plain) is not None:
+            files = replace(files, data=self._opened.artifact.program(plain))
         path = kept_file(folder.path, files.program, options, self._opened.device.devices)
         compiled, entry = compile_here(self._lower(files, options))
         return Native(compiled, partial(self._keep, folder, path, entry))

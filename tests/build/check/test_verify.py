@@ -10,10 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, one_error
+from helpers.kernels import put_attention
 from wanbuild.check import verify
 from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
@@ -163,6 +165,14 @@ def test_damage_of_every_kind_of_file(whole: Path, kind: str, monkeypatch: pytes
             check(whole)
         path.write_bytes(before)
         assert caught.value.exit_code == 3, (path, way)
+
+
+def test_the_plain_form_of_a_program_is_checked_too(artifact_copy: Path) -> None:
+    put_attention(artifact_copy)
+    check(artifact_copy)
+    put_attention(artifact_copy, plain=jnp.sum)
+    with pytest.raises(ArtifactError, match=r"outputs\.out;.*float32\[\]"):
+        check(artifact_copy)
 
 
 @pytest.mark.parametrize(

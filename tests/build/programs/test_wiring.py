@@ -27,7 +27,7 @@ from wanbuild.programs.wiring import aval_text, check_file, check_set
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.programs import Program, ProgramSet, aval
+from wanrun.artifact.programs import PlainFile, Program, ProgramSet, aval
 from wanrun.errors import ArtifactError
 from wanrun.executables.lowering import lower
 from wanrun.executables.store import LoadedProgram
@@ -60,6 +60,12 @@ def described(manifest: Manifest, rank: int = 0) -> Manifest:
         role="spread",
         inputs=("rows",),
         avals={"inputs": {"rows": {path: text}}, "outputs": {"weights": {path: text}}},
+    )
+    programs["attention"] = plain_program(
+        role="attention",
+        inputs=("q",),
+        avals={"inputs": {"q": "float32[3]"}, "outputs": {"out": "float32[3]"}},
+        plain=PlainFile(file="programs/attention_plain", sha256="0"),
     )
     own = ProgramSet(
         platform="cpu",
@@ -212,6 +218,7 @@ CHANGES: list[tuple[Changed, str]] = [
     (spread("inputs", "rows"), "program spread_vae of|inputs.rows.|found uint8[3]"),
     (spread("outputs", "weights"), "program spread_vae of|outputs.weights.|found uint8[3]"),
     (inputs("spread_vae", rows={}), "inputs.rows; expected parameters"),
+    (outputs("attention", out=NEW), "program attention of|outputs.out; expected float32[3]"),
     (inputs("spread_vae", rows={"more": NEW}), "inputs.rows; expected parameters"),
 ]
 

@@ -15,6 +15,7 @@ import pytest
 
 from helpers.damage import resealed
 from helpers.manifests import full_manifest, without_profiles
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import MANIFEST, MAX_BYTES, Manifest, read_manifest
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
@@ -63,6 +64,15 @@ def test_no_slots_leave_no_trace(toy_artifact: Path) -> None:
     assert written["profiles"][name]["options"]["lora_rank"] == 8
     assert slots.content_digest != manifest.content_digest
     assert msgspec.convert(written, Manifest) == slots
+
+
+def test_a_program_without_a_plain_form_leaves_it_out() -> None:
+    ((_, programs),) = full_manifest().as_json()["program_sets"].items()
+    (profile,) = programs["programs"].values()
+    assert "plain" not in profile["denoise_step"]
+    assert profile["attention"]["plain"] == {"file": "programs/a-plain", "sha256": "0"}
+    names = [one.name for one in Artifact(full_manifest(), Path()).named()]
+    assert names.count("programs/a-plain") == names.count("programs/a") == 1
 
 
 def test_times_are_not_part_of_the_digest(toy_artifact: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from helpers.manifests import built_with, plain_program, program_set
-from wanrun.artifact.programs import Kernels, Profile, aval
+from wanrun.artifact.programs import Kernels, PlainFile, Profile, aval
 from wanrun.errors import ArtifactError
 
 
@@ -55,8 +55,17 @@ def test_a_set_s_key_is_of_what_changes_a_program() -> None:
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../x", "programs//x"])
 def test_a_program_lies_in_its_artifact(file: str) -> None:
-    with pytest.raises(ArtifactError, match="a program names a path outside the artifact"):
-        plain_program(file=file)
+    for make in (plain_program, PlainFile):
+        with pytest.raises(ArtifactError, match="a program names a path outside the artifact"):
+            make(file=file, sha256="")
+
+
+def test_a_program_has_the_plain_form_that_proves_it() -> None:
+    plain = PlainFile(file="p", sha256="0")
+    assert plain_program(role="attention", plain=plain).plain == plain
+    for role, other in (("attention", None), ("prepare", plain)):
+        with pytest.raises(ValueError, match="plain"):
+            plain_program(role=role, plain=other)
 
 
 STATE = {"inputs": {"x": "float32[]"}, "outputs": {"x": "float32[]"}}

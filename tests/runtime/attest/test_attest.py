@@ -9,14 +9,24 @@ from typing import Any
 from unittest import mock
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, flip, own
 from helpers.doctored_updates import DOCTORED
-from helpers.elsewhere import TARGET, build_elsewhere, doctored, impostor, put_executable
+from helpers.elsewhere import (
+    TARGET,
+    build_elsewhere,
+    compiled_of,
+    doctored,
+    impostor,
+    put_executable,
+)
+from helpers.kernels import put_attention
 from wanbuild.models.attention import BlockedAttention
 from wanbuild.models.blocks import WanAttention
 from wanbuild.programs import denoiser
+from wanrun.attest import attest
 from wanrun.attest.attest import attested
 from wanrun.executables import store
 from wanrun.files import user_cache
@@ -151,3 +161,18 @@ def test_damaged_weights_are_no_matter_of_executables(
     flip(max((elsewhere / "weights/vae").rglob("c/*/*"), key=lambda path: path.stat().st_size), 3)
     verdict = outcome()
     assert not verdict.passed and not verdict.keep and "vae" in verdict.reason
+
+
+@pytest.mark.parametrize("scale", [-1.0, -1.05])
+def test_a_kernel_is_compared_with_its_other_form(
+    artifact: Path, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled here of the program itself has the same fault, so the target is refused."""
+    own(artifact, "programs")
+    put_attention(artifact, kernel=lambda q: q * scale)
+    build_elsewhere(artifact)
+    put_executable(artifact, "attention", compiled_of(artifact, "attention"))
+    monkeypatch.setattr(attest, "attention_inputs", lambda avals: [{"q": np.arange(3, dtype=np.float32)}])
+    verdict = attested(artifact, TARGET, PROFILE, lambda told: None)
+    assert verdict.passed == (scale == -1) and verdict.keep and verdict.native == ()
+    assert verdict.passed or "attention differs" in verdict.reason

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, PROGRAMS, executable, flip, own
+from helpers.kernels import put_attention
 from helpers.manifests import plain_manifest, plain_program, program_set, programs_of
 from helpers.opened import Opened
 from wanrun.artifact.artifact import Artifact
@@ -115,6 +117,19 @@ def test_a_profile_without_executables_is_refused(opened: Opened) -> None:
     with pytest.raises(ArtifactError, match=rf"profile {other.name} has no executable of .*--allow-compile"):
         executables.check(other)
     executables.close()
+
+
+def test_a_program_that_no_generation_runs(artifact_copy: Path) -> None:
+    """It is read where it is asked for alone."""
+    put_attention(artifact_copy, kernel=jnp.abs)
+    opened = Opened(artifact_copy)
+    profile, executables = opened.opened.manifest.profiles[PROFILE], opened.executables
+    try:
+        assert "attention" not in executables.check(profile)
+        assert "attention" not in executables.idle(profile) and "prepare" in executables.idle(profile)
+        assert list(executables.check(profile, ["attention"])) == ["attention"]
+    finally:
+        opened.close()
 
 
 def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
