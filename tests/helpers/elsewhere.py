@@ -90,9 +90,9 @@ def put_executable(artifact: Path, name: str, data: bytes, profile: str = PROFIL
     manifest = read_manifest(artifact)
     target = manifest.targets[TARGET]
     entries = dict(target.executables[profile])
-    entry = entries[name]
-    (artifact / target.folder / entry.file).write_bytes(data)
-    entries[name] = Executable(entry.file, len(data), sha256_of(data))
+    file = f"put-{name}-{sha256_of(data)[:12]}-cache"
+    (artifact / target.folder / file).write_bytes(data)
+    entries[name] = Executable(file, len(data), sha256_of(data))
     changed = msgspec.structs.replace(target, executables={**target.executables, profile: entries})
     manifest.changed(targets={**manifest.targets, TARGET: changed}).write(artifact)
 
