@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,11 @@ def _nvidia(root: Path) -> Attached:
             name, _, value = line.partition(":")
             if name.strip() == "Model":
                 models.append(value.strip())
-    version = _text(folder / "version").partition("\n")[0].strip()
-    return Attached(version, tuple(sorted(models)), tuple(sorted(set(models))))
+    said = _text(folder / "version").partition("\n")[0].strip()
+    version = re.search(r"\d+(\.\d+)+", said)  # beside it may be when it was compiled, by whom and where
+    return Attached(
+        said if version is None else version[0], tuple(sorted(models)), tuple(sorted(set(models)))
+    )
 
 
 def _tpu_ids(root: Path) -> Iterator[str]:

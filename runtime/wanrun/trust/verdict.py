@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
@@ -71,20 +72,23 @@ def trial_facts(
 ) -> dict[str, Any]:
     """Returns the facts for which a verdict holds; none of them needs JAX.
 
-    The content digest does not cover executables, so the facts have a digest of theirs.
-    ``root`` is that of the files in which the system describes its devices.
+    The content digest does not cover executables, so the facts have a digest of theirs. It is that of this
+    profile and target alone, whatever others are beside them. Two machines of a kind have the same facts: how
+    many chips each has is none of them. ``root`` is that of the files in which the system describes its
+    devices.
     """
     platform_name = selected.target.environment["platform"]
     there = attached(platform_name, root)
+    own = Artifact(manifest, Path()).only(profiles=[profile.name], targets=[selected.name])
     built = selected.target.executables.get(profile.name, {})
     return {
-        "content_digest": manifest.content_digest,
+        "content_digest": own.manifest.content_digest,
         "target": selected.name,
         "profile": profile.name,
         "executables": sha256_of(canonical_json({name: one.sha256 for name, one in built.items()})),
         "packages": package_versions(platform_name),
         "driver": "" if there is None else there.driver,
-        "chip": [] if there is None else list(there.chips),
+        "chip": [] if there is None else list(dict.fromkeys(there.chips)),
     }
 
 

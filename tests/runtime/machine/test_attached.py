@@ -55,7 +55,7 @@ def test_a_tpu_that_is_not_known(tmp_path: Path) -> None:
 
 def test_gpus(tmp_path: Path) -> None:
     assert attached("cuda", gpus(tmp_path, "NVIDIA H200", "NVIDIA H200")) == Attached(
-        "NVRM version: NVIDIA  580.1  Fri", ("NVIDIA H200", "NVIDIA H200"), ("NVIDIA H200",)
+        "580.1", ("NVIDIA H200", "NVIDIA H200"), ("NVIDIA H200",)
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, put_executable
+from helpers.manifests import with_profiles
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
@@ -80,5 +81,9 @@ def test_facts_are_of_all_that_a_trial_depends_on(elsewhere: Path) -> None:
     assert first["chip"][0] == os.uname().machine
     put_executable(elsewhere, "prepare", b"another")
     second = facts_of(elsewhere)
-    assert first["content_digest"] == second["content_digest"]
+    manifest = read_manifest(elsewhere)
+    beside = msgspec.structs.replace(manifest.profiles[PROFILE], guidance=False, index=1)
+    with_profiles(manifest, [manifest.profiles[PROFILE], beside]).write(elsewhere)  # changes none of them
+    third = facts_of(elsewhere)
+    assert first["content_digest"] == third["content_digest"] and second == third
     assert {name for name in first if first[name] != second[name]} == {"executables"}
