@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.named import ADAPTER, EMBEDDING, EXECUTABLE, GOLDEN, PROGRAM
+from wanrun.artifact.named import ADAPTER, EMBEDDING, EXECUTABLE, GOLDEN, PROGRAM, VERDICT
 
-REBUILT = tuple(kind.folder for kind in (PROGRAM, EXECUTABLE, GOLDEN, EMBEDDING, ADAPTER))
+REBUILT = tuple(kind.folder for kind in (PROGRAM, EXECUTABLE, GOLDEN, EMBEDDING, ADAPTER, VERDICT))
 """The folders in which a build removes files that the manifest does not list."""
 
 REQUIREMENTS = "requirements*.txt"

@@ -41,5 +41,7 @@ def check_intact(artifact: Artifact, report: Report) -> None:
         embeddings.read(key)  # also what its bytes say
     if manifest.embeddings:
         report(f"{len(manifest.embeddings)} prompt embedding(s) intact")
+    if manifest.verdicts:
+        report(f"{len(manifest.verdicts)} verdict(s) of other machines intact")
     for name in manifest.adapters:
         report(f"adapter {name}: intact")

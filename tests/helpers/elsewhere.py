@@ -14,9 +14,12 @@ import msgspec
 from helpers.damage import PROFILE, own
 from helpers.fast_compile import ARTIFACT_COMPILE
 from helpers.manifests import programs_of
-from wanrun.artifact.manifest import Recorded, read_manifest
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import Attested, Recorded, read_manifest
+from wanrun.artifact.select import select_target
 from wanrun.artifact.targets import Executable, Target
 from wanrun.files import sha256_of
+from wanrun.trust.verdict import Verdict, trial_facts, verdict_key
 
 TARGET = "v9"
 """The target that looks as if it had been built elsewhere."""
@@ -37,6 +40,30 @@ def put_golden(artifact: Path, golden: Mapping[str, Any] | None, profile: str = 
     file = f"golden/{sha256_of(data)[:12]}.json"
     (artifact / file).write_bytes(data)
     manifest.changed(golden={profile: Recorded(file=file, sha256=sha256_of(data))}).write(artifact)
+
+
+def record_verdict(artifact: Path, verdict: Verdict, data: bytes = b"", **other: Any) -> dict[str, Any]:
+    """Records a verdict about the target's profile in the artifact; returns the facts that it is about.
+
+    Args:
+        artifact: its folder, with a manifest of its own.
+        data: the bytes of the file, instead of the verdict's.
+        other: facts of another machine than this one.
+    """
+    manifest = read_manifest(artifact)
+    profile = manifest.profiles[PROFILE]
+    selected = select_target(Artifact(manifest, artifact), profile, TARGET, allow_compile=True)
+    facts = trial_facts(manifest, selected, profile) | other
+    data = data or msgspec.structs.replace(verdict, facts=facts).encoded()
+    digest = sha256_of(data)
+    (artifact / "verdicts").mkdir(exist_ok=True)
+    file = f"verdicts/{TARGET}-{PROFILE}-{digest[:12]}.json"
+    (artifact / file).write_bytes(data)
+    told = Attested(
+        file=file, sha256=digest, target=TARGET, profile=PROFILE, device_kind="CPU v9", made="2026-11-29"
+    )
+    manifest.changed(verdicts={**manifest.verdicts, verdict_key(facts): told}).write(artifact)
+    return facts
 
 
 def record(artifact: Path, profile: str = PROFILE, steps: int | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 from wanbuild.conversion.orbax import plan_layout
 from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, SamplingDefaults
 from wanrun.artifact.lora import Lora
-from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer, read_manifest
+from wanrun.artifact.manifest import NEEDED, Attested, Embedding, Manifest, Recorded, Tokenizer, read_manifest
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, PlainFile, Profile, ProfileOptions, Program, ProgramSet
@@ -282,8 +282,12 @@ def full_manifest() -> Manifest:
         fps=8,
     )
     rows = ((1.0, 2.0, 3.0),) * 17
+    attested = Attested(
+        file="verdicts/v.json", sha256="0", target="cpu", profile=profile.name, device_kind="v9", made="2026"
+    )
     return plain_manifest(
         preview=rows,
+        verdicts={"facts": attested},
         schedules={"2-steps": schedule},
         adapters={"style": plain_adapter("style", loras=(lora,), left_out=("img_emb",), options=options)},
         model=full_model(),

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from helpers.damage import linked
-from helpers.elsewhere import build_elsewhere, put_golden
+from helpers.elsewhere import build_elsewhere, put_golden, record_verdict
 from helpers.hub_server import Repository, read_folder, serve
 from helpers.hub_uploads import UploadHub
+from wanrun.trust.verdict import Verdict
 
 NAME = "me/wan"
 
@@ -20,11 +21,13 @@ NAME = "me/wan"
 def two_targets(
     toy_artifact: Path, golden: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The toy artifact with a recorded result and a second target, which is not of this machine. No links."""
+    """The toy artifact with a recorded result and a second target, which is not of this machine and has a
+    verdict. No links."""
     folder = tmp_path_factory.mktemp("two")
     artifact = linked(toy_artifact, folder / "linked")
     put_golden(artifact, golden)
     build_elsewhere(artifact, beside=True, packages={"jax": "0.1", "jaxlib": "0.1"})
+    record_verdict(artifact, Verdict(outcome="passed", reason="they agree"))
     return Path(shutil.copytree(artifact, folder / "two"))
 
 

@@ -86,7 +86,9 @@ def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     folder = wanhub.find(ADDRESS)
     manifest = read_manifest(folder)
     names = {name for name in published.names if name not in ("manifest.json", "model.sig")}
-    assert not any(name.startswith(("golden", "requirements")) or "-elsewhere-" in name for name in names)
+    assert not any(
+        name.startswith(("golden", "requirements", "verdicts")) or "-elsewhere-" in name for name in names
+    )
     weights = {name for name in _names(manifest) if name.startswith("weights")}
     asked = [request.name for request in published.requests if not request.at_content]
     assert weights <= names and len(asked) == len(names) + 2  # each once

@@ -49,7 +49,7 @@ def layers_of(artifact: Artifact, signed: bool = False) -> Iterator[Layer]:
 
     These are each component's weights with Orbax's metadata; the tokenizer; the programs of each set; the
     executables of each target with its file of requirements; each adapter; and last what describes and
-    checks them: embeddings, recorded results and the manifest.
+    checks them: embeddings, recorded results and verdicts, and the manifest.
     """
     files: dict[str, set[str]] = {}
     for one in artifact.named():

@@ -23,6 +23,7 @@ from wanrun.artifact.named import (
     PROGRAM,
     REQUIREMENTS,
     TOKENIZER,
+    VERDICT,
     WEIGHTS,
     Kind,
     Named,
@@ -126,6 +127,7 @@ class Artifact:
             yield named_requirements(name, target)
         yield from (_listed(EMBEDDING, record, key) for key, record in self.manifest.embeddings.items())
         yield from (_listed(GOLDEN, record, name) for name, record in self.manifest.golden.items())
+        yield from (_listed(VERDICT, record, key) for key, record in self.manifest.verdicts.items())
         for name, adapter in self.manifest.adapters.items():
             yield Named(ADAPTER, adapter.file, name, adapter.sha256, adapter.nbytes)
 

@@ -28,7 +28,7 @@ from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import LATER_OPTIONS, Profile, Program, ProgramSet
 from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
 from wanrun.artifact.schedules import Schedule
-from wanrun.artifact.targets import Target
+from wanrun.artifact.targets import Executable, Target
 from wanrun.artifact.wrong_path import wrong_path
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, read_bounded, replace_file, sha256_of
@@ -52,7 +52,7 @@ EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 _CONTENT = ("model", "configs", "loras", "dtypes", "components", "tokenizer")
 """The fields that the content digest covers whole."""
 
-_LATER = ("schedules", "adapters", "preview")
+_LATER = ("schedules", "adapters", "preview", "verdicts")
 """The fields that are left out where they are empty: then all is as before there were any."""
 
 
@@ -100,6 +100,24 @@ class Recorded(ListedFile, frozen=True, kw_only=True, omit_defaults=True):
     preview: Colours = ()
 
 
+class Attested(ListedFile, frozen=True, kw_only=True):
+    """A verdict about executables that were built elsewhere: on a chip of their kind they were right.
+
+    Attributes:
+        target: the target.
+        profile: the name of the profile.
+        device_kind: JAX's name of the device that tried them.
+        made: when, in UTC.
+    """
+
+    what: ClassVar[str] = "a recorded verdict"
+
+    target: str
+    profile: str
+    device_kind: str
+    made: str
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """All records of an artifact.
 
@@ -121,6 +139,8 @@ class Manifest(Record, frozen=True, kw_only=True):
         schedules: steps that were chosen for the model, by name.
         adapters: low-rank changes of the transformers that a video may choose, by name.
         preview: shows roughly what latents decode to; empty if it was not fitted.
+        verdicts: those of other machines, by the digest of the facts for which each holds: see
+            ``wanrun.trust``.
         content_digest: sha256 of the facts that decide results, the same for equal sources and options.
         manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
             digests are computed unless they are given: an artifact that is read has those that it was written
@@ -146,6 +166,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     schedules: Mapping[str, Schedule] = {}
     adapters: Mapping[str, Adapter] = {}
     preview: Colours = ()
+    verdicts: Mapping[str, Attested] = {}
     content_digest: str = ""
     manifest_digest: str = ""
 
@@ -229,9 +250,23 @@ class Manifest(Record, frozen=True, kw_only=True):
         return content | digests_of(content)
 
     def changed(self, **fields: Any) -> Manifest:
-        """Returns a copy with these fields replaced, as this release writes it."""
+        """Returns a copy with these fields replaced, as this release writes it.
+
+        A verdict goes with the executables that it is about.
+        """
+        if self.verdicts and "targets" in fields:
+            fields = {"verdicts": self._still_about(fields["targets"]), **fields}
         written = {"tool": {**self.tool, "version": __version__}, "content_digest": "", "manifest_digest": ""}
         return msgspec.structs.replace(self, **written | fields)
+
+    def _still_about(self, targets: Mapping[str, Target]) -> dict[str, Attested]:
+        """Returns the verdicts about executables that these targets have too."""
+
+        def built(where: Mapping[str, Target], one: Attested) -> Mapping[str, Executable]:
+            return where[one.target].executables.get(one.profile, {}) if one.target in where else {}
+
+        there = ((name, one, built(targets, one)) for name, one in self.verdicts.items())
+        return {name: one for name, one, found in there if found and found == built(self.targets, one)}
 
     def renewed(self) -> Manifest:
         """Returns what is read where this is written: itself, unless its release had other records."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ADAPTER", "Kind"]
+__all__ = ["ADAPTER", "VERDICT", "Kind"]
 
 import hashlib
 from collections.abc import Iterable
@@ -56,9 +56,10 @@ REQUIREMENTS = Kind("the requirements file", "", r"requirements(-[^/]+)?\.txt", 
 GOLDEN = Kind("the recorded result", "golden", r"[^/]+-[0-9a-f]{12}\.json", 2**20)
 EMBEDDING = Kind("the prompt embedding", "embeddings", r"[^/]+\.npy", 2**26, f"{_AGAIN} embed")
 ADAPTER = Kind("the adapter", "adapters", r"[^/]+\.safetensors", remedy=f"{_AGAIN} lora")
-KINDS = (WEIGHTS, TOKENIZER, PROGRAM, EXECUTABLE, REQUIREMENTS, GOLDEN, EMBEDDING, ADAPTER)
-"""All kinds of files. Real tokenizers have 17 MB, programs some megabytes, records some kilobytes, and the
-largest embedding, 512 tokens of UMT5-XXL in float32, 8 MB."""
+VERDICT = Kind("the recorded verdict", "verdicts", r"[^/]+-[0-9a-f]{12}\.json", 2**16, f"{_AGAIN} attest")
+KINDS = (WEIGHTS, TOKENIZER, PROGRAM, EXECUTABLE, REQUIREMENTS, GOLDEN, EMBEDDING, ADAPTER, VERDICT)
+"""All kinds of files. Real tokenizers have 17 MB, programs some megabytes, records and verdicts some
+kilobytes, and the largest embedding, 512 tokens of UMT5-XXL in float32, 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Named:
         kind: its kind.
         name: its path relative to the artifact's folder.
         of: what it belongs to: the component, the program set's key, the target, the profile of a recorded
-            result, the key of an embedding, or the adapter's name; empty of the tokenizer.
+            result, the key of an embedding or of a verdict, or the adapter's name; empty of the tokenizer.
         sha256: the digest of its bytes, hexadecimal; empty of a file of weights.
         nbytes: its size; None if the manifest does not say.
         parameter: of a file of weights, whose rows it has. The manifest has one digest of all rows.

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from msgspec import structs
@@ -180,7 +181,7 @@ def on_device(
     if not device.foreign:
         trust.check_device(profile, device_environment(device.devices))
     opened = OpenedArtifact(
-        artifact, selected, device, policy, Recorder(), given.warn, given.report, trust.check
+        artifact, selected, device, policy, Recorder(), given.warn, given.report, cache(trust.check)
     )
     beside = None if text is None else opened_beside(opened, text)
     return WeightStore(opened, ahead), TextStages(opened, None if beside is None else WeightStore(beside))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.named import ADAPTER, EMBEDDING, GOLDEN, REQUIREMENTS, WEIGHTS, Kind, Named
+from wanrun.artifact.named import ADAPTER, EMBEDDING, GOLDEN, REQUIREMENTS, VERDICT, WEIGHTS, Kind, Named
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS
 from wanrun.artifact.select import SelectedTarget
@@ -21,6 +21,7 @@ from wanrun.request.arguments import artifact_of, policy_of
 from wanrun.request.options import resolve_loop
 from wanrun.text.embeddings import TEXT_ENCODER, EmbeddingFormat
 from wanrun.text.tokenizer import clean_prompt
+from wanrun.trust.verdict import verdict_key
 
 
 def needed(
@@ -63,7 +64,7 @@ def needed(
             targets.append(choice.target(profile).name)
     own = choice.artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
     unread = _unread(own, None if selected.built_elsewhere else prompts, policy)
-    unread |= _unread_adapters(own, loras)
+    unread |= _unread_adapters(own, loras) | _unread_verdicts(own, choice, selected)
     if decoders is not None and not selected.built_elsewhere:  # else all programs are tried
         unread |= _unread_decoders(own, decoders)
     kept = (
@@ -106,6 +107,14 @@ def _unread_adapters(artifact: Artifact, loras: Collection[str] | None) -> set[t
     slots = any(profile.options.lora_rank for profile in manifest.profiles.values())
     read = (manifest.adapters if loras is None else loras) if slots else ()
     return {(ADAPTER, name) for name in manifest.adapters if name not in read}
+
+
+def _unread_verdicts(artifact: Artifact, choice: Choice, selected: SelectedTarget) -> set[tuple[Kind, str]]:
+    """Returns the verdicts that are of another kind of machine than this one."""
+    trust, manifest, read = choice.trust(selected), artifact.manifest, set[str]()
+    if trust.needed and manifest.verdicts:
+        read = {verdict_key(trust.facts(profile)) for profile in manifest.profiles.values()}
+    return {(VERDICT, name) for name in manifest.verdicts if name not in read}
 
 
 def _unread_decoders(artifact: Artifact, decoders: Collection[str]) -> set[tuple[Kind, str]]:

@@ -18,8 +18,9 @@ from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
 from wanrun.errors import field as option
 from wanrun.machine.attached import ROOT
+from wanrun.trust.recorded import known_verdict, set_aside
 from wanrun.trust.trial import run_trial
-from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, read_verdict, trial_facts, verdict_file
+from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, trial_facts, verdict_file
 
 Try = Callable[[list[str]], Verdict]
 
@@ -54,7 +55,7 @@ class Trust:
         return {**trial_facts(self.artifact.manifest, self.selected, profile, self.root), **self.how}
 
     def establish(self, profile: Profile, report: Callable[[str], None]) -> None:
-        """Tries a profile's executables, unless a verdict is kept; reports the trial's beginning and end.
+        """Tries a profile's executables, unless a verdict is known; reports the trial's beginning and end.
 
         JAX must not have opened the device yet.
 
@@ -65,7 +66,7 @@ class Trust:
         if not self.needed:
             return
         facts, name = self.facts(profile), self.selected.name
-        verdict = read_verdict(facts)
+        verdict = known_verdict(self.artifact, facts, report)
         if verdict is None:
             report(
                 f"checking the executables on this chip: target {name}, profile {profile.name}, "
@@ -104,7 +105,7 @@ class Trust:
         if not self.needed:
             return ()
         facts = self.facts(profile)
-        verdict = read_verdict(facts)
+        verdict = known_verdict(self.artifact, facts)
         if verdict is None:
             raise self._error(
                 f"of profile {profile.name} have not been checked on this chip",
@@ -123,12 +124,13 @@ class Trust:
         if not self.needed:
             return
         facts = self.facts(profile)
-        verdict = read_verdict(facts)
+        verdict = known_verdict(self.artifact, facts)
         if verdict is None:  # somebody has removed it meanwhile
             return
         for name, tried in verdict.device.items():
             if tried != found[name]:
                 drop_verdict(facts)
+                set_aside(self.artifact, facts)
                 raise self._error(
                     f"were checked on another {name.replace('_', ' ')}",
                     expected=tried,

@@ -11,6 +11,7 @@ import msgspec
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.named import VERDICT
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import unwritable
@@ -18,7 +19,7 @@ from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of, 
 from wanrun.machine.attached import ROOT, attached
 from wanrun.machine.environment import package_versions
 
-MAX_VERDICT_BYTES = 2**16
+MAX_VERDICT_BYTES = VERDICT.most
 """The largest file of a verdict, in bytes; real ones have about one kilobyte."""
 
 
@@ -92,9 +93,14 @@ def trial_facts(
     }
 
 
+def verdict_key(facts: Mapping[str, Any]) -> str:
+    """Returns the digest of facts, hexadecimal: the name of their verdict."""
+    return sha256_of(canonical_json(facts))
+
+
 def verdict_file(facts: Mapping[str, Any]) -> Path:
     """Returns where the verdict about these facts is kept."""
-    return user_cache() / "verdicts" / f"{sha256_of(canonical_json(facts))}.json"
+    return user_cache() / "verdicts" / f"{verdict_key(facts)}.json"
 
 
 def read_verdict(facts: Mapping[str, Any]) -> Verdict | None:

@@ -23,7 +23,7 @@ from wanbuild.staging import build_lock
 from wanbuild.targets import target
 from wancli.console import run
 from wanrun.artifact.artifact import Artifact, open_artifact
-from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, Recorded, read_manifest
+from wanrun.artifact.manifest import MANIFEST, Attested, Embedding, Manifest, Recorded, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.text.embeddings import EmbeddingFormat, encode_rows
@@ -50,11 +50,14 @@ def whole(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact with a recorded output and an embedding: every kind of file that there is."""
     artifact = Path(shutil.copytree(toy_artifact, tmp_path_factory.mktemp("whole") / "artifact"))
     manifest = read_manifest(artifact)
-    for folder in ("golden", "embeddings"):
+    for folder in ("golden", "embeddings", "verdicts"):
         (artifact / folder).mkdir(exist_ok=True)
     golden = Recorded(file="golden/recorded.json", sha256=sha256_of(b"{}\n"))
     (artifact / golden.file).write_bytes(b"{}\n")
-    manifest = manifest.changed(golden={PROFILE: golden})
+    told = {"target": "cpu", "profile": PROFILE, "device_kind": "cpu", "made": "2026"}
+    verdict = Attested(file="verdicts/v.json", sha256=golden.sha256, **told)
+    (artifact / verdict.file).write_bytes(b"{}\n")
+    manifest = manifest.changed(golden={PROFILE: golden}, verdicts={"facts": verdict})
     _with_embedding(artifact, manifest).write(artifact)
     check(artifact)
     return artifact
@@ -117,6 +120,7 @@ KINDS = [
     "programs",
     "requirements.txt",
     "tokenizer",
+    "verdicts",
     "weights|_CHECKPOINT_METADATA",
     "weights|_METADATA",
     "weights|chunk",
@@ -181,7 +185,7 @@ def test_the_plain_form_of_a_program_is_checked_too(artifact_copy: Path) -> None
         "programs/stray",
         f"programs/{PROFILE}/stray.stablehlo",
         "executables/cpu/jit_prepare-0-cache",
-        "golden/old.json",
+        "verdicts/old.json",
         "embeddings/0.npy",
         "tokenizer/special_tokens_map.json",
         "requirements-old.txt",

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import wanhub
 from helpers.damage import flip, own
-from helpers.elsewhere import TARGET, build_elsewhere
+from helpers.elsewhere import TARGET, build_elsewhere, record_verdict
 from helpers.manifests import put_adapter
 from wanbuild.cli import wanbuild
 from wanbuild.share import oci
@@ -27,6 +27,8 @@ from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.intact import check_intact
+from wanrun.trust.recorded import known_verdict
+from wanrun.trust.verdict import Verdict
 
 
 def blob(layout: Path, descriptor: Mapping[str, Any]) -> bytes:
@@ -96,6 +98,7 @@ def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> Non
 
 def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> None:
     build_elsewhere(artifact, beside=True)
+    facts = record_verdict(artifact, Verdict(outcome="passed", reason="they agree"))
     layout = tmp_path / "o"
     command = ["oci", str(artifact), "-o", str(layout)]
     for more in ([], ["--tag", "one", "--target", TARGET]):
@@ -122,6 +125,7 @@ def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> 
         tmp_path / "unpacked"
     ).keys()
     check_intact(opened, lambda line: None)
+    assert known_verdict(opened, facts) is not None  # without the other target it is about the same
 
 
 def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None:

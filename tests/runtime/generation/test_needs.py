@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from helpers.damage import PROFILE, linked
-from helpers.elsewhere import build_elsewhere
+from helpers.elsewhere import build_elsewhere, record_verdict
 from helpers.manifests import plain_adapter, with_profiles
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Recorded
@@ -21,11 +21,13 @@ from wanrun.artifact.named import (
     PROGRAM,
     REQUIREMENTS,
     TOKENIZER,
+    VERDICT,
     WEIGHTS,
 )
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.needs import needed
 from wanrun.text.embeddings import EmbeddingFormat
+from wanrun.trust.verdict import Verdict, verdict_key
 
 
 @pytest.fixture
@@ -122,3 +124,13 @@ def test_what_was_built_elsewhere_is_attested(toy_artifact: Path, tmp_path: Path
     names = needed(elsewhere, prompts=[""])
     assert "text_encoder" in {one.of for one in names}
     assert not any(one.kind is GOLDEN for one in names)
+
+
+def test_the_verdict_of_this_kind_of_machine(toy_artifact: Path, tmp_path: Path) -> None:
+    folder, passed = linked(toy_artifact, tmp_path / "artifact"), Verdict(outcome="passed", reason="")
+    build_elsewhere(folder)
+    record_verdict(folder, passed, driver="580.1")
+    own = verdict_key(record_verdict(folder, passed))
+    artifact = open_artifact(folder)
+    assert len(artifact.manifest.verdicts) == 2
+    assert [one.of for one in needed(artifact) if one.kind is VERDICT] == [own]

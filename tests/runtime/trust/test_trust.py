@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from helpers.damage import PROFILE
-from helpers.elsewhere import TARGET
+from helpers.elsewhere import TARGET, record_verdict
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
@@ -140,18 +140,33 @@ def test_another_device_than_the_trial_s_drops_the_verdict(elsewhere: Path, name
     tried.trust.check_device(tried.profile, {})  # nothing is kept to compare with
 
 
+def test_what_another_machine_has_found_counts(elsewhere: Path) -> None:
+    """Until the device is open, and is another one: then this machine tries them itself."""
+    record_verdict(elsewhere, PASSED)
+    tried = Tried(elsewhere, PASSED)
+    tried.establish()
+    tried.trust.check(tried.profile)
+    tried.trust.check_device(tried.profile, PASSED.device)
+    assert tried.tried == [] and len(tried.lines) == 1 and not tried.kept.exists()
+    message(lambda: tried.trust.check_device(tried.profile, {**PASSED.device, "platform_version": "2"}))
+    tried.establish()
+    assert len(tried.tried) == 1 and tried.kept.exists()
+
+
 def test_another_driver_is_another_verdict(elsewhere: Path, tmp_path: Path) -> None:
-    """Two drivers of one machine, as its system shows them."""
-    tried, files = Tried(elsewhere, PASSED), set()
+    """As the system shows them; how many chips a machine has, and who has compiled its driver, is no fact."""
+    tried, files = Tried(elsewhere, PASSED), list[Path]()
     environment = {**tried.trust.selected.target.environment, "platform": "cuda"}
-    for version in ("1", "2"):
-        (tmp_path / version / "proc/driver/nvidia").mkdir(parents=True)
-        (tmp_path / version / "proc/driver/nvidia/version").write_text(version)
-        target = tried.trust.selected.target
-        selected = dataclasses.replace(
-            tried.trust.selected, target=msgspec.structs.replace(target, environment=environment)
-        )
-        trust = dataclasses.replace(tried.trust, selected=selected, root=tmp_path / version)
-        assert trust.facts(tried.profile)["driver"] == version
-        files.add(verdict_file(trust.facts(tried.profile)))
-    assert len(files) == 2
+    target = msgspec.structs.replace(tried.trust.selected.target, environment=environment)
+    selected = dataclasses.replace(tried.trust.selected, target=target)
+    machines = {"580.1 (root@a)": ["H200"], "580.1 (root@b)": ["H200"] * 8, "580.2": ["H200"]}
+    for number, (version, chips) in enumerate([*machines.items(), ("580.1", ["H100", "H200"])]):
+        root, folder = tmp_path / str(number), tmp_path / str(number) / "proc/driver/nvidia"
+        for place, chip in enumerate(chips):
+            (folder / f"gpus/{place}").mkdir(parents=True)
+            (folder / f"gpus/{place}/information").write_text(f"Model: {chip}\n")
+        (folder / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}\n")
+        facts = dataclasses.replace(tried.trust, selected=selected, root=root).facts(tried.profile)
+        assert facts["driver"] == version[:5]
+        files.append(verdict_file(facts))
+    assert files[0] == files[1] and len({*files}) == 3
