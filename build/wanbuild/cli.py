@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from wanbuild.adapters.command import lora_command
 from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
-from wanbuild.check.command import embed_command, inspect_command, verify_command
+from wanbuild.check.command import attest_command, embed_command, inspect_command, verify_command
 from wanbuild.share.command import COMMANDS
 from wanbuild.targets.names import chip_named
 from wanbuild.variants.table import MODULES
@@ -263,5 +263,8 @@ SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
 """Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""
 
 
-for _command in (calibrate_command, embed_command, inspect_command, lora_command, *COMMANDS, verify_command):
+for _command in (
+    *(attest_command, calibrate_command, embed_command, inspect_command, lora_command),
+    *(*COMMANDS, verify_command),
+):
     wanbuild.add_command(_command)

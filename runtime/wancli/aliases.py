@@ -136,6 +136,7 @@ OF_COMMANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 each of its commands."""
 
 WANBUILD = (
+    "attest",
     "build",
     "calibrate",
     "compile",

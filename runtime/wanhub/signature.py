@@ -7,6 +7,8 @@ fetches). Source: https://github.com/ossf/model-signing-spec, and the library mo
 
 from __future__ import annotations
 
+__all__ = ["KEY_PASSWORD", "SIGNATURE", "is_signed", "signer"]
+
 import base64
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""The commands that look at an artifact: ``wanbuild verify``, ``embed`` and ``inspect``."""
+"""The commands that look at an artifact: ``wanbuild verify``, ``attest``, ``embed`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -78,6 +78,28 @@ def _outcome(
             return compare_with_reference(artifact, source, steps, say, kept)
     with reported(page, artifact, findings, "Every file is whole, and what was replayed agrees with golden/"):
         return {"profiles": verification.replay(artifact, say, kept)}
+
+
+@click.command("attest", cls=Checked)
+@takes_artifact()
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    metavar="NAME",
+    help="Repeatable; a built profile.  [default: all]",
+)
+@click.option(
+    "--record", is_flag=True, help="Put the verdicts into the artifact, for all machines of this one's kind."
+)
+@DEBUG
+def attest_command(artifact: Path, profiles: tuple[str, ...], record: bool) -> None:
+    """Tries executables that were built elsewhere on this machine's chip."""
+    from wanbuild.check.attest import attest
+
+    if not record:  # which is refused for what is elsewhere
+        fetch_all(artifact)
+    attest(artifact, profiles, record, report)
 
 
 @click.command("embed", cls=Checked)

@@ -48,7 +48,7 @@ def summary(manifest: Manifest, built: Collection[str] = ()) -> dict[str, Any]:
         },
         "program_sets": {key: _program_set(programs) for key, programs in manifest.program_sets.items()},
         "targets": {
-            name: {**_target(target), **_division(manifest, target)}
+            name: {**_target(target), **_division(manifest, target), **_attested(manifest, name)}
             for name, target in manifest.targets.items()
         },
         "embeddings": [
@@ -104,6 +104,16 @@ def _target(target: Target) -> dict[str, Any]:
         "bytes": sum(e.nbytes for entries in target.executables.values() for e in entries.values()),
         "statistics": dict(target.statistics),
     }
+
+
+def _attested(manifest: Manifest, name: str) -> dict[str, Any]:
+    """Returns where a target's executables were tried and found right; nothing without a verdict."""
+    found = [
+        {"profile": one.profile, "device_kind": one.device_kind, "made": one.made}
+        for one in manifest.verdicts.values()
+        if one.target == name
+    ]
+    return {"attested": sorted(found, key=lambda one: (one["profile"], one["made"]))} if found else {}
 
 
 def _division(manifest: Manifest, target: Target) -> dict[str, Any]:
@@ -232,6 +242,8 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
     )
     if "mesh" in target:
         yield from _division_lines(target)
+    for one in target.get("attested", ()):
+        yield f"  {one['profile']} attested on {one['device_kind']}, {one['made']}"
     for profile, programs in target["statistics"].items():
         for program, facts in programs.items():
             work = scaled(facts["flops"], "FLOP") if "flops" in facts else "? FLOP"

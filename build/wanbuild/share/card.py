@@ -137,6 +137,11 @@ def _lines(artifact: Artifact, repository: str, example: Example | None) -> Iter
         yield "\n## Targets\n"
         yield from _table(("target", "built for", "executables", "a step", "its memory"), _targets(manifest))
         yield "\nFLOPs and bytes of a step are the compiler's, of the largest profile."
+    if manifest.verdicts:
+        yield "\nExecutables that were built without their chip were tried on it:\n"
+        verdicts = sorted(manifest.verdicts.values(), key=lambda one: (one.target, one.profile, one.made))
+        tried = ((one.target, one.profile, one.device_kind, one.made[:10]) for one in verdicts)
+        yield from _table(("target", "profile", "right on", "day"), tried)
     if manifest.schedules:
         yield "\n## Few steps\n"
         rows = ((name, one.describe()) for name, one in sorted(manifest.schedules.items()))
