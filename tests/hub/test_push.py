@@ -197,7 +197,7 @@ def test_the_card_says_what_the_manifest_does(
         TARGET,
     ):
         assert said in card
-    assert "latents within" in card and "GFLOP" in card
+    assert "latents within" in card and "CPU v9" in card and "GFLOP" in card
     # The owner's words stay, and ours are written again.
     files = pushed.files(NAME)
     pushed.repositories[NAME].commit({**files, "README.md": f"mine\n{BEGIN}old{END}\nalso mine".encode()})

@@ -95,7 +95,7 @@ def _recorded(artifact: Artifact, trial: Afresh, report: Report) -> Artifact:
         replace_file(path, data)
         listed[trial.key] = record
         report(f"{name}: recorded")
-    elif listed.pop(trial.key, None) is None:
+    elif not trial.refused or listed.pop(trial.key, None) is None:
         return artifact
     changed = artifact.changed(verdicts=listed)
     changed.write()

@@ -57,6 +57,12 @@ class Afresh:
         drop_verdict(self._facts)
         self._trust.establish(self.profile, report)
 
+    @property
+    def refused(self) -> bool:
+        """Whether a refusal is kept; none is of a trial that could not begin."""
+        verdict = read_verdict(self._facts)
+        return verdict is not None and not verdict.passed
+
     def recorded(self) -> tuple[Attested, bytes] | None:
         """Returns the record of the verdict that is kept, and its file's bytes; None unless it has passed."""
         verdict = read_verdict(self._facts)

@@ -49,6 +49,10 @@ def test_what_is_right_is_recorded_until_it_is_refused(
     (kept,) = (user_cache() / "verdicts").iterdir()
     assert kept.stem == key
     kept.unlink()
+    finds(monkeypatch, msgspec.structs.replace(REFUSED, keep=False))  # the device was busy
+    with pytest.raises(ArtifactError, match="1 of 1"):
+        attest(elsewhere, [], True, lines.append)
+    assert list(open_artifact(elsewhere).manifest.verdicts) == [key]
     facts = record_verdict(elsewhere, PASSED, driver="580.1")  # of another kind of machine: it stays
     finds(monkeypatch, REFUSED)
     with pytest.raises(ArtifactError, match="1 of 1"):
