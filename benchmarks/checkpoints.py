@@ -12,6 +12,7 @@ from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
 from wanbuild.toy.weights import Stored
+from wanrun.artifact.manifest import TRANSFORMERS
 
 MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -71,6 +72,7 @@ def ensure_checkpoint(
         variant, repository = MODELS[model]
         configs = {**PUBLISHED_MODELS[repository], "text_encoder": text_encoder_config(layers)}
         if transformer_layers:
-            configs["transformer"] = cut_transformer(configs["transformer"], transformer_layers)
+            for name in configs.keys() & TRANSFORMERS:
+                configs[name] = cut_transformer(configs[name], transformer_layers)
         write_toy(checkpoint, variant, configs=configs, stored=Stored(dtype, shards=2, sparse=sparse))
     return checkpoint

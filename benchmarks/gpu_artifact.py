@@ -6,9 +6,11 @@ As a script it writes a checkpoint: ``python gpu_artifact.py checkpoint JSON``.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +21,8 @@ from gpu_rows import COMPILES, Rows, main
 
 SIZE, FRAMES = "96x64", 9
 PROMPT = "A red fox runs through fresh snow at dawn"
-HEAD_SIZE = 64
-"""Of the toy's transformer: the attention of a GPU takes multiples of 8."""
+HEAD_SIZE = 128
+"""Of the toy's transformer, as published: cuDNN's attention takes multiples of 8, Mosaic's this alone."""
 TRAINED = ROOT / "artifacts" / "tiny" / "wan2.1-t2v"
 DRAWN, DRAWN_FRAMES, DRAWN_STEPS = "a red ball rolls to the right over green ground", 17, 30
 """A caption as the trained model knows them, and the length that it has learned."""
@@ -40,16 +42,44 @@ CPU: Mapping[str, str] = MappingProxyType({"JAX_PLATFORMS": "cpu"})
 
 
 def checkpoint(rows: Rows, arguments: Mapping[str, Any]) -> None:
-    """Writes a checkpoint: the toy with a head size that GPUs take, or a published model full of zeros."""
+    """Writes a checkpoint: the toy with the published head size, or a published model.
+
+    Args:
+        rows: gets the folder.
+        arguments: ``folder``; ``model``, ``toy`` or one of ``checkpoints.MODELS``, of which also ``dtype``,
+            ``layers`` (of each transformer; all without), and ``random``, whether values are random and not
+            zeros that take no disk space.
+    """
     from checkpoints import ensure_checkpoint
     from wanbuild.toy.checkpoint import write_toy
 
     folder, model = Path(arguments["folder"]), arguments["model"]
     if model == "toy":
-        write_toy(folder, configs={"transformer": {"attention_head_dim": HEAD_SIZE}})
+        write_toy(folder, "wan2.2-t2v", configs={"transformer": {"attention_head_dim": HEAD_SIZE}})
     else:
-        folder = ensure_checkpoint(folder, model, sparse=True, dtype=arguments["dtype"])
+        layers = arguments.get("layers")
+        folder = ensure_checkpoint(
+            folder, model, sparse=True, transformer_layers=layers, dtype=arguments["dtype"]
+        )
+    if arguments.get("random"):
+        for path in folder.rglob("*.safetensors"):
+            _fill(path)
     rows.add("checkpoint", note=str(folder))
+
+
+def _fill(path: Path) -> None:
+    """Puts random bfloat16 into a file full of zeros, uniform in ±0.03: a block of them again and again."""
+    import ml_dtypes
+    import numpy as np
+
+    rng = np.random.default_rng(zlib.crc32(path.parent.name.encode()))
+    block = memoryview(rng.uniform(-0.03, 0.03, 2**24).astype(ml_dtypes.bfloat16).tobytes())
+    with path.open("r+b") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        left = file.seek(0, os.SEEK_END) - begin
+        file.seek(begin)
+        while left:
+            left -= file.write(block[:left])
 
 
 def make(bench: Bench, folder: Path, target: str | None = None) -> None:

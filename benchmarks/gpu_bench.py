@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpu_rows import Rows
@@ -115,7 +116,9 @@ class Bench:
         words = (sys.executable, "-m", "wanbuild", command, *words)
         return self.run(f"wanbuild {command}", words, **environment)
 
-    def measure(self, script: str, name: str, **arguments: Any) -> None:
+    def measure(
+        self, script: str, name: str, environment: Mapping[str, str] = MappingProxyType({}), **arguments: Any
+    ) -> None:
         """Runs a measuring script, which writes rows; if it dies, that is a row too."""
         arguments |= {"smoke": self.smoke, "rows": str(self.folder / f"rows-{time.monotonic_ns()}.jsonl")}
         arguments["until"] = time.monotonic() + self.left - MARGIN
@@ -126,7 +129,7 @@ class Bench:
         words = [sys.executable, HERE / script, name, json.dumps(arguments)]
         try:
             try:
-                self.run(f"{script} {name}", words, **fraction)
+                self.run(f"{script} {name}", words, **{**fraction, **environment})
             finally:  # an interrupt too leaves what was measured
                 self.rows.extend(written.read())
         except ProcessFailedError as error:

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_artifact import cross, native, tiny
-from gpu_bench import Bench
+from gpu_artifact import FRAMES, SIZE, cross, native, tiny
+from gpu_bench import Bench, device_bytes
+from gpu_experts import build as build_a14b
+from gpu_experts import experts
+from gpu_rows import COMPILES
 from gpu_start import build, build_and_start, start, stream, stream_14b
 
 SIZES = ((832, 480, 81), (1280, 720, 81))
@@ -165,6 +168,25 @@ def _serve(bench: Bench) -> None:
     bench.measure("gpu_serve.py", "serve", artifact=str(artifact), data=str(data))
 
 
+LARGE = "1280x720"
+"""A size at which the toy's decode takes 4.2 GB; at its own it takes 0.06."""
+LITTLE = 1e9
+"""Bytes of the device's memory between the two."""
+
+
+def _serve_memory(bench: Bench) -> None:
+    artifact, data = bench.folder / "native" / "artifact", bench.folder / "served-little"
+    size, environment = SIZE, {}
+    if not bench.smoke:
+        size = LARGE
+        words = ("--artifact", artifact, "--target", "local", "--size", size, "--frames", FRAMES)
+        seconds = bench.wanbuild("compile", *words, "--loop", "step")
+        bench.rows.add(f"wanbuild compile {size}x{FRAMES}", seconds, "s", tolerance=COMPILES)
+        environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{LITTLE / device_bytes():.4f}"
+    words = {"artifact": str(artifact), "data": str(data), "size": size}
+    bench.measure("gpu_serve.py", "memory", environment, **words)
+
+
 STEP = "a denoising step with guidance"
 PARTS: Mapping[str, Part] = {
     "device": Part(device, "what JAX sees", ("jax",), 10),
@@ -286,6 +308,23 @@ PARTS: Mapping[str, Part] = {
     "decode-forms": Part(
         _decode(SIZES[:1], (1, 2)), "the same in other precisions", PROGRAMS, 80, smoke=False
     ),
+    "build-a14b": Part(
+        build_a14b,
+        "convert and compile of A14B's widths, 8 layers of each expert, at 832x480x81",
+        COMMANDS,
+        100,
+        tolerance=1.0,
+        memory=24,
+    ),
+    "experts": Part(
+        experts,
+        "steps of those experts: both on the GPU, one in host memory, one read at the boundary",
+        COMMANDS,
+        50,
+        tolerance=0.25,
+        memory=24,
+        after=("build-a14b",),
+    ),
     "slots": Part(
         _step("14b", SIZES[:1], 2, lora_rank=64),
         f"{STEP}, 14B, with slots for LoRAs",
@@ -302,6 +341,14 @@ PARTS: Mapping[str, Part] = {
         "wanrun serve with the toy: a job that is cancelled, and one whose worker is killed",
         (*COMMANDS, *SERVER),
         40,
+        tolerance=1.0,
+        after=("native",),
+    ),
+    "serve-memory": Part(
+        _serve_memory,
+        "a request to wanrun serve that does not fit into the memory, and the one after it",
+        (*COMMANDS, *SERVER),
+        60,
         tolerance=1.0,
         after=("native",),
     ),

@@ -1,8 +1,9 @@
-"""The part of gpu.py that runs ``wanrun serve``: ``python gpu_serve.py serve JSON``."""
+"""The parts of gpu.py that run ``wanrun serve``: ``python gpu_serve.py NAME JSON``."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Mapping
@@ -38,8 +39,39 @@ def serve(rows: Rows, arguments: Mapping[str, Any]) -> None:
             rows.add("the job after a kill", _job(server), "s", "completed")
 
 
-def _ask(server: Server, steps: int) -> str:
-    answer = server.call("POST", "/v1/videos", {"prompt": "a red fox", "num_steps": steps})
+def memory(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Serves an artifact; asks for a video that does not fit, and then for one that does.
+
+    Args:
+        rows: gets the times, and the reason that the server gives.
+        arguments: ``artifact``; ``data``, the server's folder; ``size``, of the video that does not fit. In a
+            smoke run it fits, but the worker is given no more of the host's memory.
+
+    Raises:
+        RuntimeError: if the job fails for another reason.
+    """
+    with served(Path(arguments["data"]), f"toy={arguments['artifact']}", "--attempts", 1) as server:
+        rows.add(f"a job of {SHORT} steps", _job(server), "s", "completed")
+        if arguments["smoke"]:
+            for worker in server.workers:
+                resource.prlimit(worker, resource.RLIMIT_DATA, (1, 1))
+        began = time.monotonic()
+        # Another prompt: what an earlier job has left takes no memory.
+        failed = server.until(_ask(server, SHORT, prompt="a blue bird", size=arguments["size"]), "failed")
+        error = failed["error"]
+        if error["code"] not in REASONS[: None if arguments["smoke"] else 1]:
+            raise RuntimeError(f"the job has failed with {error}")
+        rows.add("a job that does not fit, until it fails", time.monotonic() - began, "s", error["message"])
+        rows.add("the job after it", _job(server), "s", "completed")
+
+
+REASONS = ("out_of_memory", "worker_died")
+"""Codes of a job that does not fit: a process may end before it can say that the host has no memory."""
+
+
+def _ask(server: Server, steps: int, **more: str) -> str:
+    request = {"prompt": "a red fox", "num_steps": steps, **more}
+    answer = server.call("POST", "/v1/videos", request)
     if answer.status != 200:
         raise RuntimeError(f"the server has answered {answer.status}: {answer.body!r}")
     return str(answer.json["id"])
@@ -81,4 +113,4 @@ def _killed(server: Server, id: str) -> float:
 
 
 if __name__ == "__main__":
-    main(MappingProxyType({"serve": serve}))
+    main(MappingProxyType({"serve": serve, "memory": memory}))
