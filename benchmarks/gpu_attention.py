@@ -1,12 +1,11 @@
-"""The attention part of gpu.py: JAX's kernel in Mosaic GPU beside cuDNN's: ``gpu_attention.py NAME JSON``.
+"""The attention parts of gpu.py: our kernel in Mosaic GPU beside cuDNN's: ``gpu_attention.py NAME JSON``.
 
 XLA builds cuDNN's graphs with a GPU alone, so steps wait for it; a kernel in Mosaic is compiled anywhere.
-Compared is the attention that ``attention_mgpu`` of JAX has: queries and keys in whole tiles, and no mask.
-On a machine without a GPU, where its compilers are installed:
+Both are the forms that programs have. On a machine without a GPU, where its compilers are installed:
 
     python benchmarks/gpu_attention.py build '{"rows": "rows.jsonl", "folder": "DIR"}'
 
-exports and compiles it for an H200, as ``wanbuild`` does it; ``gpu.py --kernel DIR`` loads and runs that.
+exports and compiles Mosaic's for an H200, as ``wanbuild`` does it; ``gpu.py --kernel DIR`` runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import shutil
 import time
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -39,26 +37,26 @@ CHECKED = 256
 """Queries of each head whose results are compared with those in float64."""
 ERRORS = 0.5
 """The tolerance of an error: it is that of a single element."""
-BUILT = (2, 32768, 12)
-"""Sequences, tokens and heads of the kernel that is built elsewhere."""
+BUILT = (2, 32760, 12)
+"""Sequences, tokens and heads of the kernel that is built elsewhere: 1.3B at 832x480x81."""
+Call = Callable[..., Any]
 Tile = tuple[int, int, int]
 """Queries, keys, and blocks of keys on their way."""
 
 
-def _mosaic(tile: Tile, emitter: bool = False) -> Callable[..., jax.Array]:
-    """Returns JAX's kernel for bfloat16: its scratch is of float16, whatever its inputs are."""
-    from jax.experimental.pallas.ops.gpu import attention_mgpu as module
+def _cudnn() -> Call:
+    """Returns cuDNN's attention; on a CPU, which a smoke run has, XLA's."""
+    from wanbuild.models.attention import blocked_attention
+    from wanbuild.models.cudnn import CudnnAttention
 
-    module.jnp = types.SimpleNamespace(**{**vars(jnp), "float16": jnp.bfloat16})
-    # It asks for the version because of causal masks, and there is none without a GPU.
-    module.cuda_versions = types.SimpleNamespace(cuda_runtime_get_version=lambda: 13000)
-    config = module.TuningConfig(*tile)
-    kernel = module.attention_with_pipeline_emitter if emitter else module.attention
-    return lambda q, k, v: kernel(q, k, v, config)
+    return jax.jit(blocked_attention if jax.default_backend() == "cpu" else CudnnAttention())
 
 
-def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn")
+def _mosaic(tile: Tile) -> Call:
+    """Returns Mosaic's attention; on a CPU JAX interprets it."""
+    from wanbuild.models.mosaic import MosaicAttention
+
+    return jax.jit(MosaicAttention(*tile, interpret=jax.default_backend() == "cpu"))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -68,9 +66,9 @@ def _normal(seed: int, shape: tuple[int, ...], deviation: float) -> jax.Array:
 
 
 def _arrays(sequences: int, queries: int, keys: int, heads: int) -> dict[str, jax.Array]:
-    """Returns queries, which are scaled already, keys and values."""
+    """Returns queries, keys and values."""
     sizes = {"q": queries, "k": keys, "v": keys}
-    deviations = {"q": LOGITS * HEAD_SIZE**-0.5, "k": 1.0, "v": 1.0}
+    deviations = {"q": LOGITS, "k": 1.0, "v": 1.0}
     return {
         name: _normal(number, (sequences, size, heads, HEAD_SIZE), deviations[name])
         for number, (name, size) in enumerate(sizes.items())
@@ -80,7 +78,7 @@ def _arrays(sequences: int, queries: int, keys: int, heads: int) -> dict[str, ja
 @jax.jit
 def _in_float64(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     q, k, v = (x.astype(jnp.float64) for x in (q[0, :CHECKED], k[0], v[0]))
-    weights = jax.nn.softmax(jnp.einsum("qnd,knd->nqk", q, k), axis=-1)
+    weights = jax.nn.softmax(jnp.einsum("qnd,knd->nqk", q, k) * HEAD_SIZE**-0.5, axis=-1)
     return jnp.einsum("nqk,knd->qnd", weights, v)
 
 
@@ -111,39 +109,38 @@ def attention(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
     Args:
         rows: gets the times.
-        arguments: ``shapes``, of sequences, queries, keys and heads; ``tiles``; ``emitter``, whether the
-            kernel is the one that JAX's pipeline emitter makes.
+        arguments: ``shapes``, of sequences, queries, keys and heads; ``tiles``; ``repeats``.
     """
-    until = arguments["until"]
+    until, repeats = arguments["until"], arguments["repeats"]
     for shape in map(tuple, arguments["shapes"]):
         where = "{} x {} x {} keys, {} heads".format(*shape)
         given, cudnn = _arrays(*shape), None
         exact = _exact(**given)
         with rows.attempt(f"cudnn {where}"):
-            found = timed(jax.jit(_cudnn), functools.partial(dict, given), 5, until)
+            found = timed(_cudnn(), functools.partial(dict, given), repeats, until)
             cudnn = found.result
             _add(rows, f"cudnn {where}", shape, found, "", exact)
         for tile in map(tuple, arguments["tiles"]):
-            if shape[2] % tile[1] or time.monotonic() > until:
+            if time.monotonic() > until:
                 continue
-            name = "emitter" if arguments["emitter"] else "mosaic"
-            what = f"{name} {'x'.join(map(str, tile))} {where}"
+            what = f"mosaic {'x'.join(map(str, tile))} {where}"
             with rows.attempt(what):
                 started = time.perf_counter()
-                kernel = jax.jit(_mosaic(tile, arguments["emitter"])).lower(**given).compile()
+                kernel = _mosaic(tile).lower(**given).compile()
                 seconds = time.perf_counter() - started
-                found = timed(kernel, functools.partial(dict, given), 5, until)
+                found = timed(kernel, functools.partial(dict, given), repeats, until)
                 note = "" if cudnn is None else f"max |x - cuDNN| {_furthest(found.result, cudnn):.2g}; "
                 _add(rows, what, shape, found, f"{note}compiled in {seconds:.1f} s", exact)
 
 
 def build(rows: Rows, arguments: Mapping[str, Any]) -> None:
     """Exports the kernel and compiles it for an H200, which need not be here, into ``folder``."""
+    from wanbuild.models.attention_forms import attention_form
     from wanbuild.programs.compiler import compile_into
     from wanbuild.programs.jax_flags import pinned
-    from wanbuild.targets.target import resolve_target
+    from wanbuild.targets.target import MOSAIC, resolve_target
 
-    target, folder = resolve_target("h200"), Path(arguments["folder"])
+    target, folder = resolve_target("h200").attending_by(MOSAIC), Path(arguments["folder"])
     folder.mkdir(parents=True)
     sequences, tokens, heads = BUILT
     array = jax.ShapeDtypeStruct((sequences, tokens, heads, HEAD_SIZE), jnp.bfloat16)
@@ -151,14 +148,15 @@ def build(rows: Rows, arguments: Mapping[str, Any]) -> None:
     cache = folder / "cache"
     cache.mkdir()
     with pinned("cpu"):
-        exporting = jax.export.export(jax.jit(_mosaic((64, 128, 2))), platforms=["cuda"])
+        exporting = jax.export.export(jax.jit(attention_form(target.kernels)), platforms=["cuda"])
         data = bytes(exporting(array, array, array).serialize())
         facts = compile_into(cache, target, "attention", data, ())
     (folder / "program").write_bytes(data)
     (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
     shutil.move(entry, folder / "entry")
     shutil.rmtree(cache)
-    (folder / "options.json").write_text(json.dumps(target.options_of("attention")))
+    facts_of = {"options": target.options_of("attention"), "tile": target.kernels.attention_blocks}
+    (folder / "facts.json").write_text(json.dumps(facts_of))
     sizes = f"program {len(data)} bytes, entry {(folder / 'entry').stat().st_size} bytes; {facts}"
     rows.add("built elsewhere", time.perf_counter() - started, "s", sizes)
 
@@ -171,18 +169,18 @@ def elsewhere(rows: Rows, arguments: Mapping[str, Any]) -> None:
     from wanrun.executables.lowering import lower
 
     folder = Path(arguments["folder"])
-    options = json.loads((folder / "options.json").read_text())
+    built = json.loads((folder / "facts.json").read_text())
     sequences, tokens, heads = BUILT
     shape = (sequences, tokens, tokens, heads)
-    lowered = lower((folder / "program").read_bytes(), "attention", (), jax.devices()[0], options)
+    lowered = lower((folder / "program").read_bytes(), "attention", (), jax.devices()[0], built["options"])
     started = time.perf_counter()
     compiled = load("attention", lowered, (folder / "entry").read_bytes())
     rows.add("load mosaic from elsewhere", (time.perf_counter() - started) * 1e3, "ms", "loaded")
     given = _arrays(*shape)
     found = timed(lambda q, k, v: compiled(q, k, v), functools.partial(dict, given), 5, arguments["until"])
-    note = f"max |x - cuDNN| {_furthest(found.result, jax.jit(_cudnn)(**given)):.2g}"
+    note = f"max |x - cuDNN| {_furthest(found.result, _cudnn()(**given)):.2g}"
     _add(rows, "mosaic from elsewhere", shape, found, note, _exact(**given))
-    here = jax.jit(_mosaic((64, 128, 2)))(**given)
+    here = _mosaic(tuple(built["tile"]))(**given)
     rows.add("mosaic from elsewhere and from here", note=f"max |x - y| {_furthest(here, found.result):.2g}")
 
 
