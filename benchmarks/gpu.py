@@ -14,7 +14,7 @@ own, so that one which fails, crashes or exceeds its time becomes a row with the
 What came of it is kept at once, in the folder ``gpu``, in a file for each chip: the next machine goes on
 where this one stopped. Where the checkout does not come back, ``--kept DIR`` names a copy of that folder. Of
 other versions of jax, the driver, CUDA or cuDNN (of torch, for its parts) all is measured anew. A smoke run
-keeps nothing.
+keeps what it finds where --kept is given, and goes on there too, so that all this can be tried without a GPU.
 
 Weights are random, in the shapes of the published models, and made on the device; those of a start are zeros
 on the disk.
@@ -61,7 +61,7 @@ from typing import Any, NoReturn
 from gpu_artifact import make
 from gpu_bench import Bench, ProcessFailedError, machine
 from gpu_kept import FOLDER, Kept, beyond, pending, put, read_kept, with_before, write_kept
-from gpu_parts import PARTS, SMOKE_PARTS
+from gpu_parts import PARTS
 from gpu_run import Outcomes, device_row, run_parts, table
 from gpu_table import write_tables
 
@@ -79,7 +79,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--kernel", type=Path, help="an attention from elsewhere: see gpu_attention.py")
     parser.add_argument("--target", help="of --artifact: the target to load; of --make: the one to build")
-    parser.add_argument("--kept", type=Path, default=FOLDER, help="the folder of the kept figures")
+    parser.add_argument("--kept", type=Path, help="the folder of the kept figures [default: benchmarks/gpu]")
     parser.add_argument("--json", type=Path, help="also write the line of JSON to this file")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--table", action="store_true", help="write the pages' tables, and measure nothing")
@@ -97,7 +97,8 @@ def make_artifact(bench: Bench, options: argparse.Namespace) -> None:
     """Makes the toy artifact with the CPU's target, golden records and the target of another machine."""
     bench.begin("make", time.monotonic() + options.seconds)
     try:
-        make(bench, bench.folder, options.target)
+        attention = ("--attention", options.attention) if options.attention else ()
+        make(bench, bench.folder, options.target, attention)
     except (ProcessFailedError, TimeoutError) as error:
         raise SystemExit(f"no artifact was made: {error}") from None
     shutil.move(bench.folder / "artifact", options.make)
@@ -109,30 +110,31 @@ def measure(bench: Bench, options: argparse.Namespace, found: Mapping[str, Any])
     deadline, missing = time.monotonic() + options.seconds, found["missing"]
     outcomes = run_parts(PARTS, bench, ["device"], deadline, missing)
     device = device_row(outcomes)
-    kept = read_kept(options.kept, device.get("chip", "unknown"), device.get("note", ""))
+    folder = options.kept or FOLDER
+    kept = read_kept(folder, device.get("chip", "unknown"), device.get("note", ""))
     versions = {**found["versions"], **device.get("versions", {}), "driver": found["driver"]}
     here = {name: version for name, version in versions.items() if version}
 
     def keep(name: str, outcome: Mapping[str, Any]) -> None:
         put(kept, name, PARTS[name], outcome, here, date.today().isoformat())
-        write_kept(options.kept, kept)
+        write_kept(folder, kept)
 
     names = _chosen(options, kept, here)
-    keeps = device.get("platform") == "gpu" and not (options.smoke or options.check)
-    run_parts(PARTS, bench, names, deadline, missing, outcomes, keep if keeps else None)
+    keeps = options.kept is not None if options.smoke else device.get("platform") == "gpu"
+    kept_by = keep if keeps and not options.check else None
+    run_parts(PARTS, bench, names, deadline, missing, outcomes, kept_by)
     return outcomes, kept
 
 
 def _chosen(options: argparse.Namespace, kept: Kept, here: Mapping[str, str]) -> Sequence[str]:
     """The parts to run after the device, with those whose artifacts they take."""
+    parts = {name: part for name, part in PARTS.items() if part.smoke or not options.smoke}
     if options.part is not None:
         names = options.part
-    elif options.smoke:
-        names = SMOKE_PARTS
     elif options.check:
-        names = [name for name in PARTS if "measured" in kept["parts"].get(name, {})]
+        names = [name for name in parts if "measured" in kept["parts"].get(name, {})]
     else:
-        names = list(PARTS) if options.again else pending(PARTS, kept, here)
+        names = list(parts) if options.again else pending(parts, kept, here)
     return [name for name in with_before(PARTS, names) if name != "device"]
 
 

@@ -82,8 +82,14 @@ def _fill(path: Path) -> None:
             left -= file.write(block[:left])
 
 
-def make(bench: Bench, folder: Path, target: str | None = None) -> None:
+def make(bench: Bench, folder: Path, target: str | None = None, attention: Sequence[str] = ()) -> None:
     """Makes the toy's artifact with the CPU's programs and golden records, and those of another target.
+
+    Args:
+        bench: runs the processes.
+        folder: gets the checkpoint and the artifact.
+        target: what is also compiled for; None for nothing.
+        attention: words that choose its attention.
 
     Raises:
         ProcessFailedError: if a command fails.
@@ -96,7 +102,7 @@ def make(bench: Bench, folder: Path, target: str | None = None) -> None:
     bench.wanbuild("compile", "--artifact", artifact, "--target", "cpu", *profile, **CPU)
     bench.wanbuild("verify", "--artifact", artifact, "--record", **CPU)
     if target is not None:
-        bench.wanbuild("compile", "--artifact", artifact, "--target", target, *profile)
+        bench.wanbuild("compile", "--artifact", artifact, "--target", target, *profile, *attention)
 
 
 def _toy(bench: Bench, name: str) -> Path:
@@ -257,12 +263,34 @@ def _elsewhere(artifact: Path) -> list[str]:
     return [name for name, target in targets.items() if target["environment"]["platform"] != "cpu"]
 
 
+def play(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Makes the target of the CPU one that looks as if it had been built without it, and leaves no other."""
+    import msgspec
+
+    from wanrun.artifact.manifest import read_manifest
+
+    artifact = Path(arguments["artifact"])
+    manifest = read_manifest(artifact)
+    target = manifest.targets["cpu"]
+    facts = {**target.environment, "topology": PLAYED, "device_kinds": [target.environment["device_kind"]]}
+    manifest.changed(targets={PLAYED: msgspec.structs.replace(target, environment=facts)}).write(artifact)
+
+
+PLAYED = "played"
+"""The target of a smoke run that looks as if it had been built elsewhere."""
+
+
 def cross(bench: Bench) -> None:
-    """Loads executables that were built on a machine without this chip, and says what happens."""
+    """Loads executables that were built on a machine without this chip, and runs them as a user does.
+
+    ``wanrun`` decides whether it trusts them. In a smoke run the chip is the CPU.
+    """
     if bench.artifact is None and not bench.smoke:
         raise NotGivenError("no artifact from elsewhere: give --artifact, made with --make")
     artifact = _toy(bench, "cross")
-    elsewhere = ["cpu"] if bench.smoke else _elsewhere(artifact)
+    if bench.smoke:
+        bench.measure("gpu_artifact.py", "play", artifact=str(artifact))
+    elsewhere = [PLAYED] if bench.smoke else _elsewhere(artifact)
     name = bench.target or next(iter(elsewhere), "of a GPU")
     if name not in elsewhere:
         raise LookupError(f"the artifact has no target {name}: it has {', '.join(elsewhere) or 'none'}")
@@ -285,4 +313,4 @@ def cross(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main(MappingProxyType({"checkpoint": checkpoint, "only_cpu": only_cpu, "compare": compare}))
+    main(MappingProxyType({"checkpoint": checkpoint, "only_cpu": only_cpu, "play": play, "compare": compare}))

@@ -30,12 +30,14 @@ def read_kept(folder: Path, chip: str, device: str) -> Kept:
 
 
 def write_kept(folder: Path, kept: Kept) -> None:
-    """Writes the file of a chip, a figure a line."""
+    """Writes the file of a chip, a figure a line; a process that is ended leaves the old one."""
     text = json.dumps(kept, indent=1)
     innermost = re.compile(r"\{[^{}]*\}")
     folder.mkdir(parents=True, exist_ok=True)
     lines = innermost.sub(lambda found: re.sub(r"\n\s*", " ", found[0]), text)
-    (folder / f"{kept['chip']}.json").write_text(lines + "\n")
+    path = folder / f"{kept['chip']}.json"
+    path.with_suffix(".new").write_text(lines + "\n")
+    path.with_suffix(".new").replace(path)
 
 
 def versions_of(part: Part, found: Mapping[str, str]) -> dict[str, str]:

@@ -355,4 +355,3 @@ PARTS: Mapping[str, Part] = {
     ),
 }
 """By name. What they take of each other's artifacts comes before them."""
-SMOKE_PARTS = tuple(name for name, part in PARTS.items() if part.smoke)
