@@ -22,26 +22,13 @@ on the disk.
 TFLOP/s count matrix products and attention: see ``step_flops`` in gpu_device.py. "of ceiling" compares them
 with this run's fastest matrix product.
 
-The artifact from elsewhere is a toy, made with the same versions of Python's packages (jax, jax-cuda13-pjrt;
-zstandard or not), because executables depend on them. On a machine without the GPU:
+The artifact from elsewhere is a toy with two experts, made with the same versions of Python's packages (jax,
+jax-cuda13-pjrt; zstandard or not), because executables depend on them. On a machine without the GPU:
 
-    python benchmarks/gpu.py --make DIR --target h200
+    python benchmarks/gpu.py --make DIR --target h200 --attention mosaic
 
-in an environment with that machine's jax, which constraints.txt does not pin:
-
-    python3.12 -m venv made
-    made/bin/pip install -e '.[build,cuda13]' jax==0.11.2 jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2
-
-A package that is missing where nothing can be installed travels as a folder. Where there is an index:
-
-    pip download --only-binary=:all: --no-deps --python-version 3.12 --implementation cp \\
-        --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 -d wheels \\
-        msgspec zstandard crc32c ftfy wcwidth imageio-ffmpeg gguf iced-x86
-    pip install --no-index --no-deps --target packages wheels/*.whl
-
-The second command also runs on the other machine, from the wheels. Then PYTHONPATH=packages is all that this
-script needs. Its first lines say which dependencies of the project are missing. No part writes a video: where
-imageio-ffmpeg's 68 MB are too many, an empty package of that name will do.
+The first lines of a run say which of the project's dependencies are missing. No part needs ffmpeg. How to get
+the rest there, and what to call on a machine that is lent for a quarter of an hour: docs/notes/lent-gpu.md.
 """
 
 from __future__ import annotations
@@ -84,6 +71,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--table", action="store_true", help="write the pages' tables, and measure nothing")
     parser.add_argument("--make", type=Path, metavar="DIR", help="make the toy artifact, and measure nothing")
+    parser.add_argument("--attention", help="of the target of --make: one of wanbuild compile")
     options = parser.parse_args()
     options.part = list(dict.fromkeys(options.part.split(","))) if options.part else None
     if unknown := [name for name in options.part or () if name not in PARTS]:
