@@ -131,7 +131,7 @@ gpu-dry-run:
 	$(GPU_PYTHON) -m venv $(VENV)-gpu
 	grep -vE '^(jax|jaxlib|flax)' constraints.txt > $(VENV)-gpu/constraints.txt
 	$(VENV)-gpu/bin/python -m pip install --disable-pip-version-check -q -c $(VENV)-gpu/constraints.txt $(PIP_ARGS) \
-		-e ".[build]" jax==$(GPU_JAX)
+		-e ".[build,serve]" jax==$(GPU_JAX)
 	$(VENV)-gpu/bin/python benchmarks/gpu.py --smoke
 
 lint: $(VENV)/.installed-dev

@@ -264,11 +264,12 @@ def test_what_a_part_takes_of_another_or_of_the_device_is_there(gpu: Any, bench:
 def test_a_run_keeps_figures_and_a_check_compares_with_them(
     gpu: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first run stops before its last part, which the second one does; a check keeps nothing."""
+    """The first run stops before its last part, which the second one does; a check keeps nothing. A smoke run
+    keeps what it finds in a folder that it is given, and goes on there."""
     ran: list[str] = []
+    facts: dict[str, Any] = {"platform": "gpu", "chip": "h9", "versions": {"cuda": "13.0"}}
 
     def device(bench: Bench) -> None:
-        facts = {"platform": "gpu", "chip": "h9", "versions": {"cuda": "13.0"}}
         bench.rows.add("device", 140.0, "GB", "NVIDIA H9", **facts)
 
     def step(name: str, value: float) -> Callable[[Bench], None]:
@@ -284,6 +285,7 @@ def test_a_run_keeps_figures_and_a_check_compares_with_them(
         monkeypatch.setattr(gpu, "PARTS", parts)
         monkeypatch.setattr(sys, "argv", ["gpu.py", "--kept", str(tmp_path / "kept"), *words])
         ran.clear()
+        (bench.folder / "rows-device.jsonl").unlink(missing_ok=True)  # of the run before
         found = {"missing": (), "versions": {"jax": "0.11.2"}, "driver": "580.1"}
         outcomes, kept = gpu.measure(bench, gpu._options(), found)
         return gpu.compare(outcomes, kept), list(ran)
@@ -302,6 +304,10 @@ def test_a_run_keeps_figures_and_a_check_compares_with_them(
     assert measured(1.04, "--check") == (True, ["first", "last"])
     assert measured(1.06, "--check") == (False, ["first", "last"])
     assert file.read_bytes() == before
+    facts.update(platform="cpu", chip="cpu")
+    assert measured(1.0, "--smoke") == (True, ["first", "last"])
+    assert measured(1.0, "--smoke") == (False, [])
+    assert sorted(path.name for path in file.parent.iterdir()) == ["cpu.json", "h9.json"]
 
 
 def test_every_part_is_under_two_minutes_and_after_what_it_takes(gpu: Any) -> None:
