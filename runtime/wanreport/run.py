@@ -281,11 +281,12 @@ def _figures(measured: Mapping[str, Any], rows: Sequence[_Row], target: str | No
     def moment(name: str) -> str:
         return "not reached" if measured[name] is None else f"{measured[name]:.2f} s"
 
-    steps = measured["step_seconds"]
+    steps, least = measured["step_seconds"], measured["process_to_ready_floor_seconds"]
+    floor = "" if least is None else f"at least {least:.2f} s at the best rates seen here"
     found = measured["cache_hits"] + measured["cache_misses"]
     figures = [
         Fact("In all", f"{measured['total_seconds']:.2f} s", "since the process started"),
-        Fact("Ready to denoise", moment("process_to_ready_seconds")),
+        Fact("Ready to denoise", moment("process_to_ready_seconds"), floor),
         Fact("First step done", moment("process_to_first_step_seconds")),
     ]
     if steps:

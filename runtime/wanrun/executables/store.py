@@ -232,12 +232,13 @@ class Executables:
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:
         program, policy = self._opened.programs(profile)[name], self._opened.policy
-        with self._opened.recorder.phase("executables", name):
+        with self._opened.recorder.phase("executables", name) as loading:
             if files is None:  # the profile is not checked yet
                 files = self._read(profile, name, program)
             compiled: Callable[..., Any]
             try:
                 compiled = self._handed(files, files.entry, self._opened.target.options_of(name))
+                loading.nbytes = len(files.entry) if isinstance(files.entry, bytes) else 0
             except ArtifactError as error:
                 if isinstance(files.entry, bytes):
                     if self._beside is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -21,6 +21,7 @@ from wanrun.generation.choice import Choice, Tell
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.session import first_expert
 from wanrun.machine.environment import device_environment
+from wanrun.machine.rates import Rates
 from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.cancel import CancelToken
@@ -132,9 +133,19 @@ def load(artifact: str | os.PathLike[str] | Artifact, **keywords: Any) -> Pipeli
         weights, texts = on_device(choice, given, timings, undo)
         pipeline = Pipeline(weights, texts, choice.profile, timings, shows)
         undo.callback(pipeline.close)
-        pipeline.start(prompts, given.inputs, given.cancel)
+        with _compared(weights, timings):
+            pipeline.start(prompts, given.inputs, given.cancel)
         undo.pop_all()
     return pipeline
+
+
+@contextmanager
+def _compared(weights: WeightStore, timings: Timings) -> Iterator[None]:
+    """Gives the timings of a start the best rates of earlier ones here, and keeps better ones."""
+    rates = Rates.of(weights.opened.selected.target.environment, what="start")
+    timings.known_rates = rates.known
+    yield
+    rates.raise_to(timings.rates)
 
 
 def _built(choice: Choice, timings: Timings, report: Tell) -> Choice:

@@ -1,4 +1,4 @@
-"""What this machine computes in a second, as earlier runs have shown: a small file in the user's cache."""
+"""What this machine does in a second, as earlier runs have shown: a small file in the user's cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_BYTES = 2**12
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s by what is computed, such as ``steps``, for one kind of programs on this machine.
+    """What is done a second, such as FLOP of ``steps``, with one kind of programs on this machine.
 
     Args:
         file: where they are kept.
@@ -69,10 +69,18 @@ class Rates:
         before = self.known
         new = {name: flops[name] / seconds[name] for name in flops if flops[name] and seconds.get(name)}
         means = {name: before.get(name, rate) * (1 - WEIGHT) + WEIGHT * rate for name, rate in new.items()}
-        if means:
+        self._keep(before, means)
+
+    def raise_to(self, best: Mapping[str, float]) -> None:
+        """Keeps rates that are higher than any before; without a cache that can be written, nothing."""
+        before = self.known
+        self._keep(before, {name: rate for name, rate in best.items() if rate > before.get(name, 0.0)})
+
+    def _keep(self, before: Mapping[str, float], new: Mapping[str, float]) -> None:
+        if new:
             with contextlib.suppress(OSError):
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(self.file, msgspec.json.encode(before | means))
+                replace_file(self.file, msgspec.json.encode({**before, **new}))
 
     def seconds(self, flops: Mapping[str, float]) -> float | None:
         """Returns how long work takes; None if none of it was measured.

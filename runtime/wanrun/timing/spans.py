@@ -28,6 +28,8 @@ class Span:
         end: when it ended; infinity while it goes on.
         progress: how much of it is done; None where that is not counted.
         unit: one unit of its progress, in the singular; ``B`` is bytes.
+        nbytes: the bytes that it has moved; 0 where they are not counted.
+        rate: bytes a second of its fastest stretch; 0 where only the whole is known.
     """
 
     phase: str
@@ -36,6 +38,8 @@ class Span:
     end: float = float("inf")
     progress: Progress | None = None
     unit: str = "B"
+    nbytes: int = 0
+    rate: float = 0.0
 
     @property
     def name(self) -> str:
@@ -76,11 +80,11 @@ class Spans:
     @contextmanager
     def phase(
         self, name: str, label: str | None = None, progress: Progress | None = None, unit: str = "B"
-    ) -> Iterator[None]:
+    ) -> Iterator[Span]:
         """Times a block, even one that raises; arguments as of ``Span``. Blocks may overlap."""
         span = self.begin(name, label, progress, unit)
         try:
-            yield
+            yield span
         finally:
             self.end(span)
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanrun.timing.clock import now
+from wanrun.timing.floors import MOVING, Floor, floors, rates, start_floor
 from wanrun.timing.spans import Interval, Span, Spans, length
 from wanrun.units import in_bytes
 
@@ -43,6 +44,15 @@ def peak_rss_bytes() -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
+def disk_bytes() -> int | None:
+    """Returns the bytes that storage brought for this process, not the page cache; None if unknown."""
+    try:
+        fields = Path("/proc/self/io").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # another system, or one that keeps it from us
+        return None
+    return next((int(line.split()[1]) for line in fields if line.startswith("read_bytes:")), None)
+
+
 class Timings(Spans):
     """Collects durations; thread-safe.
 
@@ -61,6 +71,7 @@ class Timings(Spans):
         loop: the form of the denoising loop of the latest steps; None before any steps.
         together: whether a call of it makes several steps.
         target: the artifact's target that was loaded; None before that.
+        known_rates: bytes a second that earlier runs have reached here, by phase of ``MOVING``.
         step_seconds: the denoising steps so far; the steps of one call have equal times.
         changed: called after a span begins, ends or is added, from any thread; None for nobody.
     """
@@ -77,6 +88,7 @@ class Timings(Spans):
         self.loop: str | None = None
         self.together = False
         self.target: str | None = None
+        self.known_rates: Mapping[str, float] = {}
         self.step_seconds: list[float] = []
         self.changed: Callable[[], None] | None = None
 
@@ -170,6 +182,23 @@ class Timings(Spans):
         return {name: length(spans) for name, spans in self.spans.items()}
 
     @property
+    def rates(self) -> Mapping[str, float]:
+        """The highest bytes a second so far by phase, of stages that moved enough to tell."""
+        return rates(self.labelled_spans)
+
+    @property
+    def floors(self) -> Mapping[str, Floor]:
+        """What phases take at least: their bytes over the highest rate of this run or of earlier ones."""
+        return floors(self.labelled_spans, self.known_rates)
+
+    @property
+    def start_floor_seconds(self) -> float | None:
+        """The least time until the first step can be dispatched, as of ``start_floor``; None before that."""
+        if (ready := self._marks.get("ready")) is None:
+            return None
+        return start_floor(self.labelled_spans, self.known_rates, ready)
+
+    @property
     def unaccounted_seconds(self) -> float | None:
         """Time until the end of the first step that no span covers; None before that moment."""
         if (until := self._marks.get("first step")) is None:
@@ -192,13 +221,16 @@ class Timings(Spans):
 
         If ``loop`` is ``scan``, ``process_to_first_step_seconds`` is the end of the first call, and each
         entry of ``step_seconds`` is the mean of its call. ``placement`` is the attribute. ``spans`` lists
-        every span as [phase or "phase label", start, end], ordered by start.
+        every span as [phase or "phase label", start, end], ordered by start. A floor is the least time, and
+        None where no rate was seen.
         """
-        seconds = self.seconds
+        seconds, least = self.seconds, self.floors
         names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
         return {
             **{f"{name}_seconds": seconds.get(name, 0.0) for name in names},
             "process_to_ready_seconds": self._marks.get("ready"),
+            **{f"{name}_floor_seconds": least[name].seconds if name in least else None for name in MOVING},
+            "process_to_ready_floor_seconds": self.start_floor_seconds,
             "process_to_first_step_seconds": self._marks.get("first step"),
             "unaccounted_seconds": self.unaccounted_seconds,
             "loop": self.loop,
@@ -210,6 +242,7 @@ class Timings(Spans):
             "cache_misses": self.cache_misses,
             "restore_bytes": self.restore_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
+            "disk_bytes": disk_bytes(),
             "spans": [[span.name, span.start, span.end] for span in self.labelled_spans],
         }
 
@@ -220,7 +253,8 @@ class Timings(Spans):
         for key in values:
             name = key.removesuffix("_seconds")
             if name in self.seconds or name in PHASES:
-                rows.append((_LABELS.get(name, name.replace("_", " ")), f"{values[key]:9.2f} s"))
+                told = f"  {self.floors[name]}" if name in self.floors else ""
+                rows.append((_LABELS.get(name, name.replace("_", " ")), f"{values[key]:9.2f} s{told}"))
             if name == "denoise" and values["step_seconds"]:
                 steps = values["step_seconds"]
                 if self.together:
@@ -232,9 +266,13 @@ class Timings(Spans):
                         rows.append(("  between steps", f"{overhead * 1e3:9.2f} ms each"))
         for name in ("process_to_ready", "process_to_first_step", "unaccounted"):
             if values[f"{name}_seconds"] is not None:
-                rows.append((name.replace("_", " "), f"{values[f'{name}_seconds']:9.2f} s"))
+                least = values.get(f"{name}_floor_seconds")
+                told = "" if least is None else f"  at least {least:.2f} s"
+                rows.append((name.replace("_", " "), f"{values[f'{name}_seconds']:9.2f} s{told}"))
         rows.append(("total", f"{values['total_seconds']:9.2f} s"))
         rows.append(("peak RSS", f"{in_bytes(values['peak_rss_bytes']):>12}"))
+        if values["disk_bytes"] is not None:
+            rows.append(("read from disk", f"{in_bytes(values['disk_bytes']):>12}"))
         if values["placement"] is not None:
             rows.append(("placement", f"{values['placement']:>9}"))
         rows.append(("cache", f"{self.cache_hits:9d} hits, {self.cache_misses} misses"))

@@ -133,6 +133,7 @@ class LayerStream:
         if not self._first.ended:
             self._read_bytes += restore.nbytes
             if layer == self._order[-1]:
+                self._first.nbytes = self._read_bytes
                 self._opened.recorder.end(self._first)
         return tree
 

@@ -29,6 +29,7 @@ from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, open_regular, read_bounded, sha256_of
 from wanrun.machine.environment import usable_cores
 from wanrun.timing.clock import now
+from wanrun.timing.floors import fastest
 from wanrun.weights.buffers import Memory
 
 BLOCK_BYTES = 512 * 2**10
@@ -208,7 +209,7 @@ class Restore:
         self._memory = memory
         self._lock = threading.Lock()
         self._cancelled = False
-        self._idle, self._done_bytes = True, 0
+        self._marks = list[tuple[float, int]]()  # when how many bytes had come
         self._rows = {
             path: range(one.layout.rows)
             if path not in rows
@@ -226,8 +227,10 @@ class Restore:
 
     def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
         """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
-        if self._idle:
-            self._idle, self.started_at = False, now()
+        with self._lock:
+            if not self._marks:
+                self.started_at = now()
+                self._marks.append((self.started_at, 0))
         layout, rows = parameter.layout, self._rows[path]
         folder = self._root / array_folder(path)
         file = folder / layout.chunk_file(index)
@@ -250,12 +253,17 @@ class Restore:
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
-            self._done_bytes += nbytes
+            self._marks.append((now(), self._marks[-1][1] + nbytes))
 
     @property
     def progress(self) -> tuple[int, int]:
         """The bytes that are read, and all of them."""
-        return self._done_bytes, self.nbytes
+        return self._marks[-1][1] if self._marks else 0, self.nbytes
+
+    @property
+    def rate(self) -> float:
+        """The bytes a second of the fastest quarter of the bytes; 0 before as many have come."""
+        return fastest(self._marks, max(self.nbytes / 4, 1))
 
     def result(self, bits: bool = False) -> Tree:
         """Waits for all reads; returns the parameters as nested dicts of arrays in one memory block.

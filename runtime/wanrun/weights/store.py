@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wanrun.artifact.manifest import Component
-from wanrun.artifact.parameters import Tree, nest
+from wanrun.artifact.parameters import Tree, flat, nest
 from wanrun.artifact.programs import Profile, ProfileOptions
 from wanrun.artifact.staged import spread_name
 from wanrun.executables.store import Executables
@@ -152,6 +152,7 @@ class WeightStore:
                 if self._restores.get(restore.name) is restore:
                     del self._restores[restore.name]
         reading.start = restore.started_at  # before it, other components were read
+        reading.nbytes, reading.rate = restore.nbytes, restore.rate
         self.opened.recorder.count(restore_bytes=restore.nbytes)
         return tree
 
@@ -164,7 +165,8 @@ class WeightStore:
         with self._lock:
             if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
                 raise CancelledError
-        with self.opened.recorder.phase("transfer", name), own_options():
+        with self.opened.recorder.phase("transfer", name) as moving, own_options():
+            moving.nbytes = sum(array.nbytes for array in flat(tree).values())
             weights = self._put_weights(name, tree)
         with self._lock:  # a device with its own memory needs no host copy any more
             if name not in self._kept and self._hosts.get(name) is host:

@@ -29,6 +29,13 @@ def pipeline(toy_artifact: Path) -> Iterator[Pipeline]:
 def test_a_result_has_its_own(pipeline: Pipeline) -> None:
     while (loaded := pipeline.timings.as_json())["process_to_ready_seconds"] is None:
         time.sleep(0.01)  # a thread of the loader says it, perhaps after load has returned
+    moved = {span.name: span.nbytes for span in pipeline.timings.labelled_spans if span.nbytes}
+    assert moved["restore transformer"] == moved["transfer transformer"] > 0
+    assert moved["executables denoise_step"] > 0
+    assert 0 < loaded["executables_floor_seconds"] <= loaded["executables_seconds"]
+    known = {"executables": pipeline.timings.rates["executables"]}  # a toy's weights are too few to tell
+    with wanrun.load(pipeline.artifact, embeddings="none") as again:
+        assert again.timings.known_rates == known
     results = []
     for steps in (3, 2):
         started = time.monotonic()

@@ -19,6 +19,8 @@ def test_what_was_measured_is_kept_as_a_mean() -> None:
     rates.learn({"steps": 40.0, "decode": 6.0}, {"steps": 10.0, "decode": 3.0})
     assert Rates.of(CPU, dtype="bfloat16").known == {"steps": 6.0, "decode": 2.0}
     assert rates.seconds({"steps": 60.0, "decode": 4.0, "text": 2.0}) == 13.0  # text as the slowest
+    rates.raise_to({"steps": 5.0, "decode": 3.0, "restore": 1.0})
+    assert rates.known == {"steps": 6.0, "decode": 3.0, "restore": 1.0}
     assert Rates.of(CPU, dtype="float32").known == Rates.of(CPU | {"device_count": 2}).known == {}
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from wancli.jobs.outputs import write_timings
 from wanrun.timing.clock import now
-from wanrun.timing.spans import Spans
-from wanrun.timing.timings import PHASES, Recorder, Timings, peak_rss_bytes
+from wanrun.timing.spans import Span, Spans
+from wanrun.timing.timings import PHASES, Recorder, Timings, disk_bytes, peak_rss_bytes
 
 # What benchmarks and users read: a key may be added, none may go or change its name.
 KEYS = {
@@ -25,6 +25,11 @@ KEYS = {
     "transfer_seconds",
     "executables_seconds",
     "process_to_ready_seconds",
+    "restore_floor_seconds",
+    "transfer_floor_seconds",
+    "executables_floor_seconds",
+    "process_to_ready_floor_seconds",
+    "disk_bytes",
     "text_seconds",
     "process_to_first_step_seconds",
     "step_seconds",
@@ -67,7 +72,7 @@ def test_without_the_kernels_record_the_peak_is_not_known(monkeypatch: pytest.Mo
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert peak_rss_bytes() == 0
+    assert peak_rss_bytes() == 0 and disk_bytes() is None
 
 
 def test_phases_and_steps() -> None:
@@ -161,6 +166,8 @@ def test_summary() -> None:
     for seconds in (3.0, 1.0, 2.0, 1.5):
         timings.steps("step", 1, seconds)
     timings.cache_hits, timings.cache_misses = 5, 1
+    timings.take(Span("transfer", "vae", 3.25, 3.75, nbytes=10**9))
+    timings.known_rates = {"transfer": 4e9}
     timings.mark_ready()
     lines = timings.summary().splitlines()
     assert lines[0] == "TIMING SUMMARY"
@@ -170,7 +177,8 @@ def test_summary() -> None:
         rows[label] = value.split()
     assert rows["import"] == ["0.50", "s"]
     assert rows["restore"] == ["2.25", "s"]
-    assert rows["transfer"] == ["0.00", "s"]
+    assert [rows["transfer"][place] for place in (0, 4)] == ["0.50", "0.25"]
+    assert timings.as_json()["transfer_floor_seconds"] == 0.25
     assert rows["denoise total"] == ["6.00", "s"]
     assert rows["first step"] == ["3.00", "s"]
     assert rows["median step"] == ["1.75", "s", "of", "4"]
