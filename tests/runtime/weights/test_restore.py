@@ -337,7 +337,9 @@ def test_the_clock_tells_when_the_first_file_was_read(
     with ThreadPoolExecutor(1) as pool:
         reading = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool)
         reading.result()
-    assert (reading.started_at, next(ticks)) == (2, 3)
+    assert reading.started_at == 2
+    assert reading.progress[0] == reading.nbytes
+    assert reading.nbytes / next(ticks) < reading.rate < reading.nbytes  # the fastest quarter of all
 
 
 # --- damage -------------------------------------------------------------------------------------------------
