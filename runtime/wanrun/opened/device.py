@@ -11,6 +11,7 @@ from wanrun.artifact.mesh import jax_mesh, num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import Mismatch, UsageError, artifact_mismatch
 from wanrun.machine.environment import device_mismatches, open_devices
+from wanrun.machine.jax_process import uncollected
 from wanrun.timing.timings import Timings
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def open_device(
         from wanrun.cluster.process_group import local_devices
 
         count = local_devices(selected.mesh, group.num_processes)
-    with timings.phase("import", "jax"):
+    with timings.phase("import", "jax"), uncollected():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
     with timings.phase("device"):

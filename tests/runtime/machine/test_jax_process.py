@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import wanrun
 from helpers.damage import edit_environment, linked
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.machine import jax_process
-from wanrun.machine.jax_process import check_process, own_options, starting
+from wanrun.machine.jax_process import check_process, own_options, starting, uncollected
 
 
 def test_the_platforms_are_set_while_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,25 @@ def test_the_platforms_are_set_while_they_start(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RuntimeError), starting("tpu"):
         raise RuntimeError
     assert jax.config.values["jax_platforms"] == before
+
+
+def test_nothing_is_collected_in_a_block_and_its_objects_are_old_afterwards() -> None:
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError), uncollected():
+        assert not gc.isenabled()
+        with uncollected():  # whoever has switched it off decides
+            pass
+        assert not gc.isenabled()
+        made = [[]]
+        raise RuntimeError
+    assert gc.isenabled() and any(one is made for one in gc.get_objects(generation=2))
+    gc.freeze()
+    try:
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_kernels_of_a_gpu_find_their_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
