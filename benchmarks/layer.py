@@ -29,8 +29,9 @@ from wanbuild.programs.export import export_program
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import parse_mesh
-from wanbuild.targets.names import chip_named, split_w8a8
+from wanbuild.targets.names import chip_named
 from wanbuild.targets.target import resolve_target
+from wanrun.artifact.target_names import split_w8a8
 
 GHZ = {"v5e": 1.5, "v5p": 1.75, "v6e": 1.75, "v7x": 2.2}
 """Clocks of TPUs, by which moved bytes are cycles."""

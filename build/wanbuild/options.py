@@ -17,7 +17,6 @@ from msgspec import Meta, Struct, structs
 from msgspec.structs import force_setattr
 
 from wanbuild.convert_options import STORED, Convert, Count
-from wanbuild.targets.chip import W8A8
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanrun.artifact.guiders import BUILT
@@ -27,6 +26,7 @@ from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Precision, ProfileOptions
 from wanrun.artifact.record import MAX_SIZE
 from wanrun.artifact.roles import FORMS, LOOPS, forms_of
+from wanrun.artifact.target_names import W8A8
 from wanrun.errors import UsageError, field
 from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.request.written import parse_size

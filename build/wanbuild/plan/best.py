@@ -13,10 +13,11 @@ from wanbuild.options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan, parse_chip
 from wanbuild.plan.report import gigabytes, in_seconds, title
 from wanbuild.plan.subject import Subject
-from wanbuild.targets.chip import W8A8, Chip
-from wanbuild.targets.names import ChipName, split_w8a8
+from wanbuild.targets.chip import Chip
+from wanbuild.targets.names import ChipName
 from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text
+from wanrun.artifact.target_names import W8A8, split_w8a8
 from wanrun.errors import UsageError
 
 

@@ -19,13 +19,13 @@ from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
-from wanbuild.targets.chip import W8A8, Chip
+from wanbuild.targets.chip import Chip
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.mesh import name_suffix
-from wanbuild.targets.names import chip_named, choice, split_w8a8
+from wanbuild.targets.names import chip_named, choice
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.mesh import name_suffix, num_devices
 from wanrun.artifact.roles import FORMS, STEPWISE
+from wanrun.artifact.target_names import W8A8, split_w8a8
 from wanrun.errors import UsageError, shortened
 from wanrun.request.profiles import has_guidance
 from wanrun.rows import record_of

@@ -27,9 +27,9 @@ from types import MappingProxyType
 
 from wanbuild.plan.work import Product, Work
 from wanbuild.targets.chip import Chip
-from wanbuild.targets.names import split_w8a8
 from wanrun import EIGHT_BITS
 from wanrun.artifact.programs import Precision
+from wanrun.artifact.target_names import split_w8a8
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from wanbuild.programs.compile import as_recorded, built_for, write_built
 from wanbuild.programs.export import used_sets
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.staging import changing
-from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanrun import open_artifact
 from wanrun.artifact.manifest import Manifest, runs_here
-from wanrun.artifact.mesh import Sizes
+from wanrun.artifact.mesh import Sizes, name_suffix
 from wanrun.artifact.select import named_profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError

@@ -10,6 +10,7 @@ import msgspec
 
 from wanrun import EIGHT_BITS
 from wanrun.artifact.programs import Kernels
+from wanrun.artifact.target_names import W8A8
 from wanrun.artifact.targets import Option
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -125,9 +126,6 @@ class Chip:
 
 MAX_GPUS = 8
 """GPUs of one host."""
-
-W8A8 = "-w8a8"
-"""The end of the name of a target whose layers of 8-bit weights multiply with activations of 8 bits."""
 
 CUDNN = Kernels(
     "cudnn",

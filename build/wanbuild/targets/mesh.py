@@ -1,11 +1,11 @@
-"""Meshes as users write them, and what a mesh adds to the name of its target."""
+"""Meshes as users write them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from wanrun.artifact.mesh import AXES, MAX_DEVICES, Sizes, normal
+from wanrun.artifact.mesh import AXES, MAX_DEVICES, normal
 from wanrun.errors import UsageError, shortened
 
 USES: Mapping[str, str] = MappingProxyType(
@@ -41,8 +41,3 @@ def parse_mesh(text: str) -> dict[str, int]:
             )
         sizes[axis] = int(size)
     return normal(sizes)
-
-
-def name_suffix(sizes: Sizes) -> str:
-    """Returns what a mesh adds to its target's name: ``-data2-context4``, nothing for one device."""
-    return "".join(f"-{axis}{size}" for axis, size in normal(sizes).items())

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wanbuild.devices import open_exactly
-from wanbuild.targets.chip import CUDNN, W8A8, Chip
+from wanbuild.targets.chip import CUDNN, Chip
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.cpu_levels import CPU_LEVELS, CpuLevel
-from wanbuild.targets.mesh import name_suffix
-from wanbuild.targets.names import chip_named, choice, split_w8a8
+from wanbuild.targets.names import chip_named, choice
 from wanbuild.targets.topology import check_assembler, open_topology
-from wanrun.artifact.mesh import jax_mesh, mesh_text, num_devices
+from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
+from wanrun.artifact.target_names import W8A8, split_w8a8
 from wanrun.artifact.targets import Option
 from wanrun.errors import ArtifactError, UsageError, shortened
 from wanrun.machine.attached import ROOT, attached

@@ -31,6 +31,7 @@ from wanrun.artifact.named import (
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.programs import PlainFile, Profile, Program
 from wanrun.artifact.record import ListedFile, Record
+from wanrun.artifact.target_names import built_target
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.errors import field as option
@@ -103,6 +104,12 @@ class Artifact:
         said = f"{other.compile_options} {further}".rstrip()
         return f"wanbuild compile {said} --artifact {shlex.quote(str(self))}"
 
+    def target_named(self, text: str) -> str | None:
+        """Returns the target that a user's name means, as ``built_target`` understands it; None for none."""
+        sets = self.manifest.program_sets
+        meshes = {name: sets[one.program_set].mesh for name, one in self.manifest.targets.items()}
+        return built_target(text, meshes)
+
     @property
     def adapters(self) -> dict[str, PlacedAdapter]:
         """All adapters by name: its own, and those beside it."""
@@ -138,7 +145,7 @@ class Artifact:
 
         Args:
             profiles: names of profiles; None for all that the targets have.
-            targets: names of targets; None for all.
+            targets: names of targets, as users write them; None for all.
 
         Raises:
             UsageError: for a target that the artifact does not have.
@@ -146,6 +153,8 @@ class Artifact:
         manifest = self.manifest
         if profiles is None and targets is None:
             return self
+        if targets is not None:
+            targets = [self.target_named(name) or name for name in targets]
         if unknown := sorted({*(targets or ())} - manifest.targets.keys()):
             raise UsageError(
                 f"{self} has no target {unknown[0]}",

@@ -13,7 +13,7 @@ JAX's mesh has two axes for ``data``, ``guidance`` and ``videos``, and no axis o
 
 from __future__ import annotations
 
-__all__ = ["cut", "paired", "shard_count"]
+__all__ = ["cut", "name_suffix", "paired", "shard_count"]
 
 import math
 from collections.abc import Mapping, Sequence
@@ -71,6 +71,11 @@ def num_devices(sizes: Sizes) -> int:
 def mesh_text(sizes: Sizes) -> str:
     """Returns a mesh as ``--mesh`` takes it."""
     return ",".join(f"{axis}={size}" for axis, size in normal(sizes).items()) or "one device"
+
+
+def name_suffix(sizes: Sizes) -> str:
+    """Returns what a mesh adds to its target's name: ``-data2-context4``, nothing for one device."""
+    return "".join(f"-{axis}{size}" for axis, size in normal(sizes).items())
 
 
 def paired(sizes: Sizes) -> bool:

@@ -13,6 +13,7 @@ __all__ = [
 ]
 
 import importlib.util
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -184,6 +185,7 @@ def select_target(
 
     Args:
         profile: the chosen profile; a target that has executables for it is preferred.
+        name: the target's name as a user writes it; None or ``local`` for the one that fits.
         allow_compile: whether a target that does not fit may be used, by compiling again.
 
     Raises:
@@ -193,15 +195,16 @@ def select_target(
     targets = artifact.manifest.targets
     if name == "local":
         name = None
-    if name is not None and name not in targets:
+    built = None if name is None else artifact.target_named(name)
+    if name is not None and built is None:
         chip = _EXAMPLES.get(name)
-        remedy = f"run {artifact.compiling(profile, f'--target {chip or name}')}"
+        remedy = f"run {artifact.compiling(profile, f'--target {chip or shlex.quote(name)}')}"
         raise ArtifactError(
             f"target {name} is not built",
             expected="one of " + (", ".join(sorted(targets)) or "none"),
             remedy=remedy if chip is None else f"targets are chips (docs/targets.md): {remedy}",
         )
-    candidates = [one for one in compared_targets(artifact, profile) if name in (None, one.name)]
+    candidates = [one for one in compared_targets(artifact, profile) if built in (None, one.name)]
     if not candidates:
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target",

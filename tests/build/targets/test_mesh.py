@@ -1,10 +1,10 @@
-"""Meshes as users write them, and in the names of targets."""
+"""Meshes as users write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from wanbuild.targets.mesh import USES, name_suffix, parse_mesh
+from wanbuild.targets.mesh import USES, parse_mesh
 from wanrun.artifact.mesh import AXES
 from wanrun.errors import UsageError
 
@@ -46,9 +46,3 @@ def test_what_is_written(text: str, sizes: dict[str, int]) -> None:
 def test_what_is_no_mesh(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_mesh(text)
-
-
-def test_a_target_s_name() -> None:
-    assert name_suffix({}) == ""
-    assert name_suffix({"data": 2, "context": 4}) == "-data2-context4"
-    assert name_suffix({"context": 4, "data": 2}) == "-data2-context4"  # as a manifest sorts them

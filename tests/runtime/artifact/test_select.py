@@ -247,6 +247,13 @@ def test_the_nearest_is_told_and_may_be_used(machine: Any) -> None:
 def test_a_target_that_is_not_built(machine: Any) -> None:
     with pytest.raises(ArtifactError, match=r"target v5e is not built; expected one of a, b; .*--target v5e"):
         select_target(Artifact(machine(a=[], b=[]), HERE), PROFILE, "v5e")
+    with pytest.raises(ArtifactError, match="'RTX.5090'"):  # as a shell takes it
+        select_target(Artifact(machine(a=[]), HERE), PROFILE, "RTX 5090")
+
+
+def test_a_target_s_short_name(machine: Any) -> None:
+    manifest = machine(rtx4090=[], cpu=[])
+    assert select_target(Artifact(manifest, HERE), PROFILE, "RTX 4090").name == "rtx4090"
 
 
 def test_a_target_that_has_the_executables_is_preferred(machine: Any) -> None:
