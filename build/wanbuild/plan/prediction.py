@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 from wanbuild.plan.work import Product, Work
 from wanbuild.targets.chip import Chip
+from wanbuild.targets.gpus import GPUS
 from wanrun import EIGHT_BITS
 from wanrun.artifact.programs import Precision
 from wanrun.artifact.target_names import split_w8a8
@@ -73,15 +74,25 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
 )
 """Efficiencies by platform."""
 
+HALF_RATE: Mapping[str, float] = MappingProxyType({"matmul": 0.85, "attention": 0.9})
+"""Shares of a GeForce card, whose products with sums in float32 have half of the rate of its units: a kernel
+gets nearly all of that. Measured by others: cuDNN's attention 97 % on an RTX 5090, cuBLAS 99 % on an RTX
+5060 Ti, whose peak is that of the RTX 5090 by multiprocessors and clock (docs/notes/chips.md, "Cards")."""
+
 OF_CHIPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "v4": {"attention": 0.65},
         "v5e": {"attention": 0.80},
         "v6e": {"matmul": 0.56, "attention": 0.87},
         "v7x": {"matmul": 0.65, "attention": 0.89},
+        # An H100 whose rate is held back, and not by its power: Wan 2.2's steps in FlashAttention-3.
+        "h20": {"attention": 0.9},
+        # cuDNN, as SGLang measured it there.
+        "rtxpro6000": {"attention": 0.74},
+        **{gpu.name: HALF_RATE for gpu in GPUS if gpu.device_kind.startswith("NVIDIA GeForce")},
     }
 )
-"""Where a chip's compiler says something else than of v5p: shares by chip."""
+"""Where something else is known than of the platform: of TPUs by their compiler, of GPUs by measurements."""
 
 BOUNDS = ("products", "bytes", "passes", "exchange")
 """The terms of a time, by name."""

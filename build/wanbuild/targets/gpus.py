@@ -148,7 +148,7 @@ GPUS = (
     _gpu(
         "rtxpro6000",
         "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-        memory_bytes=94 * GIB,
+        memory_bytes=95 * GIB,
         bf16=503.8 * TERA,
         fp8=1007.6 * TERA,
         int8=1007.6 * TERA,
