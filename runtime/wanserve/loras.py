@@ -30,7 +30,7 @@ def read_loras(folder: Path) -> dict[str, AdapterFile]:
         raise UsageError(
             f"--loras {folder} has no adapters",
             expected=f"files such as NAME{SUFFIX}",
-            remedy="wanbuild lora FILE --artifact DIR -o FILE makes one",
+            remedy="wanbuild lora --help says how one is made",
         )
     for file in files:
         if not NAME.fullmatch(file.stem):
@@ -55,9 +55,10 @@ def with_loras(
         UsageError: for a name that an artifact has for another adapter, and if none has slots for any.
     """
     if not any(map(_most_rank, artifacts.values())):
+        first, rank = next(iter(artifacts.values())), max(one.content.rank for one in loras.values())
         raise UsageError(
             "--loras has no effect: no profile of these artifacts has slots",
-            remedy="leave it out, or run wanbuild compile --lora-rank N",
+            remedy=f"leave it out, or run {_building(first, rank)}",
         )
     made, misfits = dict[str, Artifact](), dict[str, list[str]]()
     for model, artifact in artifacts.items():
@@ -70,7 +71,7 @@ def with_loras(
                 continue
             if not most or lora.content.rank > most:
                 why = f"it has rank {lora.content.rank}, and the slots of {model} have {most}"
-                misfits.setdefault(name, []).append(f"{why}; run wanbuild compile --lora-rank N")
+                misfits.setdefault(name, []).append(f"{why}; run {_building(artifact, lora.content.rank)}")
             own = artifact.manifest.adapters.get(name)
             if own is not None and own.sha256 != lora.sha256:
                 raise UsageError(
@@ -80,6 +81,12 @@ def with_loras(
                 fitting[name] = placed(lora)
         made[model] = replace(artifact, beside=fitting)
     return made, {name: why[0] for name, why in misfits.items() if len(why) == len(artifacts)}
+
+
+def _building(artifact: Artifact, rank: int) -> str:
+    """Returns the command that builds an artifact's first profile with slots of a rank."""
+    first = min(artifact.manifest.profiles.values(), key=lambda one: one.index)
+    return artifact.compiling(first, lora_rank=rank)
 
 
 def _most_rank(artifact: Artifact) -> int:

@@ -47,7 +47,7 @@ def test_those_that_fit_a_model_are_beside_it(tmp_path: Path) -> None:
     loras = read_loras(tmp_path)
     own = placed(loras["own"]).adapter
     artifacts = {
-        "plain": Artifact(plain_manifest(), Path("a")),
+        "plain": Artifact(plain_manifest(profiles={PROFILE.name: PROFILE}), Path("a")),
         "with": Artifact(plain_manifest(adapters={"own": own}, profiles=SLOTS), Path("b")),
     }
     made, left = with_loras(artifacts, loras)
@@ -64,8 +64,9 @@ def test_those_that_fit_a_model_are_beside_it(tmp_path: Path) -> None:
     another = {"with": Artifact(other, Path("b"))}
     with pytest.raises(UsageError, match="another LoRA own"):
         with_loras(another, loras)
-    with pytest.raises(UsageError, match="--lora-rank"):
-        with_loras({"plain": artifacts["plain"]}, loras)
+    bare = Artifact(plain_manifest(profiles={PROFILE.name: PROFILE}), Path("my model"))
+    with pytest.raises(UsageError, match=r"--lora-rank 4 --artifact 'my.model'"):
+        with_loras({"bare": bare}, loras)
 
 
 def test_one_that_no_profile_has_slots_for_is_told(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_one_that_no_profile_has_slots_for_is_told(tmp_path: Path) -> None:
     write_adapter(tmp_path / "big.safetensors", {}, rank=9)
     write_adapter(tmp_path / "style.safetensors", {}, rank=8)
     artifacts = {
-        "plain": Artifact(plain_manifest(), Path("a")),
+        "plain": Artifact(plain_manifest(profiles={PROFILE.name: PROFILE}), Path("a")),
         "with": Artifact(plain_manifest(profiles=SLOTS), Path("b")),
     }
     made, left = with_loras(artifacts, read_loras(tmp_path))

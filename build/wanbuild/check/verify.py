@@ -26,7 +26,8 @@ from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
-from wanrun.executables.lowering import deserialized
+from wanrun.executables.lowering import UnreadableProgramError, deserialized
+from wanrun.executables.store import unreadable
 from wanrun.files import check_digest, read_bounded, replace_file, sha256_of
 from wanrun.intact import check_intact
 from wanrun.machine.environment import open_devices
@@ -51,7 +52,10 @@ def check_files(artifact: Artifact, report: Report) -> None:
         for programs in own.programs.values():
             for name, program in programs.items():
                 for file in (program, program.plain) if program.plain else (program,):
-                    exported = deserialized(artifact.program(file), name)
+                    try:
+                        exported = deserialized(artifact.program(file), name)
+                    except UnreadableProgramError as error:
+                        raise unreadable(artifact, own, name, error.reader, error.found) from error
                     check_file(name, program, manifest.components, own.kernels.weight_bits, exported)
 
 

@@ -28,7 +28,6 @@ class UnreadableProgramError(ArtifactError):
             f"program {name} cannot be read",
             expected=f"one that jax {self.reader} reads",
             found=text.partition(" See https://")[0].rstrip("."),
-            remedy="run wanbuild compile ARTIFACT --again",
         )
 
 

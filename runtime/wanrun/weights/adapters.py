@@ -96,7 +96,7 @@ def open_adapter(path: Path) -> AdapterFile:
         text = header.pop("__metadata__")[ADAPTER_METADATA]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise UsageError(
-            f"{path} is no adapter", remedy=f"make one of a LoRA: wanbuild lora {path} --artifact DIR"
+            f"{path} is no adapter", remedy="wanbuild lora --help says how one is made of a LoRA"
         ) from None
     try:
         content = msgspec.json.decode(text, type=AdapterContent)

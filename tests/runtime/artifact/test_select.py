@@ -247,7 +247,7 @@ def test_the_nearest_is_told_and_may_be_used(machine: Any) -> None:
 def test_a_target_that_is_not_built(machine: Any) -> None:
     with pytest.raises(ArtifactError, match=r"target v5e is not built; expected one of a, b; .*--target v5e"):
         select_target(Artifact(machine(a=[], b=[]), HERE), PROFILE, "v5e")
-    with pytest.raises(ArtifactError, match="'RTX.5090'"):  # as a shell takes it
+    with pytest.raises(ArtifactError, match=r"'RTX.5090'"):  # as a shell takes it
         select_target(Artifact(machine(a=[]), HERE), PROFILE, "RTX 5090")
 
 
