@@ -12,6 +12,7 @@ from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.instructions import beyond, record_cpu_level
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.too_large import TooLargeError
+from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Program
@@ -25,6 +26,9 @@ from wanrun.timing.spans import Spans
 CUDNN = b"cudnn_fmha_backend_config"
 """In a program with cuDNN's attention. XLA builds cuDNN's graphs with the GPU alone: without it an executable
 loads, and its first call fails (docs/notes/chips.md)."""
+
+MOSAIC = b"mosaic_gpu"
+"""In a program with a kernel in Mosaic GPU."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class EntryCompiler:
         folder: the folder of cache entries, relative to the artifact.
         ledger: usable executables by program name and the digest of their StableHLO; gets those that are
             compiled. Their entries in the folder stay unchanged.
-        processes: the processes that compile with a limit on the instruction set.
+        processes: the processes that compile with a limit on the instruction set, or kernels in Mosaic GPU.
         report: gets a line for a program that is compiled again with a lower limit.
         spans: gets the programs that are compiled.
     """
@@ -115,14 +119,18 @@ class EntryCompiler:
         self, cache: Path, name: str, data: bytes, donate: Sequence[str]
     ) -> tuple[Path, Mapping[str, Any]]:
         """Compiles a program; returns its entry in a folder under the cache's, and the compiler's figures."""
-        level = self.target.cpu_level
+        level, mesh = self.target.cpu_level, self.target.mesh
+        if level is None and MOSAIC in data and built_elsewhere(self.target.environment):
+            chip = self.target.name.removesuffix(name_suffix(mesh))
+            figures = self._processes.compile(chip, "", cache, mesh, name, data, donate)
+            return _entry_in(cache), figures
         if level is None:
             figures = compile_into(cache, self.target, name, data, donate)
             return _entry_in(cache), figures
         for limit, following in zip(level.limits, [*level.limits[1:], None], strict=True):
             folder = cache / limit
             folder.mkdir()
-            figures = self._processes.compile(limit, folder, self.target.mesh, name, data, donate)
+            figures = self._processes.compile("cpu", limit, folder, mesh, name, data, donate)
             entry = _entry_in(folder)
             if not (more := beyond(entry, level.instructions)):
                 record_cpu_level(entry, level)

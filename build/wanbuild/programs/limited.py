@@ -1,8 +1,12 @@
-"""Compiles for a CPU level, in processes of their own.
+"""Compiles in processes of their own what one process cannot compile beside others.
 
 XLA reads its limit on the instruction set once, when its CPU client starts. As an option of one program it is
 taken and has no effect on the machine code (jaxlib 0.10.2: same features, same code). So every limit has a
 process, and its executables do not depend on the flags of the process that loads them.
+
+Mosaic GPU has ptxas compile all kernels of a process for the compute capability of the first one, and ptxas
+refuses those of another (jaxlib 0.10.2 registers the pass once, with it). So every chip that is not here has
+a process.
 """
 
 from __future__ import annotations
@@ -27,22 +31,23 @@ FLAG = "--xla_cpu_max_isa"
 
 
 class LimitedProcesses(contextlib.ExitStack):
-    """Processes that compile with a limit on the instruction set, one for each limit.
+    """Processes that compile for one target each, with a limit on the instruction set or without.
 
     On exit they end, in the middle of a program if there was an error.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 
     def compile(
-        self, limit: str, cache: Path, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
+        self, target: str, limit: str, cache: Path, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
     ) -> Mapping[str, Any]:
-        """Compiles an exported program for CPUs into an empty cache folder; returns the compiler's figures.
+        """Compiles an exported program into an empty cache folder; returns the compiler's figures.
 
         Args:
-            limit: a value of XLA's flag.
+            target: the name of a target that needs no device, without its mesh.
+            limit: a value of XLA's flag for a CPU; none where empty.
             cache: the folder.
             mesh: devices by axis; empty for one.
             name: the program's name.
@@ -52,20 +57,21 @@ class LimitedProcesses(contextlib.ExitStack):
         Raises:
             WanError: if the process is killed.
         """
-        if limit not in self._processes:
+        key = target, limit
+        if key not in self._processes:
             started = self.enter_context(begun(lambda: _started(limit), subprocess.Popen.kill))
             self.callback(started.communicate)  # closes its input, which ends it
             self.push(lambda kind, *_: started.kill() if kind else None)
-            self._processes[limit] = started
-        process = self._processes[limit]
+            self._processes[key] = started
+        process = self._processes[key]
         assert process.stdin is not None and process.stdout is not None
         try:
-            pickle.dump((str(cache), dict(mesh), name, data, tuple(donate)), process.stdin)
+            pickle.dump((target, str(cache), dict(mesh), name, data, tuple(donate)), process.stdin)
             process.stdin.flush()
             answer = pickle.load(process.stdout)
         except (EOFError, OSError):
             raise WanError(
-                f"the process that compiles {name} for {limit} has ended",
+                f"the process that compiles {name} for {limit or target} has ended",
                 expected="the executable",
                 found="the process killed, perhaps because memory ran out",
                 remedy="run it again with more free memory",
@@ -78,7 +84,7 @@ class LimitedProcesses(contextlib.ExitStack):
 
 def _started(limit: str) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own, where Ctrl-C does not reach it: this process ends it."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}={limit}".strip()
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {f'{FLAG}={limit}' if limit else ''}".strip()
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
@@ -112,14 +118,16 @@ def main() -> None:
         answers.flush()
 
 
-def _compile(cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]) -> Mapping[str, Any]:
+def _compile(
+    target: str, cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
+) -> Mapping[str, Any]:
     """Compiles a program in this process."""
     from wanbuild.programs.compiler import compile_into
     from wanbuild.programs.jax_flags import pinned
     from wanbuild.targets.target import resolve_target
 
     with pinned("cpu"):
-        return compile_into(Path(cache), resolve_target("cpu", mesh), name, data, donate)
+        return compile_into(Path(cache), resolve_target(target, mesh), name, data, donate)
 
 
 if __name__ == "__main__":

@@ -99,16 +99,16 @@ def tanh(rows: int) -> bytes:
 
 def test_a_process_that_is_killed(tmp_path: Path) -> None:
     with LimitedProcesses() as processes:
-        processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
-        processes._processes["AVX2"].kill()
+        processes.compile("cpu", "AVX2", tmp_path, {}, "program", tanh(8), ())
+        processes._processes["cpu", "AVX2"].kill()
         with pytest.raises(WanError, match="process that compiles program for AVX2 has ended; expected"):
-            processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
+            processes.compile("cpu", "AVX2", tmp_path, {}, "program", tanh(8), ())
 
 
 def test_an_error_ends_the_processes_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), LimitedProcesses() as processes:
-        processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
-        process = processes._processes["AVX2"]
+        processes.compile("cpu", "AVX2", tmp_path, {}, "program", tanh(8), ())
+        process = processes._processes["cpu", "AVX2"]
         raise KeyboardInterrupt
     assert process.returncode == -signal.SIGKILL
 
@@ -127,7 +127,7 @@ def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
         found = {}
         for limit in ("AVX2", "SSE4_2"):
             (tmp_path / limit).mkdir()
-            figures = processes.compile(limit, tmp_path / limit, {}, "program", tanh(64), ())
+            figures = processes.compile("cpu", limit, tmp_path / limit, {}, "program", tanh(64), ())
             assert figures["output_bytes"] >= 64 * 4096 * 4
             (path,) = (tmp_path / limit).glob("*-cache")
             found[limit] = features_used(path)
