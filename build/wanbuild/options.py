@@ -236,10 +236,11 @@ class CompileRequest(Struct, frozen=True):
     attention: Annotated[
         str | None,
         option(
-            "Attention in the steps of an NVIDIA GPU: cudnn, or mosaic (h100, h200), which is compiled "
-            "without the GPU.",
+            "Attention in the steps of an NVIDIA GPU: cudnn, or mosaic (h100, h200, h20, b200), which is "
+            "compiled without the GPU.",
             choices=("cudnn", "mosaic"),
-            default="as the target was built before, else cudnn",
+            default="as the target was built before; else mosaic for such a GPU that is not here and heads "
+            "of 128, or cudnn",
         ),
     ] = None
     options: BuildOptions = BuildOptions()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from wanbuild.targets.topology import ASSEMBLER, COMPILERS
+from wanbuild.targets.topology import COMPILERS
 from wanrun.machine.environment import has_package
 
 REQUIRED = "WAN_TEST_COMPILERS"
@@ -20,4 +20,3 @@ def _needs(packages: Sequence[str]) -> pytest.MarkDecorator:
 
 
 needs_libtpu, needs_cuda = _needs(COMPILERS["tpu"][1]), _needs(COMPILERS["cuda"][1])
-needs_assembler = _needs((*COMPILERS["cuda"][1], ASSEMBLER))

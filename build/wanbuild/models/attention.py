@@ -23,6 +23,10 @@ Mask = jax.Array | int | None
 """Which keys count: a bool (T,) whose true ones come first, their number, or None for all of them."""
 
 
+MOSAIC_HEAD_DIM = 128
+"""The head dimension that kernels in Mosaic GPU take; attention of other heads is that of a CPU."""
+
+
 class Attention(Passes, ABC):
     """A form of the attention; arguments and results are those of ``BlockedAttention``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wanbuild.models.attention import Attention, blocked_attention
+from wanbuild.models.attention import MOSAIC_HEAD_DIM, Attention, blocked_attention
 from wanrun.artifact.programs import Kernels
 
 
@@ -26,10 +26,20 @@ def attention_form(kernels: Kernels) -> Attention:
             from wanbuild.models.cudnn import CudnnAttention
 
             return CudnnAttention()
-        case "mosaic":
-            from wanbuild.models.mosaic import MosaicAttention
+        case "wgmma":
+            from wanbuild.models.mosaic_wgmma import WgmmaAttention
 
             queries, keys, stages = kernels.attention_blocks
-            return MosaicAttention(queries, keys, stages)
+            return WgmmaAttention(queries, keys, stages)
+        case "tcgen05":
+            from wanbuild.models.mosaic_tcgen05 import Tcgen05Attention
+
+            queries, keys, stages = kernels.attention_blocks
+            return Tcgen05Attention(queries, keys, stages)
         case other:
             raise ValueError(f"there is no attention {other!r}")
+
+
+def has_kernel(kernels: Kernels, head_dim: int) -> bool:
+    """Returns whether attention of this head dimension has a kernel in Mosaic GPU, where kernels name one."""
+    return kernels.attention not in ("wgmma", "tcgen05") or head_dim == MOSAIC_HEAD_DIM

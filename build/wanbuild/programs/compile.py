@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from wanbuild.models.attention_forms import has_kernel
 from wanbuild.options import CompileRequest
 from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler
 from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
@@ -18,13 +20,14 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.programs.wiring import check_set
 from wanbuild.staging import changing
-from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
+from wanbuild.targets.target import MOSAIC, TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.artifact import Artifact, named_executable
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.named import EXECUTABLE
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
+from wanrun.machine.environment import built_elsewhere
 from wanrun.machine.rates import LONG
 from wanrun.request.profiles import has_guidance
 from wanrun.terminal.status import Status
@@ -104,11 +107,18 @@ def _targets(request: CompileRequest, manifest: Manifest) -> list[TargetSpec]:
 
 
 def as_recorded(target: TargetSpec, manifest: Manifest) -> TargetSpec:
-    """Returns a target with the form of the attention that an artifact has it with, if it still exists."""
+    """Returns a target with the form of the attention that an artifact has it with, if it still exists.
+
+    A target that the artifact lacks has its own, or that in Mosaic GPU if it is of a GPU that is not here and
+    the model's heads are of the kernel's size: cuDNN's is compiled on the GPU alone.
+    """
     if (built := manifest.targets.get(target.name)) is None:
-        return target
-    attention = manifest.program_sets[built.program_set].kernels.attention
-    return target.attending_by(attention) if attention in target.attentions else target
+        kernels = target.attentions.get(MOSAIC, target.kernels)
+        suits = has_kernel(kernels, manifest.configs["transformer"]["attention_head_dim"])
+        return replace(target, kernels=kernels) if suits and built_elsewhere(target.environment) else target
+    form = manifest.program_sets[built.program_set].kernels.attention
+    named = (name for name, kernels in target.attentions.items() if kernels.attention == form)
+    return target.attending_by(next(named, target.kernels.attention))
 
 
 def built_for(

@@ -12,9 +12,9 @@ from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.instructions import beyond, record_cpu_level
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.too_large import TooLargeError
-from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.mesh import name_suffix
 from wanrun.artifact.programs import Program
 from wanrun.artifact.targets import Executable
 from wanrun.errors import UsageError

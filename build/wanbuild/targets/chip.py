@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -74,7 +75,7 @@ class Chip:
         program_options: further ones by program.
         also: other names that JAX has for the same device.
         gpu: the facts that XLA needs about a GPU; None for a TPU, whose compiler knows them.
-        mosaic_blocks: ``Kernels.attention_blocks`` of the attention ``mosaic``; empty for a chip without it.
+        mosaic: fields of its ``Kernels`` with the attention in Mosaic GPU; empty for a chip without one.
         host_chips: chips of one host; larger topologies have several hosts, of 2 x 2 chips each.
     """
 
@@ -96,7 +97,7 @@ class Chip:
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     gpu: GpuFacts | None = None
-    mosaic_blocks: tuple[int, ...] = ()
+    mosaic: Mapping[str, Any] = field(default_factory=dict)
     host_chips: int = 8
 
     @property

@@ -17,8 +17,11 @@ _CUBLAS = MappingProxyType({"xla_gpu_enable_triton_gemm": "False"})
 """Matrix products go to cuBLAS, which chooses its kernel by shape when it runs. XLA's own kernels have to be
 tuned on the GPU: without one, XLA takes tiles of 16 x 8."""
 
-_HOPPER = (64, 128, 2)
+_HOPPER = MappingProxyType({"attention": "wgmma", "attention_blocks": (64, 128, 2)})
 """Of the blocks that an H200 was given, the fastest (benchmarks/RESULTS.md); sums fit the registers."""
+
+_BLACKWELL = MappingProxyType({"attention": "tcgen05", "attention_blocks": (128, 128, 2)})
+"""Scores and sums of two tiles fill tensor memory, two stages shared memory; no GPU has measured others."""
 
 
 def _gpu(name: str, device_kind: str, **others: Any) -> Chip:
@@ -67,7 +70,7 @@ GPUS = (
         link=450 * GIGA,
         host_link=50 * GIGA,
         gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
-        mosaic_blocks=_HOPPER,
+        mosaic=_HOPPER,
     ),
     # Data sheet "NVIDIA H200": a H100 with other memory.
     _gpu(
@@ -82,7 +85,7 @@ GPUS = (
         link=450 * GIGA,
         host_link=50 * GIGA,
         gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
-        mosaic_blocks=_HOPPER,
+        mosaic=_HOPPER,
     ),
     # Data sheet "NVIDIA Blackwell".
     _gpu(
@@ -97,6 +100,7 @@ GPUS = (
         link=900 * GIGA,
         host_link=50 * GIGA,
         gpu=GpuFacts((10, 0), 148, 128, 2048, shared=228 * KIB, cache=126 * MIB, clock=1.965),
+        mosaic=_BLACKWELL,
     ),
     # NVIDIA has no public data sheet of it: as resellers print it; 78 multiprocessors and 95 GiB as
     # drivers show them. Its products are held back by more than its clock says.
@@ -112,6 +116,7 @@ GPUS = (
         link=450 * GIGA,
         host_link=50 * GIGA,
         gpu=GpuFacts((9, 0), 78, 128, 2048, shared=228 * KIB, cache=60 * MIB, clock=1.98),
+        mosaic=_HOPPER,
     ),
     # Data sheet "NVIDIA L4", whose figures are those of sparse matrices, twice these; the same white
     # paper as the RTX 4090. Its 72 W may hold it below them.

@@ -16,7 +16,7 @@ from wanbuild.targets.chip import CUDNN, Chip
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.cpu_levels import CPU_LEVELS, CpuLevel
 from wanbuild.targets.names import chip_named, choice
-from wanbuild.targets.topology import check_assembler, open_topology
+from wanbuild.targets.topology import open_topology
 from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.target_names import W8A8, split_w8a8
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import jax
 
 MOSAIC = "mosaic"
-"""The attention that is compiled for an NVIDIA GPU without one; not every chip has it."""
+"""The attention that is compiled for an NVIDIA GPU without one; some chips have it, each in its own form."""
 
 ATTACHED = "-local"
 """The end of the name of a target that was compiled on its own accelerator."""
@@ -57,7 +57,7 @@ class TargetSpec:
         options: the compiler's options.
         program_options: further ones by program.
         cpu_level: the CPU level; None for one CPU's own target, and for chips.
-        mosaic_blocks: those of the chip, which has the attention ``mosaic`` with them.
+        mosaic: fields of the kernels with the attention in Mosaic GPU; empty where the chip has none.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TargetSpec:
     options: Mapping[str, Option] = field(default_factory=dict)
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     cpu_level: CpuLevel | None = None
-    mosaic_blocks: tuple[int, ...] = ()
+    mosaic: Mapping[str, Any] = field(default_factory=dict)
 
     def options_of(self, program: str) -> dict[str, Option]:
         """The compiler's options for a program."""
@@ -84,30 +84,25 @@ class TargetSpec:
         return replace(self, name=name, kernels=msgspec.structs.replace(self.kernels, w8a8=True))
 
     @property
-    def attentions(self) -> tuple[str, ...]:
-        """The forms of the attention that its programs can have, its own first."""
-        more = (MOSAIC,) if self.mosaic_blocks else ()
-        return tuple(dict.fromkeys((self.kernels.attention, *more)))
+    def attentions(self) -> dict[str, Kernels]:
+        """Its kernels by the name of the attention that its programs can have, its own first."""
+        more = {MOSAIC: msgspec.structs.replace(self.kernels, **self.mosaic)} if self.mosaic else {}
+        return {self.kernels.attention: self.kernels} | more
 
     def attending_by(self, attention: str) -> TargetSpec:
         """Returns the target whose programs have one of the ``attentions``.
 
         Raises:
-            UsageError: for another form, or one whose compiler is not installed.
+            UsageError: for another form.
         """
-        if attention not in self.attentions:
+        if (kernels := self.attentions.get(attention)) is None:
             raise UsageError(
                 f"target {self.name} has no attention {attention}",
                 expected=" or ".join(self.attentions),
                 found=attention,
                 remedy="leave --attention out",
             )
-        if attention == self.kernels.attention:
-            return self
-        check_assembler()
-        blocks = self.mosaic_blocks
-        kernels = msgspec.structs.replace(self.kernels, attention=attention, attention_blocks=blocks)
-        return replace(self, kernels=kernels)
+        return self if kernels == self.kernels else replace(self, kernels=kernels)
 
     @property
     def programs_for(self) -> tuple[Kernels, Mapping[str, int], Sequence[jax.Device]]:
@@ -233,7 +228,7 @@ def _attached(
         environment,
         mesh,
         devices,
-        mosaic_blocks=() if chip is None else chip.mosaic_blocks,
+        mosaic={} if chip is None else chip.mosaic,
     )
 
 
@@ -258,5 +253,5 @@ def _elsewhere(chip: Chip, mesh: Mapping[str, int]) -> TargetSpec:
         devices,
         dict(chip.options),
         {name: dict(options) for name, options in chip.program_options.items()},
-        mosaic_blocks=chip.mosaic_blocks,
+        mosaic=chip.mosaic,
     )

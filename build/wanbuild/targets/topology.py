@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "tpu": ("tpu", ("libtpu",)),
-        "cuda": ("cuda13", ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13")),
+        "cuda": ("cuda13", ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13", "nvidia-cuda-nvcc")),
     }
 )
-"""The extra that brings a platform's compiler, and the packages that make it up."""
-
-ASSEMBLER = "nvidia-cuda-nvcc"
-"""The package that has ptxas, which assembles kernels in Mosaic GPU; no other program needs it."""
+"""The extra that brings a platform's compiler, and the packages that make it up; nvcc's has ptxas, which
+assembles kernels in Mosaic GPU."""
 
 CUDA = 13
 """The version of CUDA of those packages: from 12 on, XLA has cuBLAS multiply 8-bit floats."""
@@ -93,11 +91,6 @@ def open_topology(chip: Chip, count: int) -> Topology:
             remedy=_install(chip.platform),
         ) from error
     return Topology(name or arguments["topology"], tuple(described.devices))
-
-
-def check_assembler() -> None:
-    """Raises UsageError if what assembles kernels in Mosaic GPU is not installed."""
-    _check_compiler("cuda", (ASSEMBLER,))
 
 
 def _check_compiler(platform: str, packages: Sequence[str]) -> None:

@@ -261,12 +261,14 @@ class Kernels(Record, frozen=True, omit_defaults=True):
 
     Attributes:
         attention: the form of the attention: ``cpu`` (blocks of queries), ``flash`` (Pallas kernels for
-            TPUs), ``cudnn`` or ``mosaic`` (a kernel for NVIDIA GPUs that is compiled without one).
+            TPUs), ``cudnn``, or ``wgmma`` and ``tcgen05`` (kernels in Mosaic GPU for NVIDIA GPUs of compute
+            capability 9.0 and 10.0, which are compiled without them).
         convolution: the form of the VAE's convolutions.
         weight_bits: whether weights of ``BITS`` are passed, and sliced, as integers of the same bits.
         image_multiple: image tokens are padded to a multiple of this.
         attention_blocks: of ``flash`` the queries in a block, and queries and keys computed at once; of
-            ``mosaic`` the queries in a tile, the keys in a block and the blocks on their way; else empty.
+            kernels in Mosaic GPU the queries in a tile, the keys in a block and the blocks on their way; else
+            empty.
         float32_precision: JAX's precision of float32 matrix products and convolutions. A TPU's own rounds
             their operands to bfloat16, an NVIDIA GPU's to TF32.
         pieces_alike: whether the VAE's first frame is padded to a piece like all others, so that its layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["usable_cores"]
+__all__ = ["built_elsewhere", "usable_cores"]
 
 import contextlib
 import importlib.metadata

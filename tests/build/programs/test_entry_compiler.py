@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 import zstandard
 from jax import export
 
-from helpers.chips import needs_assembler, needs_cuda
+from helpers.chips import needs_cuda
 from helpers.manifests import plain_manifest
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.programs.entry_compiler import EntryCompiler
@@ -53,11 +54,12 @@ def test_attention_of_cudnn_is_left_to_the_gpu(tmp_path: Path) -> None:
     assert file.name == whole.executable.file and file.stat().st_size == whole.executable.nbytes
 
 
-@needs_assembler
-def test_attention_of_mosaic_is_in_the_entry(tmp_path: Path) -> None:
+@needs_cuda
+@pytest.mark.parametrize(("name", "architecture"), [("h100", b"sm_90a"), ("b200", b"sm_100a")])
+def test_attention_of_mosaic_is_in_the_entry(name: str, architecture: bytes, tmp_path: Path) -> None:
     """Its machine code is the only one there: the tokens fill whole blocks."""
     with pinned("cpu"), LimitedProcesses() as processes:
-        target = resolve_target("h100", {}).attending_by("mosaic")
+        target = resolve_target(name, {}).attending_by("mosaic")
         compiler = EntryCompiler(
             Artifact(plain_manifest(), tmp_path), target, "executables", {}, processes, print, Spans()
         )
@@ -67,4 +69,4 @@ def test_attention_of_mosaic_is_in_the_entry(tmp_path: Path) -> None:
     assert compiled.executable is not None
     entry = (tmp_path / "executables" / compiled.executable.file).read_bytes()
     code = zstandard.ZstdDecompressor().decompress(entry, max_output_size=2**24)
-    assert b"mosaic_gpu" in code and b"sm_90a" in code
+    assert b"mosaic_gpu" in code and architecture in code

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.serialize_executable import serialize
 
 from helpers.chips import needs_cuda, needs_libtpu
 from wanbuild.conversion.chosen import Quantise, parse_quantise
@@ -22,7 +23,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.target import resolve_target
+from wanbuild.targets.target import MOSAIC, resolve_target
 from wanrun.executables.lowering import lower
 
 PALLAS = ("%flash_attention", "%rotate", "%by_part", "%joined")
@@ -49,8 +50,8 @@ print(hashlib.sha256(export_program(builder.named('denoise_step'), "tpu")).hexdi
     ("name", "mesh", "kernels"),
     [
         pytest.param("v5e", {"data": 2, "context": 2}, PALLAS, marks=needs_libtpu),
-        pytest.param("h200", {}, ["__cudnn$fmhaSoftmax", '"epilogue":"BIAS_GELU"'], marks=needs_cuda),
-        pytest.param("h200-w8a8", {}, ["__cublas$lt$matmul$f8"], marks=needs_cuda),
+        pytest.param("h200", {}, ["mosaic_gpu", "sm_90a", '"epilogue":"BIAS_GELU"'], marks=needs_cuda),
+        pytest.param("h200-w8a8", {}, ["mosaic_gpu", "sm_90a", "__cublas$lt$matmul$f8"], marks=needs_cuda),
         pytest.param("RTX 5090", {"ring": 2}, ["__cudnn$fmhaSoftmax"], marks=needs_cuda),
     ],
 )
@@ -58,6 +59,8 @@ def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernels: Sequence[st
     """An H200 has a number of tokens that is a multiple of 8, as at published sizes: XLA pads others."""
     shape = dataclasses.replace(SHAPE, width=128) if name == "h200" else SHAPE
     target = resolve_target(name, mesh)
+    if MOSAIC in target.attentions:
+        target = target.attending_by(MOSAIC)
     quantise = parse_quantise("float8", ()) if target.kernels.w8a8 else None
     manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"], quantise=quantise)
     spec = ProgramBuilder(manifest, shape, BuildOptions(), *target.programs_for).named("denoise_step")
@@ -69,8 +72,9 @@ def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernels: Sequence[st
     assert memory.argument_size_in_bytes > (1.6e9 if target.kernels.w8a8 else 2.8e9)
     # A copy of the stacked weights would be as large as they are.
     assert memory.temp_size_in_bytes < 0.5e9
-    text = compiled.as_text()
+    text = compiled.as_text() + serialize(compiled)[0].decode("latin-1")
     assert [kernel for kernel in kernels if kernel not in text] == []
+    assert not target.mosaic or "cudnn" not in text
 
 
 def test_scales_of_blocks_are_exported_for_a_chip() -> None:

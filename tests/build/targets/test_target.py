@@ -6,6 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,8 @@ from helpers.chips import needs_cuda, needs_libtpu
 from helpers.manifests import plain_target
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.mosaic import MosaicAttention
+from wanbuild.models.mosaic_tcgen05 import Tcgen05Attention
+from wanbuild.models.mosaic_wgmma import WgmmaAttention
 from wanbuild.options import BuildOptions
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.again import _like_here as like_here
@@ -23,7 +26,7 @@ from wanbuild.programs.shape import Shape
 from wanbuild.targets import topology
 from wanbuild.targets.chip import Chip
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
+from wanbuild.targets.target import TargetSpec, attached_platform, platforms_of, resolve_target
 from wanbuild.targets.topology import COMPILERS, open_topology
 from wanrun.artifact.targets import Environment
 from wanrun.errors import UsageError
@@ -68,6 +71,13 @@ def test_every_topology_of_a_gpu_opens(name: str) -> None:
         opened = open_topology(CHIPS[name], count)
         assert [device.device_kind for device in opened.devices] == [CHIPS[name].device_kind] * count
         assert {device.process_index for device in opened.devices} == {0}
+
+
+def stand_in(name: str, environment: dict[str, str]) -> TargetSpec:
+    """A chip's target with a CPU's device."""
+    chip, cpu = CHIPS[name], resolve_target("cpu")
+    known = {**cpu.environment, **environment}
+    return dataclasses.replace(cpu, name=name, kernels=chip.kernels, mosaic=chip.mosaic, environment=known)
 
 
 @needs_libtpu
@@ -139,32 +149,45 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name:
     assert "\n" not in str(caught.value)
 
 
-def test_the_attention_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "form"), [("h100", WgmmaAttention), ("b200", Tcgen05Attention)])
+def test_the_attention_of_a_target(name: str, form: type[MosaicAttention]) -> None:
     """It stays as the artifact has it. A CPU stands in for the chip, whose compiler may be missing."""
-    monkeypatch.setattr(topology, "has_package", lambda package: package == topology.ASSEMBLER)
-    chip = CHIPS["h100"]
-    stands_in = {"kernels": chip.kernels, "mosaic_blocks": chip.mosaic_blocks}
-    gpu = dataclasses.replace(resolve_target("cpu"), name="h100-context2", **stands_in)
+    gpu = stand_in(name, {"topology": "1x1x2"})
     chosen = gpu.in_eight_bits().attending_by("mosaic")
-    form = attention_form(chosen.kernels)
-    assert isinstance(form, MosaicAttention) and (form.queries, form.keys, form.stages) == (64, 128, 2)
+    built = attention_form(chosen.kernels)
+    assert (
+        isinstance(built, form)
+        and (built.queries, built.keys, built.stages) == (CHIPS[name].mosaic["attention_blocks"])
+    )
     assert chosen.kernels.w8a8 and chosen.attending_by("mosaic").kernels == chosen.kernels
     recorded = SimpleNamespace(
         targets={gpu.name: SimpleNamespace(program_set="own")},
         program_sets={"own": SimpleNamespace(kernels=chosen.kernels)},
     )
-    assert as_recorded(gpu, recorded).kernels.attention == "mosaic"
-    other = dataclasses.replace(gpu, name="h100")
-    assert as_recorded(other, recorded) is other.attending_by("cudnn") is other
-    recorded.program_sets["own"].kernels = CHIPS["v5e"].kernels
-    assert as_recorded(gpu, recorded) is gpu
+    assert as_recorded(gpu, recorded).kernels == gpu.attending_by("mosaic").kernels
+    for other in (CHIPS[name].kernels, CHIPS["v5e"].kernels):
+        recorded.program_sets["own"].kernels = other
+        assert as_recorded(gpu, recorded) is gpu.attending_by("cudnn") is gpu
     with pytest.raises(UsageError, match="rtx4090"):
-        dataclasses.replace(gpu, name="rtx4090", mosaic_blocks=CHIPS["rtx4090"].mosaic_blocks).attending_by(
-            "mosaic"
-        )
-    monkeypatch.setattr(topology, "has_package", lambda package: False)
-    with pytest.raises(UsageError, match=f"found no {topology.ASSEMBLER}"):
-        gpu.attending_by("mosaic")
+        stand_in("rtx4090", {}).attending_by("mosaic")
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "head_dim", "attention"),
+    [
+        ("h100", {"topology": "1x1x1"}, 128, "wgmma"),
+        ("b200", {"topology": "1x1x1"}, 128, "tcgen05"),
+        ("b200", {"topology": "1x1x1"}, 12, "cudnn"),  # the kernel does not take them
+        ("h100", {}, 128, "cudnn"),  # of this machine
+        ("rtx4090", {"topology": "1x1x1"}, 128, "cudnn"),
+        ("v5e", {"topology": "v5e:1x1"}, 128, "flash"),
+    ],
+)
+def test_the_attention_of_a_target_that_an_artifact_lacks(
+    name: str, environment: dict[str, str], head_dim: int, attention: str
+) -> None:
+    manifest: Any = SimpleNamespace(targets={}, configs={"transformer": {"attention_head_dim": head_dim}})
+    assert as_recorded(stand_in(name, environment), manifest).kernels.attention == attention
 
 
 def test_the_platform_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
