@@ -65,7 +65,7 @@ def test_those_that_fit_a_model_are_beside_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another LoRA own"):
         with_loras(another, loras)
     bare = Artifact(plain_manifest(profiles={PROFILE.name: PROFILE}), Path("my model"))
-    with pytest.raises(UsageError, match=r"--lora-rank 4 --artifact 'my.model'"):
+    with pytest.raises(UsageError, match=r"--lora-rank.4.--artifact.'my.model'"):
         with_loras({"bare": bare}, loras)
 
 

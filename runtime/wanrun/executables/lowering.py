@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["UnreadableProgramError", "deserialized", "lower"]
+
 import contextlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -7,6 +7,8 @@ entry's bytes (``wanrun.executables.jax_hook``): those that were checked are tho
 
 from __future__ import annotations
 
+__all__ = ["unreadable"]
+
 import shlex
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
