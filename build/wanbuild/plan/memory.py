@@ -32,11 +32,33 @@ HELD: Mapping[str, str] = MappingProxyType(
 )
 """The ways to hold weights, the fastest first."""
 
-VAE_COPIES = 10
-"""Activations at the VAE's largest level that are held at once: the history of each convolution, which a
-decoder has among its inputs, and what the compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to
-12."""
 
+@dataclass(frozen=True)
+class VaeCopies:
+    """Activations at the VAE's largest level that a compiler keeps at once.
+
+    Args:
+        piece: of a decoder's piece, beside the history of each convolution, which is among its inputs.
+        decoder: of a decoder that has its history within: of tiles, and of windows.
+        encoder: of an encoder, which has it too.
+    """
+
+    piece: float
+    decoder: float
+    encoder: float
+
+
+VAE_COPIES: Mapping[str, VaeCopies] = MappingProxyType(
+    {"cuda": VaeCopies(6.5, 12.5, 9.5), "tpu": VaeCopies(9.5, 16, 16), "cpu": VaeCopies(9.5, 13, 11)}
+)
+"""The same by platform, of compiled programs of two sizes (docs/notes/media.md)."""
+
+KEPT_WIDTH = 1.75
+"""How much more a decoder with patches keeps: its upsampling does not halve the channels, so that its largest
+level begins with twice as many. Of programs compiled for three platforms: 1.6 to 1.9."""
+
+LANES = 128
+"""Channels that a TPU's activations have at least, and a multiple of."""
 
 TINY_COPIES = 3
 """The same of the tiny decoder's largest level. Of one compiled for a CPU: 2.4 to 2.6."""
@@ -137,7 +159,7 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     A pass holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
     ``fsdp`` a layer's weights too. On a chip that holds fewer hidden values (``FeedForward.parts``) it has
     ``CHIP_VALUES`` of the width of one video, and of several videos two of all. A pass of the VAE holds
-    ``VAE_COPIES`` activations of its largest level.
+    ``VAE_COPIES`` of its largest level.
     """
     figures = {}
     for call in generation.calls:
@@ -156,7 +178,7 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     if call.component == TINY_VAE:
         return _tiny_bytes(generation)
     if call.component == "vae":
-        return _vae_bytes(generation, call, sizes) - generation.carried(call.name, sizes)
+        return _vae_bytes(generation, call, sizes)
     return _gathered_bytes(generation, call.component, sizes)
 
 
@@ -194,9 +216,20 @@ def _vae_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
         pixels = min(pixels, side**2)
         joined = _joined_bytes(shape, tile) if decoder else 0
     channels = config.decoder_dim if decoder else config.base_dim
+    if generation.chip.platform == "tpu":
+        channels = -(-channels // LANES) * LANES
     item = 4 if options.vae_dtype == "float32" else 2
     frames = 1 if call.role == "decode_first" else chunk * generation.manifest.model.vae_temporal
-    return VAE_COPIES * frames * pixels * channels * item / num_devices(sizes) + joined
+    largest = frames * pixels * channels * item / num_devices(sizes)
+    return _vae_copies(generation, call) * largest + joined
+
+
+def _vae_copies(generation: Generation, call: Runs) -> float:
+    copies = VAE_COPIES[generation.chip.platform]
+    if ROLES[call.role].when != "video":
+        return copies.encoder
+    held = copies.piece if generation.carried(call.name) else copies.decoder
+    return held * (KEPT_WIDTH if generation.config("vae").patch_size else 1)
 
 
 def _joined_bytes(shape: Shape, tile: int) -> int:

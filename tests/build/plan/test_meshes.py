@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused_with_more_devices_that_would() -> None:
     assert (
         "1280x720x81 with guidance does not fit rtx4070ti with one device; expected at most 12.2 GB" in text
     )
-    assert " GB too much; what fits: --target rtx4070ti-4 --mesh fsdp=4" in text
+    assert " GB too much; what fits: --target rtx4070ti-8 --mesh data=2,fsdp=4" in text
 
 
 def on_less(one: Generation, nbytes: float) -> Generation:
