@@ -16,7 +16,7 @@ from wanbuild.conversion.chosen import parse_quantise
 from wanbuild.options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan
 from wanbuild.plan.report import as_json, start_seconds
-from wanbuild.plan.subject import read_subject
+from wanbuild.plan.subject import Subject, read_subject
 from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text
 from wanrun.errors import UsageError
@@ -48,6 +48,11 @@ def row(plan: Plan) -> list[str]:
     ]
 
 
+def disk_of(subject: Subject) -> str:
+    """Returns the size of a model's weights."""
+    return in_bytes(sum(component.nbytes for component in subject.manifest.components.values()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
@@ -60,10 +65,9 @@ def main() -> None:
     plans = []
     for model in options.model or MODELS:
         subject = read_subject(model, parse_quantise(options.quantise, ()))
-        disk = in_bytes(sum(component.nbytes for component in subject.manifest.components.values()))
         for size, target in itertools.product(MODELS[model], options.target or TARGETS):
             request = PlanRequest(target, {"sizes": size})
-            first = f"| {model} | {disk} | {size[0]}x{size[1]} | {target} |"
+            first = f"| {model} | {disk_of(subject)} | {size[0]}x{size[1]} | {target} |"
             try:
                 plan = make_plan(subject, request)
             except UsageError as error:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from helpers.readme import TABLES, parts
+from wanbuild.targets.chip import GIB
+from wanbuild.targets.chips import CHIPS
 
 REPOSITORY = Path(__file__).parents[1]
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -105,6 +107,17 @@ def test_names_of_modules_that_a_page_writes_exist(name: str) -> None:
                 found /= "__init__.py"
                 break
         assert not names or names[0] in found.read_text(encoding="utf-8"), dotted
+
+
+def test_every_chip_is_in_the_tables() -> None:
+    """After a new or a corrected row: python benchmarks/card_table.py"""
+    for name, chip in CHIPS.items():
+        assert all(f"`{name}`" in page(f"docs/{one}.md") for one in ("targets", "planning")), name
+        target = f"{name}-8" if chip.platform == "tpu" else name
+        assert f" | {target} | " in page("benchmarks/RESULTS.md"), name
+        if chip.platform == "cuda" and chip.memory_bytes <= 32 * GIB:
+            row = f"\n| {name}, {chip.memory_bytes // GIB} GB | "
+            assert row in TEXT and page("docs/small-cards.md").count(row) == 2, name
 
 
 def test_sections_that_are_named_exist() -> None:
