@@ -126,12 +126,13 @@ test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow" --without-torch --ignore tests/parity tests
 
-# benchmarks/gpu.py to its end on this CPU, in an environment like that of a GPU.
+# benchmarks/gpu.py to its end on this CPU, in an environment like that of a GPU, where the project is not installed.
 gpu-dry-run:
 	$(GPU_PYTHON) -m venv $(VENV)-gpu
 	grep -vE '^(jax|jaxlib|flax)' constraints.txt > $(VENV)-gpu/constraints.txt
 	$(VENV)-gpu/bin/python -m pip install --disable-pip-version-check -q -c $(VENV)-gpu/constraints.txt $(PIP_ARGS) \
 		-e ".[build,serve]" jax==$(GPU_JAX)
+	$(VENV)-gpu/bin/python -m pip uninstall -q -y wanrun
 	$(VENV)-gpu/bin/python benchmarks/gpu.py --smoke
 
 lint: $(VENV)/.installed-dev

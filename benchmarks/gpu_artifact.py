@@ -142,7 +142,8 @@ def run_wanrun(
     timings = artifact.parent / "timing.json"
     common = ("--artifact", artifact, "--prompt", prompt, "--steps", steps, "--timing-json", timings)
     outputs = ("--output", artifact.parent / output, "--overwrite")
-    words = (sys.executable, "-m", "wanrun", *common, *outputs, *words)
+    # Not -m wanrun, which asks for an installed command: a checkout runs without.
+    words = (sys.executable, "-m", "wancli", *common, *outputs, *words)
     bench.run("wanrun", words, **environment)
     return json.loads(timings.read_text())
 

@@ -30,7 +30,7 @@ class Server:
     """
 
     def __init__(self, data: Path, *artifacts: object) -> None:
-        command = [sys.executable, "-m", "wanrun", "serve", *map(str, artifacts), "--data", str(data)]
+        command = [sys.executable, "-m", "wancli", "serve", *map(str, artifacts), "--data", str(data)]
         if "--port" not in command:
             command += ["--port", "0"]
         self.began = time.monotonic()
