@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     import jax.stages
 
 
+CUDNN = 'custom_call_target="__cudnn$'
+"""In the text of an executable that calls cuDNN. XLA builds its graphs, and chooses the engines of its
+convolutions, with the GPU alone: without it an executable loads, and a call fails (docs/notes/chips.md)."""
+
+
 def compiled_for(target: TargetSpec, name: str, data: bytes, donate: Sequence[str]) -> jax.stages.Compiled:
     """Compiles an exported program for a target.
 
@@ -60,6 +65,7 @@ def compile_into(
     memory: Any = compiled.memory_analysis()
     flops = (compiled.cost_analysis() or {}).get("flops", -1.0)
     return {
+        "calls_cudnn": target.platform == "cuda" and CUDNN in compiled.as_text(),
         "compile_seconds": round(seconds, 3),
         **({"flops": flops} if flops >= 0 else {}),  # XLA does not know them for a GPU
         "argument_bytes": memory.argument_size_in_bytes,

@@ -23,10 +23,6 @@ from wanrun.machine.environment import built_elsewhere
 from wanrun.temporary import temporary_folder
 from wanrun.timing.spans import Spans
 
-CUDNN = b"cudnn_fmha_backend_config"
-"""In a program with cuDNN's attention. XLA builds cuDNN's graphs with the GPU alone: without it an executable
-loads, and its first call fails (docs/notes/chips.md)."""
-
 MOSAIC = b"mosaic_gpu"
 """In a program with a kernel in Mosaic GPU."""
 
@@ -102,7 +98,7 @@ class EntryCompiler:
         with temporary_folder(final.parent) as cache:
             entry, figures = self._compiled(cache, name, data, donate)
             statistics = self._statistics(name, figures)
-            if CUDNN in data and built_elsewhere(self.target.environment):
+            if figures["calls_cudnn"] and built_elsewhere(self.target.environment):
                 return CompiledProgram(None, statistics)
             if entry.name in self._kept:  # StableHLO of another digest that compiles to an existing entry
                 return self._kept[entry.name]
@@ -151,7 +147,7 @@ class EntryCompiler:
         Raises:
             TooLargeError: if the program does not fit the device's memory.
         """
-        kept = {key: value for key, value in figures.items() if key != "alias_bytes"}
+        kept = {key: value for key, value in figures.items() if key not in ("alias_bytes", "calls_cudnn")}
         parts = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
         kept["output_bytes"] -= figures["alias_bytes"]  # they lie where donated arguments were
         used = sum(kept[part] for part in parts)

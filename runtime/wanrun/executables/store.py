@@ -222,7 +222,7 @@ class Executables:
         executables = self._opened.target.executables.get(profile.name, {})
         if name not in executables:
             if executables and self._opened.selected.built_elsewhere:  # left out by ``wanbuild compile``
-                raise LeftToChipError("XLA compiles cuDNN's attention on the GPU alone")
+                raise LeftToChipError("XLA compiles calls of cuDNN on the GPU alone")
             raise ArtifactError(
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
