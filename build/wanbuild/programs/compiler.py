@@ -65,7 +65,7 @@ def compile_into(
     memory: Any = compiled.memory_analysis()
     flops = (compiled.cost_analysis() or {}).get("flops", -1.0)
     return {
-        "calls_cudnn": target.platform == "cuda" and CUDNN in compiled.as_text(),
+        "calls_cudnn": target.platform == "cuda" and CUDNN in (compiled.as_text() or ""),
         "compile_seconds": round(seconds, 3),
         **({"flops": flops} if flops >= 0 else {}),  # XLA does not know them for a GPU
         "argument_bytes": memory.argument_size_in_bytes,
