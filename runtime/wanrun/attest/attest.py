@@ -30,6 +30,9 @@ from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]
 
+SCALE = 0.75
+"""Of guidance: each half counts differently, and none of their rounding is enlarged."""
+
 
 def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
     """Loads and runs the executables of a profile beside what is compiled here, and compares the results.
@@ -123,7 +126,7 @@ def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
     for maker in FORMS[form].makers:
         for expert in start.experts:
             for guidance in guidances(sampler):
-                DrawnSteps.drawn(sampler, start, form, maker, expert, **guidance).made(sampler, start)
+                DrawnSteps.drawn(sampler, start, form, maker, expert, SCALE, **guidance).made(sampler, start)
 
 
 def _is_kept(error: Exception) -> bool:

@@ -146,9 +146,13 @@ class DrawnSteps:
 
 
 def _table(generator: np.random.Generator, rows: int) -> SolverTable:
-    """Returns a solver's table of random coefficients, of which none is small."""
+    """Returns a solver's table of random coefficients, of which none is small.
+
+    A prediction is mostly the velocity, and does not cancel the latents: what is compared of it is then as
+    far apart as velocities are, whatever a model makes of noise.
+    """
     signs = generator.choice([-1.0, 1.0], (rows, len(COLUMNS)))
-    signs[:, COLUMNS.index("sigma")] = 1
+    signs[:, COLUMNS.index("sigma")] = -4
     return SolverTable(
         "random",
         np.array((TIMESTEPS if rows > 1 else TIMESTEPS[1:])[:rows], np.float32),

@@ -100,7 +100,7 @@ def _rounding(steps: DrawnSteps) -> float:
 def _stored_velocity(steps: DrawnSteps, found: State) -> Bounded:
     """Returns a first step's velocity, which the clean sample shows that was rounded when it was stored."""
     x, m0, sigma = flat(steps.given)["latents"], steps.predictions(found)[0], float(steps.rows[0, 0])
-    return Bounded(steps.velocity(found), _rounding(steps) * (np.abs(x) + np.abs(m0)) / sigma)
+    return Bounded(steps.velocity(found), _rounding(steps) * (np.abs(x) + np.abs(m0)) / abs(sigma))
 
 
 def _compare(name: str, what: str, expected: np.ndarray, found: np.ndarray, most: float) -> None:
