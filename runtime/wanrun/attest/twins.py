@@ -12,7 +12,7 @@ from wanrun.artifact.programs import ProfileOptions, Program
 from wanrun.artifact.roles import ROLES
 from wanrun.errors import WanError, shortened
 from wanrun.executables.store import Native
-from wanrun.executables.tolerance import ALIKE, CALL_TOLERANCES, W8A8_FACTOR, Apart, most_apart
+from wanrun.executables.tolerance import ALIKE, CALL_TOLERANCES, RUN, W8A8_FACTOR, Apart, most_apart
 
 
 class CannotCompileError(WanError):
@@ -58,7 +58,7 @@ class Twins:
             one = None if name in self.unusable else self._ran(name, shipped, {**arguments, **copied})
             other = self._native[name].compiled(**arguments)
             if one is not None:
-                apart = most_apart(one, other, self._most(program))
+                apart = most_apart(one, other, self._most(program), _run(program))
                 self.found[name] = max(self.found.get(name, apart), apart, key=lambda each: each.share)
             return other
 
@@ -102,6 +102,11 @@ class Twins:
         if when in ("media", "video"):
             return max(ALIKE, CALL_TOLERANCES[self._options.vae_dtype])
         return CALL_TOLERANCES[self._options.dtype] * self._factor
+
+
+def _run(program: Program) -> int:
+    """Returns how many differences are added; none of convolutions, which TF32 may round to one side."""
+    return RUN if ROLES[program.role].when in ("prompts", "expert", "steps") else 1
 
 
 def _compiled(name: str, native: Callable[[], Native]) -> Native:

@@ -28,24 +28,33 @@ ALIKE = 1e-2
 """The same of one StableHLO compiled twice with the same options: a compiler may choose other kernels,
 and TF32 rounds at 1e-3."""
 
+RUN = 256
+"""Consecutive values of a program's results whose differences are added too, where rounding cancels and a
+fault that shifts a channel does not: docs/notes/chips.md, "Trust"."""
+
 PIECE = 2**22
-"""Values that are compared at a time."""
+"""Values that are compared at a time, a multiple of ``RUN``."""
 
 LEVELS = 255
 """Of a frame's values, which are rounded: where latents agree exactly, they may differ by one."""
 
 
-def relative_error(values: np.ndarray, reference: np.ndarray) -> float:
+def relative_error(values: np.ndarray, reference: np.ndarray, run: int = 1) -> float:
     """Returns ‖values − reference‖ / ‖reference‖, computed in float64; NaN for a reference of zeros.
 
     Args:
         values: what is judged. It comes first, as in NumPy's own comparisons.
         reference: what it should be, of the same shape.
+        run: how many consecutive differences are added before their norm is taken. That leaves independent
+            differences as large as they are, and makes those that are alike √run times as large.
     """
     flat, other, apart, whole = np.ravel(values), np.ravel(reference), 0.0, 0.0
     for first in range(0, other.size, PIECE):  # activations of a long video are gigabytes in float64
-        one, two = (np.float64(array[first : first + PIECE]) for array in (flat, other))
-        apart, whole = apart + float(np.sum((one - two) ** 2)), whole + float(np.sum(two**2))
+        one, two = (np.asarray(array[first : first + PIECE], np.float64) for array in (flat, other))
+        difference = one - two
+        if run > 1:
+            difference = np.add.reduceat(difference, np.arange(0, two.size, run))
+        apart, whole = apart + float(np.sum(difference**2)), whole + float(np.sum(two**2))
     return math.sqrt(apart / whole) if whole else math.nan
 
 
@@ -66,7 +75,8 @@ class Apart(NamedTuple):
     """How far two results of one program are apart, and may be.
 
     Attributes:
-        error: the relative error; of frames the root mean square of the difference, in levels.
+        error: the relative error, of all values or of sums over runs of them, whichever is larger; of frames
+            the root mean square of the difference, in levels.
         most: the largest error that is allowed.
         unit: of both.
     """
@@ -89,25 +99,27 @@ class Apart(NamedTuple):
         return f"by {self.error:.1e} {self.unit}, at most {self.most:.2g}"
 
 
-def most_apart(built: Any, here: Any, tolerance: float) -> Apart:
+def most_apart(built: Any, here: Any, tolerance: float, run: int = 1) -> Apart:
     """Returns how far outputs of one program are apart that differ most.
 
     Args:
         built: outputs, nested dicts of arrays.
         here: what they should be.
         tolerance: the relative error that is allowed.
+        run: how many differences are added, besides: see ``relative_error``.
     """
     import jax
 
     pairs = zip(jax.tree.leaves(built), jax.tree.leaves(here), strict=True)
-    found = (_apart(np.asarray(one), np.asarray(other), tolerance) for one, other in pairs)
+    found = (_apart(np.asarray(one), np.asarray(other), tolerance, run) for one, other in pairs)
     return max(found, key=lambda one: one.share, default=Apart(0.0, tolerance))
 
 
-def _apart(built: np.ndarray, here: np.ndarray, tolerance: float) -> Apart:
+def _apart(built: np.ndarray, here: np.ndarray, tolerance: float, run: int) -> Apart:
     if built.dtype == np.uint8:
         return Apart(levels_apart(built, here), most_levels(tolerance), "levels")
     if built.shape != here.shape:
         return Apart(math.inf, tolerance)
-    alike = np.array_equal(built, here, equal_nan=True)
-    return Apart(0.0 if alike else relative_error(built, here), tolerance)
+    if np.array_equal(built, here, equal_nan=True):
+        return Apart(0.0, tolerance)
+    return Apart(max(relative_error(built, here, each) for each in (1, run)), tolerance)

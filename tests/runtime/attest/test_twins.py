@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from msgspec import structs
 
 from helpers.manifests import built_with
 from wanrun.artifact.programs import Program
+from wanrun.artifact.roles import RoleName
 from wanrun.attest.twins import CannotCompileError, Twins
 from wanrun.executables.store import Native
 
@@ -70,6 +72,19 @@ def test_what_does_not_run_is_not_used() -> None:
     assert run.kept == ["decode"]
     with pytest.raises(RuntimeError):
         fail("RESOURCE_EXHAUSTED: 1 GiB").call(state=np.ones(4))
+
+
+@pytest.mark.parametrize(("role", "found"), [("step", 16e-3), ("prepare", 16e-3), ("decode", 1e-3)])
+def test_what_shifts_a_channel_counts_for_more(role: RoleName, found: float) -> None:
+    """But of convolutions, which a chip may round to one side."""
+    twins, program = Twins(built_with(dtype="bfloat16"), False, str), structs.replace(PROGRAM, role=role)
+    native = Native(lambda state: np.ones(512), str)
+    for name, shift in {"shifted": 1e-3, "rounded": np.tile([1e-3, -1e-3], 256)}.items():
+        twins.beside(name, program, lambda state, by=shift: np.ones(512) + by, lambda: native)(state=None)
+    assert {name: apart.error for name, apart in twins.found.items()} == {
+        "shifted": pytest.approx(found),
+        "rounded": pytest.approx(1e-3),
+    }
 
 
 def test_what_cannot_be_compiled_is_said() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from wanrun.executables.tolerance import Apart, levels_apart, most_apart, most_levels, relative_error
+from wanrun.executables.tolerance import RUN, Apart, levels_apart, most_apart, most_levels, relative_error
 
 
 def test_a_relative_error() -> None:
@@ -16,6 +16,19 @@ def test_a_relative_error() -> None:
     one, four = np.ones(1), np.full(1, 4.0)
     assert (relative_error(one, four), relative_error(four, one)) == (0.75, 3.0)
     assert math.isnan(relative_error(np.zeros(2), np.zeros(2)))  # and so at most nothing
+
+
+def test_differences_that_are_alike() -> None:
+    """They count for more than those that cancel, in runs of consecutive values."""
+    right, noise = np.ones(1000), np.tile([1e-3, -1e-3], 500)
+    assert relative_error(right + noise, right, RUN) < 1e-9
+    assert relative_error(right + 1e-3, right, RUN) == pytest.approx(16e-3, rel=0.1)
+    drawn = np.random.default_rng(0).standard_normal(2**17)
+    found = [relative_error(right[0] + drawn, np.ones(drawn.size), run) for run in (1, RUN)]
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+    assert most_apart(right + noise, right, 2e-3, RUN).agrees
+    assert most_apart(right + 1e-3, right, 2e-3).agrees
+    assert not most_apart(right + 1e-3, right, 2e-3, RUN).agrees
 
 
 def test_levels() -> None:
