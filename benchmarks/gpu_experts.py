@@ -31,7 +31,7 @@ def build(bench: Bench) -> None:
     folder, (pixels, frames) = bench.folder / "a14b", SHAPE
     shutil.rmtree(folder, ignore_errors=True)
     if bench.smoke:
-        bench.rows.add("artifact", note=str(own_toy(bench, folder.name)))
+        bench.rows.add("artifact", _bytes(own_toy(bench, folder.name)) / 1e9, "GB")
         return
     words: dict[str, Any] = {"folder": str(folder), "model": "a14b", "dtype": "bfloat16"}
     bench.measure("gpu_artifact.py", "checkpoint", **words, layers=LAYERS, random=True)
