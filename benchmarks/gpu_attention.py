@@ -53,10 +53,13 @@ def _cudnn() -> Call:
 
 
 def _mosaic(tile: Tile) -> Call:
-    """Returns Mosaic's attention; on a CPU JAX interprets it."""
-    from wanbuild.models.mosaic import MosaicAttention
+    """Returns the chip's attention in Mosaic; on a CPU JAX interprets that of an H100."""
+    from wanbuild.models.mosaic_tcgen05 import Tcgen05Attention
+    from wanbuild.models.mosaic_wgmma import WgmmaAttention
 
-    return jax.jit(MosaicAttention(*tile, interpret=jax.default_backend() == "cpu"))
+    blackwell = getattr(jax.devices()[0], "compute_capability", "") == "10.0"
+    form = Tcgen05Attention if blackwell else WgmmaAttention
+    return jax.jit(form(*tile, interpret=jax.default_backend() == "cpu"))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -146,12 +146,9 @@ class DrawnSteps:
 
 
 def _table(generator: np.random.Generator, rows: int) -> SolverTable:
-    """Returns a solver's table of random coefficients, of which none is small.
-
-    A prediction is mostly the velocity, and does not cancel the latents: what is compared of it is then as
-    far apart as velocities are, whatever a model makes of noise.
-    """
+    """Returns a solver's table of random coefficients, of which none is small."""
     signs = generator.choice([-1.0, 1.0], (rows, len(COLUMNS)))
+    # Predictions are mostly velocity, which the latents do not cancel: its rounding is not enlarged.
     signs[:, COLUMNS.index("sigma")] = -4
     return SolverTable(
         "random",

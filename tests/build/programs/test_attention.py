@@ -14,7 +14,7 @@ import pytest
 
 from wanbuild.models.attention import Attention, BlockedAttention, Mask, blocked_attention
 from wanbuild.models.flash import FlashAttention
-from wanbuild.models.mosaic import MosaicAttention
+from wanbuild.models.mosaic_wgmma import WgmmaAttention
 from wanbuild.options import BuildOptions
 from wanbuild.plan.published import manifest_of
 from wanbuild.programs import attention
@@ -140,7 +140,7 @@ def test_programs_are_those_of_kernels(builder: ProgramBuilder) -> None:
 
     assert named(CHIPS["v5e"].kernels) == ["attention", "attention_text", "attention_image"]
     assert named(CHIPS["rtx4090"].kernels) == []
-    mosaic = MosaicAttention(64, 128, 2)
+    mosaic = WgmmaAttention(64, 128, 2)
     found = [
         mosaic.is_kernel(*given) for given in ((jnp.bfloat16, 128), (jnp.bfloat16, 64), (jnp.float32, 128))
     ]
