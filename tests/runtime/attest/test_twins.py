@@ -55,7 +55,6 @@ def test_the_worst_call_counts_and_what_is_right_goes_on() -> None:
     assert run.kept == ["decode"]
 
 
-<<<<<<< HEAD
 def test_what_does_not_run_is_not_used() -> None:
     """But for want of memory, which is no matter of the executable."""
 
@@ -75,10 +74,7 @@ def test_what_does_not_run_is_not_used() -> None:
         fail("RESOURCE_EXHAUSTED: 1 GiB").call(state=np.ones(4))
 
 
-@pytest.mark.parametrize(("role", "found"), [("step", 16e-3), ("prepare", 16e-3), ("decode", 1e-3)])
-=======
 @pytest.mark.parametrize(("role", "found"), [("step", 16e-3), ("prepare", 16e-3), ("text", 1e-3)])
->>>>>>> 38be577b (Sums over runs are compared of what the transformer's programs return alone: a right text encoder is 1.4e-2 apart by them)
 def test_what_shifts_a_channel_counts_for_more(role: RoleName, found: float) -> None:
     """But of text encoders and the VAE, which may be rounded to one side."""
     twins, program = Twins(built_with(dtype="bfloat16"), False, str), structs.replace(PROGRAM, role=role)
