@@ -13,7 +13,7 @@ from unittest import mock
 import msgspec
 from filelock import FileLock
 
-from wanbuild.programs import compile, entry_compiler
+from wanbuild.programs import compile, compiler, entry_compiler
 from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.preview import with_preview
 from wanbuild.targets.target import TargetSpec
@@ -24,8 +24,11 @@ from wanrun.machine.environment import host_environment
 
 @contextmanager
 def compiled_once(store: Path) -> Iterator[None]:
-    """Takes from a folder what was compiled of the same StableHLO, and keeps there what is compiled."""
-    host = host_environment("cpu")
+    """Takes from a folder what was compiled of the same StableHLO, and keeps there what is compiled.
+
+    By the same code: it says which figures there are of an executable.
+    """
+    host = [host_environment("cpu"), sha256_of(Path(compiler.__file__).read_bytes())]
 
     def compile_or_copy(
         cache: Path, target: TargetSpec, name: str, data: bytes, donate: Sequence[str]
