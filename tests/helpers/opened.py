@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.device import open_device
 from wanrun.opened.policy import LoadPolicy
 from wanrun.timing.timings import Recorder, Timings
-from wanrun.weights.buffers import Memory
+from wanrun.weights.ahead import Ahead
 from wanrun.weights.programs import Programs
 from wanrun.weights.store import WeightStore
 
@@ -46,7 +45,7 @@ class Opened:
         executables: its executables.
     """
 
-    def __init__(self, artifact: Path, memories: Mapping[str, Memory] = MappingProxyType({})) -> None:
+    def __init__(self, artifact: Path, ahead: Ahead | None = None) -> None:
         manifest, self.timings = read_manifest(artifact), Timings()
         profile = manifest.profiles[PROFILE]
         selected = select_target(Artifact(manifest, artifact), profile)
@@ -56,7 +55,7 @@ class Opened:
         self.opened = OpenedArtifact(
             Artifact(manifest, artifact), selected, device, LoadPolicy(), recorder, print, print
         )
-        self.weights = WeightStore(self.opened, memories)
+        self.weights = WeightStore(self.opened, ahead)
         self.executables = self.weights.executables
 
     def programs(self, profile: str = PROFILE) -> Programs:

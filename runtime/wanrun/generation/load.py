@@ -35,7 +35,7 @@ from wanrun.text.beside import opened_beside
 from wanrun.text.encoder import silent
 from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Recorder, Timings
-from wanrun.weights.buffers import Memory
+from wanrun.weights.ahead import Ahead
 from wanrun.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -178,16 +178,16 @@ def on_device(
     streams = choice.streams  # refuses a form that is not built
     policy = together(given.group, manifest, selected.name, profile, policy, given.prompts, given.inputs)
     selected = _tried(choice, selected, given, timings)
-    cancel, ahead, expert = given.cancel or CancelToken(), dict[str, Memory](), first_expert(manifest, policy)
+    cancel, expert = given.cancel or CancelToken(), first_expert(manifest, policy)
+    ahead = Ahead(artifact.folder, policy)
     cancel.check()
     # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
     if not (policy.lazy or policy.low_memory or selected.mesh or streams):
-        ahead[expert] = Memory(manifest.components[expert])
-        ahead[expert].touch_ahead()  # while jax is imported
-        undo.callback(ahead[expert].stop)
+        ahead.touch(expert, manifest.components[expert])
+        undo.callback(ahead.stop)
     text, trust = choice.text_target(selected, profile), choice.trust(selected)
     cpu = None if text is None else "cpu"
-    device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu)
+    device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu, ahead.read)
     cancel.check()
     if not device.foreign:
         trust.check_device(profile, device_environment(device.devices))

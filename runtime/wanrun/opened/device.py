@@ -63,6 +63,7 @@ def open_device(
     warn: Callable[[str], None],
     group: ProcessGroup | None = None,
     beside: str | None = None,
+    imported: Callable[[str], object] = lambda platform: None,
 ) -> OpenDevice:
     """Imports jax, starts the target's platform and compares the devices with the target's.
 
@@ -72,6 +73,7 @@ def open_device(
         warn: told when the artifact's executables are not used.
         group: the processes of the run, each with an equal part of the mesh; None for this one alone.
         beside: another platform that JAX starts too.
+        imported: called with the platform once JAX is imported, before its devices start.
 
     Raises:
         ArtifactError: if there is no such device, or listing every fact that differs.
@@ -85,6 +87,7 @@ def open_device(
     with timings.phase("import", "jax"), uncollected():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
+    imported(platform)
     with timings.phase("device"):
         devices = open_devices(platform, count, alone=group is None, beside=beside)
     mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices, needed)

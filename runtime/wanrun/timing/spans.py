@@ -73,9 +73,9 @@ class Spans:
         self.take(span)
         return span
 
-    def end(self, span: Span) -> None:
-        """Ends a span, which then no longer holds what told its progress."""
-        span.end, span.progress = now(), None
+    def end(self, span: Span, at: float | None = None) -> None:
+        """Ends a span, now or at a moment that has passed; it no longer holds what told its progress."""
+        span.end, span.progress = now() if at is None else at, None
 
     @contextmanager
     def phase(

@@ -103,8 +103,8 @@ class Timings(Spans):
         if self.changed is not None:
             self.changed()
 
-    def end(self, span: Span) -> None:
-        super().end(span)
+    def end(self, span: Span, at: float | None = None) -> None:
+        super().end(span, at)
         if self.changed is not None:
             self.changed()
 
@@ -314,9 +314,9 @@ class Recorder(Spans):
             for timings in self._listeners():
                 timings.take(span)
 
-    def end(self, span: Span) -> None:
+    def end(self, span: Span, at: float | None = None) -> None:
         with self._lock:
-            super().end(span)
+            super().end(span, at)
             del self._spans[span]
 
     def count(self, **more: int) -> None:

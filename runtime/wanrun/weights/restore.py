@@ -261,6 +261,12 @@ class Restore:
         return self._marks[-1][1] if self._marks else 0, self.nbytes
 
     @property
+    def ended_at(self) -> float | None:
+        """When the last bytes had come, in seconds since the process started; None before that."""
+        moment, done = self._marks[-1] if self._marks else (0.0, -1)
+        return moment if done == self.nbytes else None
+
+    @property
     def rate(self) -> float:
         """The bytes a second of the fastest quarter of the bytes; 0 before as many have come."""
         return fastest(self._marks, max(self.nbytes / 4, 1))

@@ -25,7 +25,6 @@ import gc
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from wanrun.machine.jax_process import own_options
 from wanrun.machine.memory import Machine
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.spans import Span
-from wanrun.weights.buffers import Memory
+from wanrun.weights.ahead import Ahead
 from wanrun.weights.layers import LayerStream
 from wanrun.weights.loras import KEPT_SHARE, AppliedLora, FilledSlots, KeptLoras
 from wanrun.weights.restore import Restore, default_threads
@@ -55,18 +54,18 @@ class WeightStore:
 
     Args:
         opened: the artifact.
-        memories: memory that is already allocated, by component; only for one device.
+        ahead: what was begun before the device was open; only for one device.
 
     Attributes:
         opened: the artifact.
         executables: its executables, of which some spread weights over a mesh.
     """
 
-    def __init__(self, opened: OpenedArtifact, memories: Mapping[str, Memory] = MappingProxyType({})) -> None:
+    def __init__(self, opened: OpenedArtifact, ahead: Ahead | None = None) -> None:
         self.opened, self.executables = opened, Executables(opened)
         # Whether floats of ``BITS`` are kept as integers of the same bits, as the programs take them.
         self._bits = opened.program_set.kernels.weight_bits
-        self._memories = dict(memories)
+        self._ahead = ahead or Ahead(opened.artifact.folder, opened.policy)
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._mesh_transfers: dict[str, Transfer] = {}  # on a mesh
@@ -127,21 +126,21 @@ class WeightStore:
         if name not in self._hosts:
             _free_dropped()  # before allocating as much again
             transfer = self.mesh_transfer(name)
-            restore = Restore(
+            restore = self._ahead.restore(name) or Restore(
                 self.opened.artifact.folder,
                 name,
                 self.components[name],
                 self._readers,
                 self.opened.policy.verify,
                 weights=self.opened.policy.weights,
-                memory=self._memories.pop(name, None),
+                memory=self._ahead.memory(name),
                 rows={} if transfer is None else transfer.rows,
             )
             self._restores[name] = restore
             recorder = self.opened.recorder
             reading = recorder.begin("restore", name, lambda: restore.progress)
             self._hosts[name] = self._transfers.submit(self._read, restore, reading)
-            self._hosts[name].add_done_callback(lambda _: recorder.end(reading))
+            self._hosts[name].add_done_callback(lambda _: recorder.end(reading, restore.ended_at))
         return self._hosts[name]
 
     def _read(self, restore: Restore, reading: Span) -> Tree:
@@ -289,8 +288,7 @@ class WeightStore:
         with self._lock:
             for restore in self._restores.values():
                 restore.cancel()
-            for memory in self._memories.values():
-                memory.stop()
+            self._ahead.stop()
             for stream in self._streams.values():
                 stream.close()
             self._streams.clear()
@@ -299,7 +297,6 @@ class WeightStore:
             for pool in (self._readers, self._transfers):
                 pool.shutdown(wait=False, cancel_futures=True)
             self._restores.clear()
-            self._memories.clear()
             self._hosts.clear()
             self._weights.clear()
             self._orders.clear()

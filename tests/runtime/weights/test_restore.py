@@ -338,8 +338,8 @@ def test_the_clock_tells_when_the_first_file_was_read(
         reading = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool)
         reading.result()
     assert reading.started_at == 2
-    assert reading.progress[0] == reading.nbytes
-    assert reading.nbytes / next(ticks) < reading.rate < reading.nbytes  # the fastest quarter of all
+    assert reading.progress[0] == reading.nbytes and reading.ended_at == next(ticks) - 1
+    assert reading.nbytes / reading.ended_at < reading.rate < reading.nbytes  # the fastest quarter of all
 
 
 # --- damage -------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from helpers.memory import resident_bytes
 from helpers.opened import LIMIT_SECONDS, ROW_BYTES, ROWS, Opened, Watch, eventually, settled
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
+from wanrun.opened.policy import LoadPolicy
 from wanrun.weights import restore as restore_module
 from wanrun.weights import store as weights_module
-from wanrun.weights.buffers import Memory
+from wanrun.weights.ahead import Ahead
 from wanrun.weights.futures import unfinished
 from wanrun.weights.restore import Restore
 from wanrun.weights.store import WeightStore
@@ -183,9 +184,12 @@ def test_a_kept_block_stays_until_the_end(shared: Path, load: Load, watch: Watch
 
 
 def test_close_lets_go_of_memory_that_was_made_ahead(shared: Path, load: Load) -> None:
-    memory = Memory(read_manifest(shared).components["big"])
+    ahead = Ahead(shared, LoadPolicy())
+    ahead.touch("big", read_manifest(shared).components["big"])
+    ahead.read("cpu")  # which starts at once: nothing is read
+    memory = ahead._memories["big"]
     block, stop = weakref.ref(memory._block), memory._stop
-    store = load(shared, memories={"big": memory})
+    store = load(shared, ahead=ahead)
     del memory
     store.close()
     assert stop.is_set() and block() is None
