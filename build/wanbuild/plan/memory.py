@@ -39,17 +39,23 @@ class VaeCopies:
 
     Args:
         piece: of a decoder's piece, beside the history of each convolution, which is among its inputs.
-        decoder: of a decoder that has its history within: of tiles, and of windows.
-        encoder: of an encoder, which has it too.
+        decoder: of a decoder that has its history within, of a window.
+        tile: of one of tiles, whose largest level is that of a tile.
+        encoder: of an encoder, which has its history within.
     """
 
     piece: float
     decoder: float
+    tile: float
     encoder: float
 
 
 VAE_COPIES: Mapping[str, VaeCopies] = MappingProxyType(
-    {"cuda": VaeCopies(6.5, 12.5, 9.5), "tpu": VaeCopies(9.5, 16, 16), "cpu": VaeCopies(9.5, 13, 11)}
+    {
+        "cuda": VaeCopies(piece=6.5, decoder=12.5, tile=18.5, encoder=9.5),
+        "tpu": VaeCopies(piece=9.5, decoder=16, tile=16, encoder=16),
+        "cpu": VaeCopies(piece=9.5, decoder=13, tile=13, encoder=11),
+    }
 )
 """The same by platform, of compiled programs of two sizes (docs/notes/media.md)."""
 
@@ -212,23 +218,26 @@ def _vae_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     pixels, joined = shape.width * shape.height / patch**2, 0
     # diffusers' tiles of an encoder with patches are of patches.
     side = tile // patch if decoder else tile
-    if tile and max(shape.width, shape.height) > side * patch:
+    tiled = tile > 0 and max(shape.width, shape.height) > side * patch
+    if tiled:
         pixels = min(pixels, side**2)
         joined = _joined_bytes(shape, tile) if decoder else 0
+    if tiled and decoder and generation.chip.platform == "cuda":  # which lays weights out anew for the loop
+        joined += generation.weights("vae", sizes)
     channels = config.decoder_dim if decoder else config.base_dim
     if generation.chip.platform == "tpu":
         channels = -(-channels // LANES) * LANES
     item = 4 if options.vae_dtype == "float32" else 2
     frames = 1 if call.role == "decode_first" else chunk * generation.manifest.model.vae_temporal
     largest = frames * pixels * channels * item / num_devices(sizes)
-    return _vae_copies(generation, call) * largest + joined
+    return _vae_copies(generation, call, tiled) * largest + joined
 
 
-def _vae_copies(generation: Generation, call: Runs) -> float:
+def _vae_copies(generation: Generation, call: Runs, tiled: bool) -> float:
     copies = VAE_COPIES[generation.chip.platform]
     if ROLES[call.role].when != "video":
         return copies.encoder
-    held = copies.piece if generation.carried(call.name) else copies.decoder
+    held = copies.tile if tiled else copies.piece if generation.carried(call.name) else copies.decoder
     return held * (KEPT_WIDTH if generation.config("vae").patch_size else 1)
 
 

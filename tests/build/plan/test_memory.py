@@ -40,9 +40,9 @@ def generation(
         ("h200", "wan2.2-ti2v-5b", (1280, 704), "decode_video", 17.6, 0),
         ("v6e", "wan2.1-t2v-1.3b", (832, 480), "decode_video", 11.7, 0),
         ("h200", "wan2.1-i2v-14b-720p", (1280, 720), "encode_video", 11.8, 0),
-        # Tiles of one size take what one tile does, whatever the frame.
-        ("cpu", "wan2.1-t2v-1.3b", (832, 480), "decode_video", 1.41, 256),
-        ("cpu", "wan2.1-t2v-1.3b", (1280, 720), "decode_video", 1.53, 256),
+        # Tiles take what one tile does, and an NVIDIA GPU's other layouts of the weights.
+        ("cpu", "wan2.1-t2v-1.3b", (832, 480), "decode_video", 1.56, 256),
+        ("h200", "wan2.1-t2v-1.3b", (832, 480), "decode_video", 2.58, 256),
     ],
 )
 def test_temporaries_are_those_of_compiled_programs(
