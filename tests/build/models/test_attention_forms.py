@@ -164,15 +164,15 @@ def test_what_cudnn_is_asked_for(monkeypatch: pytest.MonkeyPatch, case: str) -> 
 
 
 @pytest.mark.parametrize(("case", "dtype"), [("few keys", "bfloat16"), ("padding", "float32")])
-def test_what_cudnn_does_not_take(monkeypatch: pytest.MonkeyPatch, case: str, dtype: str) -> None:
+def test_what_kernels_of_gpus_do_not_take(monkeypatch: pytest.MonkeyPatch, case: str, dtype: str) -> None:
+    """None is called: neither cuDNN nor one in Mosaic GPU runs here."""
     calls: list[str] = []
     monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn(calls))
     (q, k, v), mask, _ = arrays(case, dtype)
-    np.testing.assert_array_equal(CudnnAttention()(q, k, v, mask), blocked_attention(q, k, v, mask))
-    for found, plain in zip(
-        CudnnAttention().partial(q, k, v, mask), blocked_attention.partial(q, k, v, mask), strict=True
-    ):
-        np.testing.assert_array_equal(found, plain)
+    plain = blocked_attention(q, k, v, mask), *blocked_attention.partial(q, k, v, mask)
+    for form in (CudnnAttention(), WgmmaAttention(64, 128, 2), Tcgen05Attention(128, 128, 2)):
+        for found, expected in zip((form(q, k, v, mask), *form.partial(q, k, v, mask)), plain, strict=True):
+            np.testing.assert_array_equal(found, expected)
     assert calls == []
 
 
