@@ -193,6 +193,8 @@ def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:
 def check_all_ran(pipeline: Pipeline, forms: Collection[str] | None = None) -> None:
     """Checks that every program of the loaded profile has run, but for those that bring weights to a mesh.
 
+    Those of a text encoder that runs on the CPU instead need not.
+
     Args:
         pipeline: the pipeline.
         forms: the forms of the loop whose programs have to; None for all.
@@ -200,9 +202,12 @@ def check_all_ran(pipeline: Pipeline, forms: Collection[str] | None = None) -> N
     Raises:
         VerificationError: naming one that has not, whose role no part of a proof knows.
     """
-    programs = pipeline.session(pipeline.profile).programs
+    session = pipeline.session(pipeline.profile)
+    programs = session.programs
     needed = {role for form in FORMS.values() if forms is None or form.name in forms for role in form.roles}
     others = {role for form in FORMS.values() for role in form.roles} - needed
+    if session.text.opened is not programs.weights.opened:
+        others |= {"text"}
     for name in programs.weights.executables.idle(pipeline.profile):
         role = programs[name].role
         if role not in others and ROLES[role].proven != "weights":

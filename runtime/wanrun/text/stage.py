@@ -19,12 +19,16 @@ from wanrun.weights.store import WeightStore
 
 
 class TextStage:
-    """Tokenizer, text encoder and stored embeddings in one compute dtype."""
+    """Tokenizer, text encoder and stored embeddings in one compute dtype.
+
+    Attributes:
+        opened: the artifact on the device that the encoder's programs run on.
+    """
 
     def __init__(
         self, opened: OpenedArtifact, tokenizer: ArtifactTokenizer, encoder: ArtifactTextEncoder, dtype: str
     ) -> None:
-        self.tokenizer, self.encoder, self._dtype = tokenizer, encoder, DTYPES[dtype]
+        self.opened, self.tokenizer, self.encoder, self._dtype = opened, tokenizer, encoder, DTYPES[dtype]
         self._width = opened.manifest.model.text_width
         self._low_memory = opened.policy.low_memory
         self.prompts = PromptEncoder(

@@ -17,6 +17,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.opened.policy import LoadPolicy
+from wanrun.replay.proof import check_all_ran
 from wanrun.text.beside import cpu_target
 
 PROMPTS = ["a fox", "a fox in the snow " * 20]
@@ -49,6 +50,7 @@ def test_the_cpu_s_program_encodes(both: Path) -> None:
         assert components(pipeline) == ({"transformer", "vae"}, {"text_encoder"})
         beside = pipeline._texts._beside
         assert beside is not None and beside.opened.selected.name == "cpu"
+        check_all_ran(pipeline, [pipeline._session.loop])  # the target's own text encoder has not
         assert pipeline._session.text.encoder.made_by()["environment"] == beside.opened.environment
 
 
