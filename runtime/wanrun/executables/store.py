@@ -22,7 +22,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.roles import ROLES
 from wanrun.cached import CacheFolder
-from wanrun.errors import ArtifactError, shortened
+from wanrun.errors import ArtifactError, UsageError, shortened
 from wanrun.executables.entries import overlay_folder
 from wanrun.executables.jax_hook import compile_here, load
 from wanrun.executables.kept import keep, kept_file, options_here, read_kept
@@ -238,19 +238,19 @@ class Executables:
             if files is None:  # the profile is not checked yet
                 files = self._read(profile, name, program)
             compiled: Callable[..., Any]
+            compared = True
             try:
                 compiled = self._handed(files, files.entry, self._opened.target.options_of(name))
                 loading.nbytes = len(files.entry) if isinstance(files.entry, bytes) else 0
             except ArtifactError as error:
-                if isinstance(files.entry, bytes):
-                    if self._beside is not None:
-                        self._beside.unusable[name] = str(error.found)
-                    elif not policy.allow_compile:
-                        raise
+                compared = program.plain is not None  # what is compiled here of it may be wrong too
+                if isinstance(files.entry, bytes) and self._beside is None and not policy.allow_compile:
+                    raise
+                if isinstance(files.entry, bytes) and self._beside is not None and not compared:
+                    self._beside.unusable[name] = str(error.found)
                 compiled = self._compiled_here(files, error.what)
-            else:
-                if self._beside is not None:
-                    compiled = self._beside.beside(name, program, compiled, partial(self._native, files))
+            if self._beside is not None and compared:
+                compiled = self._beside.beside(name, program, compiled, partial(self._native, files))
         return LoadedProgram(compiled, program.inputs)
 
     def _handed(
@@ -315,6 +315,8 @@ class Executables:
                 folder.make_room()
         except OSError as error:
             return f"which cannot be {told}: {error.strerror}"
+        except UsageError as error:  # of the folder
+            return f"which cannot be {told}: {error.found}"
         return told
 
 

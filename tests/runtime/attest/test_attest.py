@@ -20,6 +20,7 @@ from helpers.elsewhere import (
     compiled_of,
     doctored,
     impostor,
+    leave_to_the_chip,
     put_executable,
 )
 from helpers.kernels import put_attention
@@ -163,15 +164,17 @@ def test_damaged_weights_are_no_matter_of_executables(
     assert not verdict.passed and not verdict.keep and "vae" in verdict.reason
 
 
-@pytest.mark.parametrize("scale", [-1.0, -1.05])
+@pytest.mark.parametrize(("scale", "left_out"), [(-1.0, False), (-1.05, False), (-1.05, True)])
 def test_a_kernel_is_compared_with_its_other_form(
-    artifact: Path, scale: float, monkeypatch: pytest.MonkeyPatch
+    artifact: Path, scale: float, left_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is compiled here of the program itself has the same fault, so the target is refused."""
     own(artifact, "programs")
     put_attention(artifact, kernel=lambda q: q * scale)
     build_elsewhere(artifact)
     put_executable(artifact, "attention", compiled_of(artifact, "attention"))
+    if left_out:
+        leave_to_the_chip(artifact, "attention")
     monkeypatch.setattr(attest, "attention_inputs", lambda avals: [{"q": np.arange(3, dtype=np.float32)}])
     verdict = attested(artifact, TARGET, PROFILE, lambda told: None)
     assert verdict.passed == (scale == -1) and verdict.keep and verdict.native == ()
