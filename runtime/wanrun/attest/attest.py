@@ -90,7 +90,10 @@ def run_all(pipeline: Pipeline, streams: bool) -> None:
     built = pipeline.profile.options.forms
     forms = [form for form in built if FORMS[form].streams == streams] or built
     for prompt in (PROMPT, NEGATIVE_PROMPT):
-        pipeline.encoded_at_lengths(prompt)
+        for length, rows in pipeline.encoded_at_lengths(
+            prompt
+        ).items():  # the prompt, and what fills this one
+            pipeline.encoded_at_lengths(" ".join([prompt] * (length // len(rows))))
     generation = recorded_generation(pipeline, loop=forms[0])
     start = Start.of(pipeline, generation, generation.read_media())
     pipeline.session(pipeline.profile).text.spare()
