@@ -8,15 +8,17 @@ custom kernel's own fault too: so each kernel has a program of its own, whose ot
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wanrun.artifact.artifact import open_artifact
-from wanrun.artifact.manifest import TINY_VAE
+from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.artifact.programs import Program
 from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import named_profile
-from wanrun.attest.drawn import attention_inputs
+from wanrun.artifact.slots import slots_of
+from wanrun.attest.drawn import attention_inputs, drawn, drawn_lora
 from wanrun.attest.twins import Twins
 from wanrun.errors import VerificationError, WanError
 from wanrun.generation.load import load
@@ -96,6 +98,7 @@ def run_all(pipeline: Pipeline, streams: bool) -> None:
             pipeline.encoded_at_lengths(" ".join([prompt] * (length // len(rows))))
     generation = recorded_generation(pipeline, loop=forms[0])
     start = Start.of(pipeline, generation, generation.read_media())
+    _encode_drawn(pipeline)
     pipeline.session(pipeline.profile).text.spare()
     for form in forms:
         _make_steps(pipeline, start, form)
@@ -123,13 +126,28 @@ def _compare_kernels(pipeline: Pipeline) -> None:
 
 
 @own_options()
+def _encode_drawn(pipeline: Pipeline) -> None:
+    """Encodes drawn images and videos, also as a later window does, where there are such."""
+    programs = pipeline.session(pipeline.profile).programs
+    for name in programs.with_role("window") if pipeline.manifest.model.task.windows is not None else ():
+        for number in (0, 1):
+            programs.bound(name)(**drawn(programs[name].avals["inputs"], number))
+
+
+@own_options()
 def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
-    """Makes drawn steps with each program of a form that makes some, each expert, and each guider."""
-    sampler = pipeline.session(pipeline.profile)
+    """Makes drawn steps with each program of a form that makes some, each expert, and each guider.
+
+    Slots of LoRAs are filled: zeros in them would not show how they are used.
+    """
+    sampler, options = pipeline.session(pipeline.profile), pipeline.profile.options
+    slots = slots_of(pipeline.manifest.components[TRANSFORMERS[0]], options.lora_rank)
+    loras = (drawn_lora(slots, options.dtype, start.experts),) if slots else ()
     for maker in FORMS[form].makers:
         for expert in start.experts:
             for guidance in guidances(sampler):
-                DrawnSteps.drawn(sampler, start, form, maker, expert, SCALE, **guidance).made(sampler, start)
+                steps = DrawnSteps.drawn(sampler, start, form, maker, expert, SCALE, **guidance)
+                replace(steps, run=replace(steps.run, loras=loras)).made(sampler, start)
 
 
 def _is_kept(error: Exception) -> bool:

@@ -1,20 +1,25 @@
-"""Drawn inputs that show whether a kernel of the attention is right: see ``wanrun.artifact.roles``.
+"""Drawn inputs of programs: of a kernel of the attention, slots of LoRAs, and what encodes images and videos.
 
 Axes: B batch, S queries, P prompts, T keys, N heads, K head dimension.
 """
 
 from __future__ import annotations
 
-__all__ = ["attention_inputs"]
+__all__ = ["attention_inputs", "drawn", "drawn_lora"]
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wanrun.artifact.programs import aval
+from wanrun.artifact.slots import Slot
 from wanrun.denoising.state import zeros
+from wanrun.weights.adapters import AdapterFile
+from wanrun.weights.buffers import DTYPES
+from wanrun.weights.loras import AppliedLora
 
 PERIOD = 2**17 - 1
 """Values that are drawn for an array; a larger one repeats them. It is prime, and more than a video's tokens:
@@ -126,3 +131,48 @@ def _rotation(random: np.random.Generator, avals: Mapping[str, Any], plain: bool
     }
     given = {**factors, "cos": np.cos(angles), "sin": np.sin(angles)}
     return {name: one.astype(np.float32) for name, one in given.items()}
+
+
+LORA_SHARE = 0.2
+"""What slots add to a product of values of size 1: enough that a wrong one shows, beside all the rest."""
+
+
+class _DrawnAdapter(AdapterFile):
+    """An adapter that is in no file."""
+
+    sha256 = "drawn"
+
+
+def drawn_lora(slots: Mapping[str, Slot], dtype: str, experts: Sequence[str]) -> AppliedLora:
+    """Returns a LoRA that fills all slots of each transformer with random values; always the same.
+
+    Args:
+        slots: the slots of a transformer, by path.
+        dtype: what they hold.
+        experts: the transformers.
+    """
+    random, arrays = np.random.default_rng(0), dict[str, np.ndarray]()
+    for path, slot in slots.items():
+        scale = (1.0 if path.endswith("lora_a") else LORA_SHARE) / math.sqrt(slot.shape[-1])
+        values = (scale * random.standard_normal(PERIOD)).astype(DTYPES[dtype])
+        arrays[path] = np.resize(values, slot.shape)
+    tensors = {f"{expert}/{path}": array for expert in experts for path, array in arrays.items()}
+    content: Any = None
+    return AppliedLora(_DrawnAdapter(Path(), content, 0, tensors), dict.fromkeys(experts, 1.0))
+
+
+def drawn(avals: Any, number: int) -> Any:
+    """Returns random values, of bytes all; scalars are ``number``, which may turn a part of a program on.
+
+    Args:
+        avals: as of ``wanrun.denoising.state.zeros``.
+        number: the value of scalars.
+    """
+    if isinstance(avals, Mapping):
+        return {name: drawn(one, number) for name, one in avals.items()}
+    zero, random = zeros(avals), np.random.default_rng(number)
+    if not zero.ndim:
+        return np.full_like(zero, number)
+    if zero.dtype == np.uint8:
+        return np.resize(random.integers(0, 256, PERIOD, dtype=np.uint8), zero.shape)
+    return np.resize(random.standard_normal(PERIOD), zero.shape).astype(zero.dtype)

@@ -1,10 +1,11 @@
-"""Inputs of an attention: what they are is tested with the kernels, by the faults that they show."""
+"""Drawn inputs: what those of an attention are is tested with the kernels, by the faults that they show."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from wanrun.attest.drawn import attention_inputs
+from wanrun.artifact.slots import Slot
+from wanrun.attest.drawn import attention_inputs, drawn, drawn_lora
 
 HEADS, TEXT = "bfloat16[2,70,3,128]", "float32[1,130,3,128]"
 AVALS = {
@@ -53,3 +54,20 @@ def test_no_two_tokens_are_alike() -> None:
     for name in "qkv":
         rows = given[name].reshape(9000, 8).view(np.uint16)
         assert len(np.unique(rows, axis=0)) == 9000
+
+
+def test_a_lora_fills_all_slots_of_each_transformer() -> None:
+    slots = {path: Slot(shape, (None, None)) for path, shape in (("a/lora_a", (4, 16)), ("a/lora_b", (8, 4)))}
+    lora = drawn_lora(slots, "bfloat16", ["transformer", "transformer_2"])
+    for expert in lora.strengths:
+        assert {path: one.shape for path, one in lora.file.of(expert).items()} == {
+            path: slot.shape for path, slot in slots.items()
+        }
+        assert all(one.dtype == "bfloat16" and one.all() for one in lora.file.of(expert).values())
+
+
+def test_scalars_turn_parts_of_a_program_on() -> None:
+    avals = {"image": "uint8[2,3]", "later": "int32[]", "kv": {"k": "bfloat16[4]"}}
+    off, on = (drawn(avals, number) for number in (0, 1))
+    assert (off["later"], on["later"]) == (0, 1) and off["image"].max() > 1
+    assert on["kv"]["k"].dtype == "bfloat16" and on["kv"]["k"].all()
