@@ -361,7 +361,9 @@ def measured(artifact: Path, cases: Mapping[str, Case], folder: Path) -> Mapping
         with pinned("cpu"):
             compiler = Compiler(manifest, profile, stack.enter_context(LimitedProcesses()), folder)
             executables = {name: compiler.executables(name, case) for name, case in cases.items()}
-        twins = {name: Twins(profile.options, False, lambda program: None) for name in (MOVED, *executables)}
+        twins = {
+            name: Twins(profile.options, False, lambda what, keep: None) for name in (MOVED, *executables)
+        }
         pipeline = stack.enter_context(
             load_artifact(artifact, target="cpu", profile=profile.name, embeddings="none", lazy=True)
         )

@@ -47,7 +47,7 @@ def attention_inputs(avals: Mapping[str, Any]) -> Iterator[dict[str, np.ndarray]
     First random logits, in which few keys have most of the weight: a scale, a rotation, or tokens in another
     place. Then logits that are all low: a key of padding that is not masked has all of the weight, and of the
     others each has as much, so that a lost block shows. Last, each query has one key with nearly all of the
-    weight, next to where blocks may end: a key that is lost there, or counted twice. A mask leaves out other
+    weight, next to where blocks may end: a key that is lost there. A mask leaves out other
     keys each time.
 
     Args:

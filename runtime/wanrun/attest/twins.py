@@ -14,6 +14,9 @@ from wanrun.errors import WanError, shortened
 from wanrun.executables.store import Native
 from wanrun.executables.tolerance import ALIKE, CALL_TOLERANCES, RUN, W8A8_FACTOR, Apart, most_apart
 
+COPIED = 1e-6
+"""The relative error of what only moves values."""
+
 
 class CannotCompileError(WanError):
     """A program that this chip's compiler refuses, so that nothing can be compared."""
@@ -25,14 +28,14 @@ class Twins:
     Args:
         options: the profile's.
         w8a8: whether activations are rounded to 8 bits.
-        tell: gets a program's name before its first call.
+        tell: gets what is about to be done, and whether the executables are to blame if it ends the process.
 
     Attributes:
         found: how far the results of each program were apart at most, by name.
         unusable: why an executable cannot be loaded, or does not run, by the program's name.
     """
 
-    def __init__(self, options: ProfileOptions, w8a8: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, options: ProfileOptions, w8a8: bool, tell: Callable[[str, bool], None]) -> None:
         self._options, self._factor, self._tell = options, W8A8_FACTOR if w8a8 else 1.0, tell
         self.found: dict[str, Apart] = {}
         self.unusable: dict[str, str] = {}
@@ -52,8 +55,9 @@ class Twins:
 
         def call(**arguments: Any) -> Any:
             if name not in self._native:
-                self._tell(name)
+                self._tell(f"while {name} was compiled here", False)
                 self._native[name] = _compiled(name, native)
+                self._tell(f"while {name} ran", True)
             copied = {key: _copied(arguments[key]) for key in program.donated}
             one = None if name in self.unusable else self._ran(name, shipped, {**arguments, **copied})
             other = self._native[name].compiled(**arguments)
@@ -97,6 +101,8 @@ class Twins:
     def _most(self, program: Program) -> float:
         """Returns the relative error that is allowed of a program's results."""
         when = ROLES[program.role].when
+        if when == "loading":
+            return COPIED
         if when == "attest":
             return ALIKE
         if when in ("media", "video"):

@@ -120,6 +120,6 @@ def _apart(built: np.ndarray, here: np.ndarray, tolerance: float, run: int) -> A
         return Apart(levels_apart(built, here), most_levels(tolerance), "levels")
     if built.shape != here.shape:
         return Apart(math.inf, tolerance)
-    if np.array_equal(built, here, equal_nan=True):
+    if np.array_equal(built, here):
         return Apart(0.0, tolerance)
     return Apart(max(relative_error(built, here, each) for each in (1, run)), tolerance)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -14,6 +14,7 @@ from msgspec import structs
 
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.overlay import overlaid
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, UnbuiltError
 from wanrun.errors import ArtifactError
 from wanrun.generation.agreement import together
@@ -25,7 +26,7 @@ from wanrun.machine.rates import Rates
 from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.cancel import CancelToken
-from wanrun.opened.device import open_device
+from wanrun.opened.device import OpenDevice, open_device
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, check_objects, policy_of, texts_of
 from wanrun.request.building import built
@@ -35,6 +36,7 @@ from wanrun.text.beside import opened_beside
 from wanrun.text.encoder import silent
 from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Recorder, Timings
+from wanrun.trust.trust import Trust
 from wanrun.weights.ahead import Ahead
 from wanrun.weights.store import WeightStore
 
@@ -189,13 +191,26 @@ def on_device(
     cpu = None if text is None else "cpu"
     device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu, ahead.read)
     cancel.check()
+    check = _checked(trust, device)
     if not device.foreign:
-        trust.check_device(profile, device_environment(device.devices))
+        check(profile)
     opened = OpenedArtifact(
-        artifact, selected, device, policy, Recorder(), given.warn, given.report, cache(trust.check)
+        artifact, selected, device, policy, Recorder(), given.warn, given.report, cache(check)
     )
     beside = None if text is None else opened_beside(opened, text)
     return WeightStore(opened, ahead), TextStages(opened, None if beside is None else WeightStore(beside))
+
+
+def _checked(trust: Trust, device: OpenDevice) -> Callable[[Profile], Collection[str]]:
+    """Returns what checks that a profile's executables are trusted on an open device."""
+    found = device_environment(device.devices)
+
+    def check(profile: Profile) -> Collection[str]:
+        if not device.foreign:
+            trust.check_device(profile, found)
+        return trust.check(profile)
+
+    return check
 
 
 def _say(selected: SelectedTarget, report: Tell) -> None:

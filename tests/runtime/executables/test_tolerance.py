@@ -46,6 +46,7 @@ def test_outputs_that_are_apart() -> None:
     for wrong in (ones * np.nan, ones[0], ones * 1.1):
         assert not most_apart(wrong, ones, 1e-4).agrees
     assert not most_apart(ones * 1e-9, zeros, 1e-4).agrees
+    assert not most_apart(ones * np.nan, ones * np.nan, 1e-4).agrees  # it shows nothing
     black, white = zeros.astype(np.uint8), ones.astype(np.uint8)
     assert most_apart({"a": ones, "b": white}, {"a": ones, "b": black}, 1e-4).unit == "levels"
     found = most_apart({"a": 2 * ones, "b": 9 * white}, {"a": ones, "b": black}, 1e-4)
