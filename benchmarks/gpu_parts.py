@@ -14,7 +14,7 @@ from gpu_bench import Bench, device_bytes
 from gpu_experts import build as build_a14b
 from gpu_experts import experts
 from gpu_rows import COMPILES
-from gpu_start import build, build_and_start, start, stream, stream_14b
+from gpu_start import build, build_and_start, put, start, stream, stream_14b
 
 SIZES = ((832, 480, 81), (1280, 720, 81))
 TOY_SIZES = ((64, 64, 1),)
@@ -220,6 +220,9 @@ PARTS: Mapping[str, Part] = {
         COMMANDS,
         80,
         tolerance=0.25,
+    ),
+    "put": Part(
+        put, "arrays to the device, staged by XLA and from pinned memory", PROGRAMS, 20, tolerance=0.5
     ),
     "build-14b": Part(
         functools.partial(build, model="14b"),

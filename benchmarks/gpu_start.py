@@ -1,6 +1,6 @@
 """The parts of gpu.py that start artifacts of published models, whose weights are zeros.
 
-As a script it drops files from the page cache: ``python gpu_start.py drop JSON``.
+As a script it drops files from the page cache (``python gpu_start.py drop JSON``) or puts arrays on a device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,8 @@ STORED: Mapping[str, str] = MappingProxyType({"1.3b": "float32", "14b": "bfloat1
 """By model: the dtype of the checkpoint that is converted; float32, as published, has twice the bytes."""
 STREAMED = 4
 """Steps of which the first does not count."""
+PINNED = "pinned_host"
+"""JAX's kind of the host's memory that a device reads by itself."""
 SMALL_CARD = 24e9
 """Bytes of the memory of a card that people have."""
 
@@ -105,6 +107,45 @@ def drop(rows: Rows, arguments: Mapping[str, Any]) -> None:
     rows.add("dropped from the page cache", note=way)
 
 
+def put(bench: Bench) -> None:
+    """Times the ways of host arrays to the device."""
+    bench.measure("gpu_start.py", "puts")
+
+
+def puts(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Times ``device_put`` of arrays that XLA stages in pinned memory, of one too large, and from there.
+
+    The first of a kind also allocates pinned memory, and is in the note.
+    """
+    import jax
+    import numpy as np
+
+    device = jax.devices()[0]
+    size = 2**20 if arguments["smoke"] else 2**31
+    whole = np.ones(size, np.uint8)
+    ways: dict[str, Callable[[], Any]] = {
+        "in four arrays": lambda: jax.device_put(np.split(whole, 4), device),
+        "in one array": lambda: jax.device_put(whole, device),
+    }
+    if PINNED in {memory.kind for memory in device.addressable_memories()}:
+        there = jax.sharding.SingleDeviceSharding(device, memory_kind=PINNED)
+        pinned = jax.block_until_ready(jax.device_put(whole, there))
+        ways["into pinned memory"] = lambda: jax.device_put(whole, there)
+        own = jax.sharding.SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
+        ways["from pinned memory"] = lambda: jax.device_put(pinned, own)
+    for name, way in ways.items():
+        with rows.attempt(f"put {name}"):
+            seconds = []
+            for _ in range(4):
+                began = time.perf_counter()
+                jax.block_until_ready(way())
+                seconds.append(time.perf_counter() - began)
+            rate = size / 1e9 / statistics.median(seconds[1:])
+            rows.add(
+                f"put {name}", rate, "GB/s", f"first {size / 1e9 / seconds[0]:.3g} GB/s, {size / 1e9:.3g} GB"
+            )
+
+
 def stream(bench: Bench) -> None:
     """Makes steps of 1.3B whose layers stream through the device, and of one whose layers stay there.
 
@@ -137,4 +178,4 @@ def _steps(bench: Bench, artifact: Path, what: str, loop: str, memory: str, **en
 
 
 if __name__ == "__main__":
-    main(MappingProxyType({"drop": drop}))
+    main(MappingProxyType({"drop": drop, "puts": puts}))
