@@ -93,7 +93,7 @@ def built_target(text: str, meshes: Mapping[str, Sizes]) -> str | None:
     if text in meshes:
         return text
     plain = {name: split_w8a8(name.removesuffix(name_suffix(mesh))) for name, mesh in meshes.items()}
-    found = named_target(text, {chip for chip, _ in plain.values()})
+    found = named_target(text, sorted({chip for chip, _ in plain.values()}))
     if found is None:
         return None
     meant = [
