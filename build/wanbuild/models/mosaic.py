@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -25,6 +26,13 @@ from wanbuild.models.attention import MOSAIC_HEAD_DIM, Attention, Mask, blocked_
 HEAD_DIM = MOSAIC_HEAD_DIM
 FACTOR = HEAD_DIM**-0.5 * math.log2(math.e)
 """Of the scores: weights are powers of two."""
+
+MASKED = -(2.0**103)
+"""The score of a masked key. As a power of two its product with the factor is exact: where no key counts, the
+difference from ``LEAST`` is zero whether a compiler rounds the product before it or not."""
+
+LEAST = float(np.float32(FACTOR)) * MASKED
+"""The largest score of masked keys, base 2."""
 
 COMPUTING = 2
 """Groups of threads that compute weights: the first ones."""

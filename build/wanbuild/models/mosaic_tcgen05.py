@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from wanbuild.models.attention import MASKED
 from wanbuild.models.mosaic import (
     COMPUTING,
-    FACTOR,
     HEAD_DIM,
+    LEAST,
+    MASKED,
     MosaicAttention,
     by_query,
     full_blocks,
@@ -75,7 +75,7 @@ class Tcgen05Attention(MosaicAttention):
             scores = self._loaded(scores_of(group))
             if rest:
                 numbers = self._held(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1))
-                scores = jnp.where(numbers < count - number * self.keys, scores, MASKED / FACTOR)
+                scores = jnp.where(numbers < count - number * self.keys, scores, MASKED)
             weights, kept, most, total = weighed(scores, *carry, SLACK)
             self._multiply_sums(shared["weighted"], group, kept)
             self._store(weights_of(group), weights.astype(jnp.bfloat16))
@@ -84,7 +84,7 @@ class Tcgen05Attention(MosaicAttention):
             return most, total
 
         carry = (
-            self._held(jnp.full(self.queries, MASKED, jnp.float32)),
+            self._held(jnp.full(self.queries, LEAST, jnp.float32)),
             self._held(jnp.zeros(self.queries, jnp.float32)),
         )
         full = full_blocks(count, self.keys)

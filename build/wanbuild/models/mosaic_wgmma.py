@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from wanbuild.models.attention import MASKED
 from wanbuild.models.mosaic import (
     COMPUTING,
-    FACTOR,
     HEAD_DIM,
+    LEAST,
+    MASKED,
     MosaicAttention,
     by_query,
     full_blocks,
@@ -63,7 +63,7 @@ class WgmmaAttention(MosaicAttention):
             plgpu.barrier_arrive(keys.free.at[stage])
             if rest:
                 numbers = self._held(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1))
-                scores = jnp.where(numbers < count - number * self.keys, scores, MASKED / FACTOR)
+                scores = jnp.where(numbers < count - number * self.keys, scores, MASKED)
             weighted, most, total = carry
             weights, kept, most, total = weighed(scores, most, total)
             weighted = weighted * by_query(kept, weighted.shape)
@@ -79,7 +79,7 @@ class WgmmaAttention(MosaicAttention):
 
         carry: tuple[jax.Array, jax.Array, jax.Array] = (
             self._held(jnp.zeros((self.queries, HEAD_DIM), jnp.float32)),
-            self._held(jnp.full(self.queries, MASKED, jnp.float32)),
+            self._held(jnp.full(self.queries, LEAST, jnp.float32)),
             self._held(jnp.zeros(self.queries, jnp.float32)),
         )
         full = full_blocks(count, self.keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wanbuild.models.attention import MASKED, Attention, blocked_attention
+from wanbuild.models.attention import Attention, blocked_attention
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.cudnn import CudnnAttention
 from wanbuild.models.flash import FlashAttention
-from wanbuild.models.mosaic import FACTOR, log_sums, weighed
+from wanbuild.models.mosaic import FACTOR, LEAST, MASKED, log_sums, weighed
 from wanbuild.models.mosaic_tcgen05 import SLACK, Tcgen05Attention
 from wanbuild.models.mosaic_wgmma import WgmmaAttention
 from wanbuild.targets.chips import CHIPS
@@ -121,18 +122,20 @@ def test_every_form_at_odd_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("slack", [0, SLACK])
 def test_weights_of_blocks_of_a_kernel_in_mosaic_gpu(slack: float) -> None:
-    """Of no key at all the sum has no weight. Larger scores change what weights are relative to, or not."""
+    """Of no key at all the sum has no weight, also where XLA multiplies and subtracts at once, as ptxas does.
+    Larger scores change what weights are relative to, or not."""
     scores = jnp.stack([jnp.linspace(0, last, 24) for last in (0, 1, 9, 90)]) / FACTOR
-    most, total = jnp.full(4, MASKED), jnp.zeros(4)
-    _, _, *none = weighed(jnp.full_like(scores, MASKED / FACTOR), most, total, slack)
+    most, total = jnp.full(4, LEAST), jnp.zeros(4)
+    weigh = jax.jit(functools.partial(weighed, slack=slack))
+    _, _, *none = weigh(jnp.full((4, 8), MASKED), most, total)
     assert np.isfinite(log_sums(*none)).all() and (log_sums(*none) < -1e29).all()
     for block in jnp.split(scores, 3, axis=1):
-        weights, kept, most, total = weighed(block, most, total, slack)
-        assert weights.max() <= 2**slack and kept.max() <= 1
+        weights, kept, most, total = weigh(block, most, total)
+        assert weights.max() < 1.001 * 2**slack and kept.max() <= 1
     expected = jax.nn.logsumexp(scores * FACTOR * np.log(2), axis=1)
     np.testing.assert_allclose(log_sums(most, total), expected, rtol=1e-6)
     largest = [True, False, False, True] if slack else [True] * 4
-    np.testing.assert_array_equal(most == scores.max(axis=1) * FACTOR, largest)
+    np.testing.assert_array_equal(jnp.isclose(most, scores.max(axis=1) * FACTOR), largest)
 
 
 def rounded(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
@@ -165,12 +168,12 @@ def test_what_cudnn_is_asked_for(monkeypatch: pytest.MonkeyPatch, case: str) -> 
 
 @pytest.mark.parametrize(("case", "dtype"), [("few keys", "bfloat16"), ("padding", "float32")])
 def test_what_kernels_of_gpus_do_not_take(monkeypatch: pytest.MonkeyPatch, case: str, dtype: str) -> None:
-    """None is called: neither cuDNN nor one in Mosaic GPU runs here."""
+    """None is called: neither cuDNN nor one in Mosaic GPU runs here. Those of Mosaic GPU share the choice."""
     calls: list[str] = []
     monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn(calls))
     (q, k, v), mask, _ = arrays(case, dtype)
     plain = blocked_attention(q, k, v, mask), *blocked_attention.partial(q, k, v, mask)
-    for form in (CudnnAttention(), WgmmaAttention(64, 128, 2), Tcgen05Attention(128, 128, 2)):
+    for form in (CudnnAttention(), Tcgen05Attention(128, 128, 2)):
         for found, expected in zip((form(q, k, v, mask), *form.partial(q, k, v, mask)), plain, strict=True):
             np.testing.assert_array_equal(found, expected)
     assert calls == []
