@@ -319,7 +319,7 @@ class Doctored:
         weights: Sequence[str],
     ) -> None:
         self._cases, self._twins, self._weights = cases, twins, weights
-        self.unloadable: dict[str, str] = {}
+        self.unusable: dict[str, str] = {}
 
     def beside(self, name: str, program: Program, shipped: Run, native: Callable[[], Native]) -> Run:
         """Returns a function that calls all of them, and returns what is right."""
