@@ -134,7 +134,7 @@ def test_no_option_needs_an_executable(
         assert np.asarray(jax.jit(lambda x: 3 * x)(np.float32(2))) == 6
         assert seen.count(COMPILE) == 1, "a compilation is seen"
     assert contents(artifact) == before
-    assert cached() == {"embeddings"}
+    assert cached() == {"embeddings", "rates"}
 
     for index, latents in enumerate(steps):
         for other in range(index):
