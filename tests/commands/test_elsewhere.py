@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 import pytest
@@ -172,6 +173,7 @@ def test_another_chip(make: Make, artifact: Path, facts: dict[str, Any], reason:
 
 
 def test_too_few_devices(make: Make, elsewhere: Path) -> None:
+    assert len(jax.devices("cpu")) == 1  # now open: a target of two opens two where it is the first
     manifest = read_manifest(elsewhere)
     target = manifest.targets[TARGET]
     old = manifest.program_sets[target.program_set]
