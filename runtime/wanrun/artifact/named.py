@@ -56,7 +56,9 @@ REQUIREMENTS = Kind("the requirements file", "", r"requirements(-[^/]+)?\.txt", 
 GOLDEN = Kind("the recorded result", "golden", r"[^/]+-[0-9a-f]{12}\.json", 2**20)
 EMBEDDING = Kind("the prompt embedding", "embeddings", r"[^/]+\.npy", 2**26, f"{_AGAIN} embed")
 ADAPTER = Kind("the adapter", "adapters", r"[^/]+\.safetensors", remedy=f"{_AGAIN} lora")
-VERDICT = Kind("the recorded verdict", "verdicts", r"[^/]+-[0-9a-f]{12}\.json", 2**16, f"{_AGAIN} attest")
+VERDICT = Kind(
+    "the recorded verdict", "verdicts", r"[^/]+-[0-9a-f]{12}\.json", 2**16, f"{_AGAIN} attest --record"
+)
 KINDS = (WEIGHTS, TOKENIZER, PROGRAM, EXECUTABLE, REQUIREMENTS, GOLDEN, EMBEDDING, ADAPTER, VERDICT)
 """All kinds of files. Real tokenizers have 17 MB, programs some megabytes, records and verdicts some
 kilobytes, and the largest embedding, 512 tokens of UMT5-XXL in float32, 8 MB."""

@@ -86,7 +86,8 @@ def load(name: str, lowered: jax.stages.Lowered, entry: bytes) -> jax.stages.Com
         entry: the entry's bytes, which were checked: they hold machine code.
 
     Raises:
-        ArtifactError: if the entry is none, or not for this device or this JAX; and as ``_through``.
+        ArtifactError: if the entry is none, or not for this program, this device or this JAX; and as
+            ``_through``.
     """
     from jax._src import compilation_cache
 
@@ -101,14 +102,21 @@ def load(name: str, lowered: jax.stages.Lowered, entry: bytes) -> jax.stages.Com
         except Exception as error:  # zlib's, zstandard's, and XLA's, which is a RuntimeError or a ValueError
             if "RESOURCE_EXHAUSTED" in str(error):  # which says nothing of the entry
                 raise
-            raise ArtifactError(
-                f"JAX cannot load the executable of {name}",
-                expected="one for this device and this version of JAX",
-                found=" ".join(str(error).split())[:300] or type(error).__name__,
-                remedy="run wanbuild compile here, or pass --allow-compile",
-            ) from error
+            raise _unloadable(name, error) from error
 
-    return _through(lowered, deserialized)
+    try:
+        return _through(lowered, deserialized)
+    except ValueError as error:  # the executable of another program, with other inputs or outputs
+        raise _unloadable(name, error) from error
+
+
+def _unloadable(name: str, error: Exception) -> ArtifactError:
+    return ArtifactError(
+        f"JAX cannot load the executable of {name}",
+        expected="one for this program, this device and this version of JAX",
+        found=" ".join(str(error).split())[:300] or type(error).__name__,
+        remedy="run wanbuild compile here, or pass --allow-compile",
+    )
 
 
 def compile_here(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:

@@ -20,7 +20,14 @@ from wanrun.errors import field as option
 from wanrun.machine.attached import ROOT
 from wanrun.trust.recorded import known_verdict, set_aside
 from wanrun.trust.trial import run_trial
-from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, trial_facts, verdict_file
+from wanrun.trust.verdict import (
+    Verdict,
+    check_keepable,
+    drop_verdict,
+    keep_verdict,
+    trial_facts,
+    verdict_file,
+)
 
 Try = Callable[[list[str]], Verdict]
 
@@ -68,6 +75,7 @@ class Trust:
         facts, name = self.facts(profile), self.selected.name
         verdict = known_verdict(self.artifact, facts, report)
         if verdict is None:
+            check_keepable(facts)
             report(
                 f"checking the executables on this chip: target {name}, profile {profile.name}, "
                 f"in a process of their own, which compiles them here too{self._seconds(profile)}"

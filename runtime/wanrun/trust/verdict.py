@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +119,17 @@ def keep_verdict(facts: Mapping[str, Any], verdict: Verdict) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, msgspec.structs.replace(verdict, facts=facts).encoded())
+    except OSError as error:
+        raise unwritable(f"the verdict {path}", error, "set XDG_CACHE_HOME to a folder") from None
+
+
+def check_keepable(facts: Mapping[str, Any]) -> None:
+    """Raises what ``keep_verdict`` would raise of the cache, before a trial that takes minutes."""
+    path = verdict_file(facts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            probe.write(bytes(4096))
     except OSError as error:
         raise unwritable(f"the verdict {path}", error, "set XDG_CACHE_HOME to a folder") from None
 

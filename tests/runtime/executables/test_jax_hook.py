@@ -65,6 +65,13 @@ def test_an_entry_that_ends_early(compiles: list[int]) -> None:
     assert len(compiles) == 1
 
 
+def test_the_entry_of_a_program_with_other_inputs() -> None:
+    other = jax.jit(lambda x, y: x + y).lower(*[jax.ShapeDtypeStruct(THREE.shape, THREE.dtype)] * 2)
+    _, entry = compile_here(other)
+    with pytest.raises(ArtifactError, match="JAX cannot load the executable of triple"):
+        load("triple", lowered(), entry)
+
+
 def test_too_little_memory_is_no_fault_of_the_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     _, entry = compile_here(lowered())
 

@@ -18,6 +18,7 @@ from wanrun.artifact.select import select_target
 from wanrun.errors import UsageError
 from wanrun.trust.verdict import (
     Verdict,
+    check_keepable,
     decoded_verdict,
     drop_verdict,
     keep_verdict,
@@ -65,7 +66,14 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UsageError, match=r"the verdict .* cannot be written; .*; set XDG_CACHE_HOME"):
         keep_verdict(FACTS, PASSED)
+    with pytest.raises(UsageError, match=r"the verdict .* cannot be written; .*; set XDG_CACHE_HOME"):
+        check_keepable(FACTS)
     assert read_verdict(FACTS) is None
+
+
+def test_a_cache_that_can_be_written_is_left_as_it_is() -> None:
+    check_keepable(FACTS)
+    assert not list(verdict_file(FACTS).parent.iterdir())
 
 
 def facts_of(artifact: Path, root: Path = Path("/")) -> dict[str, Any]:
