@@ -90,6 +90,9 @@ def _recorded(artifact: Artifact, trial: Afresh, report: Report) -> Artifact:
         return artifact
     if found is not None:
         record, data = found
+        if (known := listed.get(trial.key)) is not None and known.sha256 == record.sha256:
+            report(f"{name}: recorded before")
+            return artifact
         path = artifact.folder / record.file
         path.parent.mkdir(exist_ok=True)
         replace_file(path, data)

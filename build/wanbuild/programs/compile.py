@@ -69,6 +69,10 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     with changing(request.artifact.resolve()) as artifact, pinned(platforms_of(request.targets)):
         manifest = artifact.manifest
         targets = list({target.name: target for target in _targets(request, manifest)}.values())
+        head_dim = manifest.configs["transformer"]["attention_head_dim"]
+        for target in targets:
+            if not has_kernel(target.kernels, head_dim):
+                report(f"{target.name}: the kernel takes no heads of {head_dim}, so attention is XLA's")
         wanted = [profile_of(manifest, shape, request.options) for shape in shapes(request, manifest)]
         for target in targets[1:]:  # the first one is about to be built
             builder_of(manifest, wanted[0], target)

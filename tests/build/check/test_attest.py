@@ -46,6 +46,11 @@ def test_what_is_right_is_recorded_until_it_is_refused(
     assert summary(artifact.manifest)["targets"][TARGET]["attested"][0]["device_kind"] == "CPU v9"
     assert any("CPU v9," in line for line in table(artifact.manifest))
 
+    before = artifact.changed(verdicts={key: msgspec.structs.replace(one, made="2020-01-01T00:00:00Z")})
+    before.write()
+    attest(elsewhere, [PROFILE], True, lines.append)  # the same verdict: a signature still fits
+    assert open_artifact(elsewhere).manifest == before.manifest
+
     (kept,) = (user_cache() / "verdicts").iterdir()
     assert kept.stem == key
     kept.unlink()
