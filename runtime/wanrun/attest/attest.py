@@ -138,10 +138,7 @@ def _encode_drawn(pipeline: Pipeline) -> None:
 
 @own_options()
 def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
-    """Makes drawn steps with each program of a form that makes some, each expert, and each guider.
-
-    Slots of LoRAs are filled: zeros in them would not show how they are used.
-    """
+    """Makes drawn steps with each program of a form, each expert, each guider, and filled slots of LoRAs."""
     sampler, options = pipeline.session(pipeline.profile), pipeline.profile.options
     slots = slots_of(pipeline.manifest.components[TRANSFORMERS[0]], options.lora_rank)
     loras = (drawn_lora(slots, options.dtype, start.experts),) if slots else ()

@@ -60,7 +60,7 @@ def test_what_is_no_entry(data: bytes, compiles: list[int]) -> None:
 
 def test_an_entry_that_ends_early(compiles: list[int]) -> None:
     _, entry = compile_here(lowered())
-    with pytest.raises(ArtifactError, match="JAX cannot load the executable of triple"):
+    with pytest.raises(ArtifactError, match="triple"):
         load("triple", lowered(), entry[: len(entry) // 2])
     assert len(compiles) == 1
 
@@ -68,7 +68,7 @@ def test_an_entry_that_ends_early(compiles: list[int]) -> None:
 def test_the_entry_of_a_program_with_other_inputs() -> None:
     other = jax.jit(lambda x, y: x + y).lower(*[jax.ShapeDtypeStruct(THREE.shape, THREE.dtype)] * 2)
     _, entry = compile_here(other)
-    with pytest.raises(ArtifactError, match="JAX cannot load the executable of triple"):
+    with pytest.raises(ArtifactError, match="triple"):
         load("triple", lowered(), entry)
 
 

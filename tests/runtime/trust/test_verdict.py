@@ -66,7 +66,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UsageError, match=r"the verdict .* cannot be written; .*; set XDG_CACHE_HOME"):
         keep_verdict(FACTS, PASSED)
-    with pytest.raises(UsageError, match=r"the verdict .* cannot be written; .*; set XDG_CACHE_HOME"):
+    with pytest.raises(UsageError, match="XDG_CACHE_HOME"):
         check_keepable(FACTS)
     assert read_verdict(FACTS) is None
 
