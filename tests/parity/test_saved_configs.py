@@ -17,6 +17,7 @@ from wanbuild.published.settings import SCHEDULER_CONFIGS
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.scheduler import (
     DPMSolverConfig,
+    FlowMapEulerConfig,
     FlowMatchEulerConfig,
     SchedulerDefaults,
     UniPCConfig,
@@ -25,18 +26,20 @@ from wanbuild.source.scheduler import (
 from wanrun.denoising.solvers import solver_table
 
 
-@pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])
+@pytest.mark.parametrize("solver", SCHEDULER_CONFIGS)
 def test_schedulers_as_diffusers_saves_them(tmp_path: Path, solver: str) -> None:
     config = SCHEDULER_CONFIGS[solver]
     cls = getattr(diffusers, config["_class_name"])
     cls.from_config(dict(config)).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "scheduler_config.json").read_text())
     assert {k: v for k, v in saved.items() if k != "_diffusers_version"} == dict(config)
-    assert read_scheduler(saved) == SchedulerDefaults(solver, 3.0)  # type: ignore[arg-type]
+    assert read_scheduler(saved) == SchedulerDefaults(solver, 5.0 if solver == "flow-map" else 3.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
-@pytest.mark.parametrize("config_class", [UniPCConfig, DPMSolverConfig, FlowMatchEulerConfig])
+@pytest.mark.parametrize(
+    "config_class", [UniPCConfig, DPMSolverConfig, FlowMatchEulerConfig, FlowMapEulerConfig]
+)
 def test_fields_that_are_left_out_are_the_classes_defaults(config_class: Any) -> None:
     (name,) = config_class.CLASS_NAMES
     scheduler = getattr(diffusers, name)
@@ -44,16 +47,17 @@ def test_fields_that_are_left_out_are_the_classes_defaults(config_class: Any) ->
     fixed = {field: reference[field].default for field in config_class.FIXED}
     assert fixed == {**config_class.FIXED}
     solver, flow = config_class.SOLVER, {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
-    least = {"_class_name": name, **(flow if solver != "euler" else {})}
+    euler = solver in ("euler", "flow-map")
+    least = {"_class_name": name, **({} if euler else flow)}
     found = read_scheduler(least)
     assert found == SchedulerDefaults(solver, 1.0, assumed=True)
-    null = {"shift" if solver == "euler" else "flow_shift": None}  # with it, diffusers makes no step
+    null = {"shift" if euler else "flow_shift": None}  # with it, diffusers makes no step
     assert read_scheduler({**least, **null}) == found
     judge = scheduler.from_config(least)
     judge.set_timesteps(7)
     table = solver_table(solver, 7, found.flow_shift)
-    assert table.timesteps.tolist() == judge.timesteps.tolist()
-    assert table.sigmas.tolist() == judge.sigmas.tolist()
+    assert table.timesteps.tolist() == judge.timesteps.float().tolist()
+    assert table.sigmas.tolist() == judge.sigmas.float().tolist()
 
 
 def test_a_processor_as_transformers_saves_it(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def schedulers() -> Mapping[str, Callable[[Any, float], Any]]:
         ),
         "euler": lambda config, shift: diffusers.FlowMatchEulerDiscreteScheduler(shift=shift),
         "lcm": lambda config, shift: diffusers.FlowMatchLCMScheduler(shift=shift),
+        "flow-map": lambda config, shift: diffusers.FlowMapEulerDiscreteScheduler(shift=shift),
     }
 
 

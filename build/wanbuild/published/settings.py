@@ -237,6 +237,9 @@ SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
                 "stochastic_sampling": False,
             }
         ),
+        "flow-map": MappingProxyType(
+            {"_class_name": "FlowMapEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 5.0}
+        ),
     }
 )
 """One per solver, with every field that diffusers 0.42.1 saves; Wan itself is published with ``unipc``."""

@@ -2,7 +2,7 @@
 
 A field that changes the timesteps, the sigmas or the update has one supported value. The fields of the
 variance-preserving schedule (betas, timestep spacing) are ignored, because flow sigmas replace that schedule.
-Field names and defaults: diffusers 0.42.1, the three classes' ``__init__``.
+Field names and defaults: diffusers 0.42.1, the four classes' ``__init__``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from wanbuild.config import Number, parse_config, shown
 from wanrun.errors import SourceError
 
-Solver = Literal["unipc", "dpm++", "euler"]
+Solver = Literal["unipc", "dpm++", "euler", "flow-map"]
 
 CLASS_SHIFT = 1.0
 """The shift of each class where the file has none: the noise levels are as they are."""
@@ -118,6 +118,18 @@ class FlowMatchEulerConfig:
 
 
 @dataclass(frozen=True)
+class FlowMapEulerConfig:
+    """FlowMapEulerDiscreteScheduler, which flow maps such as AnyFlow use; its field is ``shift`` too."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("FlowMapEulerDiscreteScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType({"num_train_timesteps": 1000})
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    SOLVER: ClassVar[Solver] = "flow-map"
+
+    shift: Number | None = None
+
+
+@dataclass(frozen=True)
 class SchedulerDefaults:
     """The defaults of generation.
 
@@ -134,8 +146,9 @@ class SchedulerDefaults:
 
 def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | None]:
     class_name = config.get("_class_name")
-    if class_name == "FlowMatchEulerDiscreteScheduler":
-        return "euler", parse_config(FlowMatchEulerConfig, config, where).shift
+    for euler in (FlowMatchEulerConfig, FlowMapEulerConfig):
+        if class_name in euler.CLASS_NAMES:
+            return euler.SOLVER, parse_config(euler, config, where).shift
     multistep: UniPCConfig | DPMSolverConfig
     if class_name == "UniPCMultistepScheduler":
         multistep = parse_config(UniPCConfig, config, where)
@@ -144,7 +157,7 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
     else:
         raise SourceError(
             f"{where} describes a scheduler that is not supported",
-            expected="UniPCMultistep-, DPMSolverMultistep- or FlowMatchEulerDiscreteScheduler",
+            expected="UniPCMultistep-, DPMSolverMultistep-, FlowMatchEuler- or FlowMapEulerDiscreteScheduler",
             found=shown(class_name),
             remedy="replace scheduler/ by a supported scheduler's",
         )
@@ -168,7 +181,7 @@ def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.jso
         where: the file's name, for messages.
 
     Raises:
-        SourceError: if the class is not one of the three, a field is unknown or has an unsupported value,
+        SourceError: if the class is not one of the four, a field is unknown or has an unsupported value,
             or the shift is out of range.
     """
     solver, shift = _read_shift(config, where)
@@ -177,7 +190,7 @@ def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.jso
     if not 0 < shift <= MAX_SHIFT:
         raise SourceError(
             f"{where} gives no usable shift",
-            expected=f"a positive flow_shift (shift for FlowMatchEuler) of at most {MAX_SHIFT}",
+            expected=f"a positive flow_shift (shift of the Euler classes) of at most {MAX_SHIFT}",
             found=shift,
             remedy="use the published checkpoint's scheduler_config.json",
         )

@@ -114,7 +114,7 @@ def write_toy(
             ``transformer`` are for both experts if there are two; those of ``transformer_2`` for the second
             alone, which makes a checkpoint unusable. The image processor follows the image encoder's
             ``image_size``.
-        scheduler: ``unipc``, ``dpm++`` or ``euler``.
+        scheduler: one of ``SCHEDULER_CONFIGS``.
         flow_shift: the shift in scheduler_config.json.
         stored: dtype and files of the weights; float32 in one file each where None.
 

@@ -24,6 +24,7 @@ SCHEDULERS = (
     "diffusers.UniPCMultistepScheduler",
     "diffusers.DPMSolverMultistepScheduler",
     "diffusers.FlowMatchEulerDiscreteScheduler",
+    "diffusers.FlowMapEulerDiscreteScheduler",
 )
 
 IMAGE_ENCODER, IMAGE_PROCESSOR = "image_encoder", "image_processor"

@@ -73,8 +73,9 @@ def solver_table(
             dpmsolver++, order 2, midpoint), ``euler`` (FlowMatchEulerDiscreteScheduler) or ``lcm``
             (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). ``dmd`` is lcm
             at the noise levels of training (CausVid, FastVideo). ``rcm-ode`` and ``rcm-sde`` are euler and
-            lcm that begin with noise of the first sigma's size (NVlabs/rcm). Grids are those of the classes.
-            ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
+            lcm that begin with noise of the first sigma's size (NVlabs/rcm). ``flow-map`` is euler on the
+            grid of FlowMapEulerDiscreteScheduler, which ends one step before sigma 0. Grids are those of the
+            classes. ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
         num_steps: denoising steps, at least 1.
         flow_shift: positive; a larger shift moves the grid towards high noise.
         num_train_timesteps: the timestep of pure noise, at least 2.
@@ -248,6 +249,11 @@ def _euler_grid(num_steps: int, shift: float, train: int) -> tuple[np.ndarray, n
     return sigmas, sigmas[:-1].astype(np.float32) * np.float32(train)
 
 
+def _flow_map_grid(num_steps: int, shift: float, train: int) -> tuple[np.ndarray, np.ndarray]:
+    sigmas = _shift(np.linspace(1, 0, num_steps + 1)[:-1], shift)
+    return _end_at_zero(sigmas), sigmas * train
+
+
 def _lambda(sigmas: np.ndarray) -> np.ndarray:
     """Returns log(alpha / sigma) of (N + 1,) sigmas; the last, at sigma 0, is infinite."""
     return np.append(np.log(1 - sigmas[:-1]) - np.log(sigmas[:-1]), np.inf)
@@ -348,6 +354,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "dmd": Solver(_euler_grid, _lcm_rows, adds_noise=True, trained_levels=True),
         "rcm-ode": Solver(_euler_grid, _euler_rows, scales_start=True),
         "rcm-sde": Solver(_euler_grid, _lcm_rows, adds_noise=True, scales_start=True),
+        "flow-map": Solver(_flow_map_grid, _euler_rows),
     }
 )
 """By name."""

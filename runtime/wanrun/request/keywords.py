@@ -107,11 +107,11 @@ class Options(TypedDict, total=False):
     flow_shift: float | None
     sample_shift: float | None
     shift: float | None
-    solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
-    sample_solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
-    sampler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
-    sampler_name: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
-    scheduler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde"] | None
+    solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
+    sample_solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
+    sampler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
+    sampler_name: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
+    scheduler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
     timesteps: Sequence[float] | None
     schedule: str | None
     lora: Lora | Sequence[Lora] | None

@@ -62,6 +62,7 @@ _SOLVERS: Mapping[str, str] = MappingProxyType(
             ("dpm++", "dpmsolvermultistepscheduler flowdpmsolvermultistepscheduler dpm++_2m dpmpp_2m"),
             ("euler", "flowmatcheulerdiscretescheduler"),
             ("lcm", "flowmatchlcmscheduler"),
+            ("flow-map", "flowmapeulerdiscretescheduler flowmapdiscretescheduler"),
         )
         for other in (name, *others.split())
     }

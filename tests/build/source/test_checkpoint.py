@@ -475,6 +475,7 @@ def test_published_schedulers(solver: str) -> None:
         ("euler", {"invert_sigmas": True}, "invert_sigmas"),
         ("euler", {"stochastic_sampling": True}, "stochastic_sampling"),
         ("euler", {"use_dynamic_shifting": True}, "use_dynamic_shifting"),
+        ("flow-map", {"num_train_timesteps": 500}, "num_train_timesteps"),
         ("euler", {"_class_name": "DDIMScheduler"}, "scheduler that is not supported"),
     ],
 )

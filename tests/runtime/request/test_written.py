@@ -55,6 +55,7 @@ def test_numbers() -> None:
         ("DPMSolverMultistepScheduler", "dpm++"),
         ("FlowMatchEulerDiscreteScheduler", "euler"),
         ("FlowMatchLCMScheduler", "lcm"),
+        ("FlowMapEulerDiscreteScheduler", "flow-map"),
         ("rcm-ode", "rcm-ode"),
         ("ddim", "ddim"),
     ],
