@@ -44,6 +44,8 @@ def state_of(component: Path) -> State:
 def original_transformer(component: Path, prefix: str = "") -> State:
     """A transformer's tensors under the original names."""
     config, state = json.loads((component / "config.json").read_text()), state_of(component)
+    if "gate_value" in config:  # AnyFlow's are diffusers' own
+        return {prefix + name: tensor for name, tensor in state.items()}
     animate = "motion_dim" in config
     keys = original_keys(config) + (animate_keys(config) if animate else [])
     original = {prefix + key: state.pop(name) for key, name in diffusers_names(keys).items()}

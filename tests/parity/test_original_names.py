@@ -29,7 +29,7 @@ from wanbuild.source.original_config import derive_config
 from wanrun.errors import SourceError
 
 ANIMATE = "Wan2.2-Animate-14B-Diffusers"
-REPOSITORIES = [name for name in PUBLISHED_MODELS if name != ANIMATE]
+REPOSITORIES = [name for name in PUBLISHED_MODELS if name != ANIMATE and "AnyFlow" not in name]
 
 
 def transformer_config(repository: str) -> dict[str, Any]:

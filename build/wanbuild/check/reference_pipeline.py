@@ -151,6 +151,8 @@ class Reference:
         with changed, _recorded(pipe) as calls:
             frames = self.call(pipe, media, output_type="np", callback_on_step_end=keep, **arguments)
         (latents,) = last
+        if self.variant.flow_map:
+            latents = _frames_second(latents)
         if getattr(pipe.config, "expand_timesteps", False) and media is not None and media.image:
             latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the held frame
         return Made(latents, np.asarray(frames), calls)
@@ -160,6 +162,11 @@ class Reference:
         if media is not None:
             arguments = self.variant.reference_arguments(media, arguments)
         return pipe(**arguments).frames
+
+
+def _frames_second(latents: np.ndarray) -> np.ndarray:
+    """Returns (B, C, T, h, w) of latents (B, T, C, h, w), as AnyFlow's pipeline has them inside."""
+    return np.moveaxis(latents, 1, 2)
 
 
 def schedulers() -> Mapping[str, Callable[[Any, float], Any]]:
@@ -201,9 +208,11 @@ def _changed(
 ) -> Iterator[None]:
     """Gives the pipeline another scheduler and boundary while the context is open."""
     scheduler, ratio = pipe.scheduler, getattr(pipe.config, "boundary_ratio", None)
-    if solver not in (None, "unipc") or flow_shift is not None:
-        shift = scheduler.config.flow_shift if flow_shift is None else flow_shift
-        make = schedulers()[solver or "unipc"]
+    solver_of_its_own = "flow-map" if "FlowMap" in type(scheduler).__name__ else "unipc"
+    if solver not in (None, solver_of_its_own) or flow_shift is not None:
+        stated = scheduler.config.get("flow_shift", scheduler.config.get("shift"))
+        shift = stated if flow_shift is None else flow_shift
+        make = schedulers()[solver or solver_of_its_own]
         pipe.scheduler = make(scheduler.config, shift if timesteps is None else 1.0)
     if timesteps is not None:
         own = pipe.scheduler.set_timesteps
@@ -230,8 +239,15 @@ def _recorded(pipe: Any) -> Iterator[list[ModelCall]]:
         def record(
             module: Any, arguments: Any, keywords: Mapping[str, Any], output: Any, name: str = name
         ) -> None:
-            arrays = (keywords["hidden_states"], keywords["timestep"], output[0])
-            calls.append(ModelCall(name, *(array.numpy().copy() for array in arrays)))
+            tensors = (keywords["hidden_states"], keywords["timestep"], output[0])
+            latents, timestep, velocity = (tensor.numpy().copy() for tensor in tensors)
+            if "r_timestep" not in keywords:
+                calls.append(ModelCall(name, latents, timestep, velocity))
+                return
+            # Of a flow map both prompts are in one call, the negative one first.
+            arrays = (_frames_second(latents), timestep, _frames_second(velocity))
+            halves = [np.split(array, 1 + pipe.do_classifier_free_guidance) for array in arrays]
+            calls.extend(ModelCall(name, *half) for half in reversed([*zip(*halves, strict=True)]))
 
         hooks.append(module.register_forward_hook(record, with_kwargs=True))
     try:

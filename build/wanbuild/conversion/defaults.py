@@ -165,6 +165,7 @@ def model_record(
         leading_latents=variant.leading_latents,
         num_train_timesteps=NUM_TRAIN_TIMESTEPS,
         expand_timesteps=expand_timesteps,
+        flow_map=variant.flow_map,
         defaults=defaults,
         options=options,
     )

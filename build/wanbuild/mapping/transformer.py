@@ -12,7 +12,8 @@ TRANSFORMER_RULES: tuple[Rule, ...] = (
     Rule(r"patch_embedding\.weight", "patch_embedding/weight", "flatten_in"),
     Rule(r"patch_embedding\.bias", "patch_embedding/bias"),
     Rule(
-        r"condition_embedder\.(?P<part>time_embedder|text_embedder)\.(?P<linear>linear_[12])\." + _PARAM,
+        r"condition_embedder\.(?P<part>time_embedder|delta_embedder|text_embedder)\.(?P<linear>linear_[12])\."
+        + _PARAM,
         "condition_embedder/{part}/{linear}/{param}",
     ),
     Rule(r"condition_embedder\.time_proj\." + _PARAM, "condition_embedder/time_proj/{param}"),

@@ -80,9 +80,17 @@ class ConditionEmbedder(nnx.Module):
 
     def time(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         """float32 timesteps (...,) -> the embedding (..., D) and its six modulations (..., 6, D)."""
-        embedding = constrain(self.time_embedder(timestep_embedding(timesteps, self.freq_dim)))
+        embedding = self.embedded(self.time_embedder, timesteps)
+        return embedding, self.modulation(embedding)
+
+    def embedded(self, embedder: MLP, timesteps: jax.Array) -> jax.Array:
+        """float32 timesteps (...,) -> their embedding (..., D)."""
+        return constrain(embedder(timestep_embedding(timesteps, self.freq_dim)))
+
+    def modulation(self, embedding: jax.Array) -> jax.Array:
+        """An embedding (..., D) -> the six modulations (..., 6, D)."""
         modulation = constrain(self.time_proj(jax.nn.silu(embedding)))
-        return embedding, modulation.reshape(*modulation.shape[:-1], 6, -1)
+        return modulation.reshape(*modulation.shape[:-1], 6, -1)
 
     def text(self, embeddings: jax.Array) -> jax.Array:
         """Prompt embeddings (P, T, text_dim) -> (P, T, D) float32."""

@@ -299,6 +299,11 @@ class WanTransformer(nnx.Module):
             (cache[side], self.per_layer_beside(condition)),
         )
 
+    def time(self, timesteps: jax.Array, condition: Condition) -> tuple[jax.Array, jax.Array]:
+        """Returns the embedding of timesteps (1 or B, G), and its modulations: see ``ConditionEmbedder``."""
+        del condition
+        return self.condition_embedder.time(timesteps)
+
     def begin(
         self, latents: jax.Array, timesteps: jax.Array, condition: Condition, dtype: Any
     ) -> dict[str, Any]:
@@ -309,7 +314,7 @@ class WanTransformer(nnx.Module):
             ``embedding``, float32 (1 or B, G, D), which ``end`` takes.
         """
         timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
-        embedding, modulation = self.condition_embedder.time(timesteps)
+        embedding, modulation = self.time(timesteps, condition)
         carry = self.carry(self.embed(latents, condition, dtype), condition)
         return {"carry": carry, "modulation": modulation, "embedding": embedding}
 

@@ -113,7 +113,7 @@ def _model(variant: Variant, parsed: Mapping[str, Any], boundary: float | None) 
         num_steps=variant.steps,
         guidance_scale=variant.guidance_scale,
         flow_shift=variant.flow_shift,
-        solver="unipc",
+        solver=variant.solver,
         fps=variant.fps,
         negative_prompt=variant.negative_prompt,
     )

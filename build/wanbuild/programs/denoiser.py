@@ -54,6 +54,7 @@ class Denoiser:
         skip_scale: jax.Array | None = None,
         skip_layers: jax.Array | None = None,
         nag: jax.Array | None = None,
+        next_timestep: jax.Array | None = None,
     ) -> dict[str, Any]:
         """Computes one step.
 
@@ -78,12 +79,15 @@ class Denoiser:
             skip_layers: float32 (layers,), not 0 for those that a third pass leaves out.
             nag: float32 (3,), see ``wanrun.artifact.nag``; None for programs without. With it the cache is of
                 two prompts in any case.
+            next_timestep: float32 scalar, the one at which the step ends; None but for a flow map.
 
         Returns:
             The next latents and history, in the dtype of the latents.
         """
         model, together = bind(self.module, with_slots(transformer, lora)), at_once(guidance_scale)
-        batch, timesteps, condition = model_inputs(latents, timestep, together, condition, frame_mask)
+        batch, timesteps, condition = model_inputs(
+            latents, timestep, together, condition, frame_mask, next_timestep
+        )
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
         predictor = model.predictor(batch, timesteps, kv, rope, condition, self.attention, self.dtype, nag)
@@ -225,6 +229,7 @@ def model_inputs(
     together: bool,
     condition: _Arrays | None,
     frame_mask: jax.Array | None,
+    next_timestep: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Returns the transformer's latents, timesteps and condition.
 
@@ -232,6 +237,8 @@ def model_inputs(
     """
     latents = latents.astype(jnp.float32)
     condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
+    if next_timestep is not None:
+        condition["next_timestep"] = next_timestep
     if frame_mask is not None:
         # The velocity of a held frame has no effect: its latents are put in again at the end.
         mask = frame_mask[:, None, None]

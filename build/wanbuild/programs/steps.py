@@ -112,8 +112,9 @@ def prompted_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:
 def step(parts: Parts) -> ProgramSpec:
     """Returns the program of a step: latents (B, C, T, h, w), solver history -> those after the step.
 
-    ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep`` and ``guidance_scale``
-    are float32 scalars; at a scale of 1 a step makes one pass. Latents and history are donated.
+    ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep``, ``next_timestep`` of
+    a flow map and ``guidance_scale`` are float32 scalars; at a scale of 1 a step makes one pass. Latents and
+    history are donated.
     """
     return _denoising(parts, "step")
 
@@ -160,6 +161,8 @@ def row_of(parts: Parts) -> dict[str, Any]:
     """Returns the abstract arguments that are a step's own."""
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     row = {"coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32), "timestep": scalar}
+    if parts.model.flow_map:
+        row["next_timestep"] = scalar
     if not parts.shape.guidance:
         return row
     guiding = inputs_of(parts.options.guiders, parts.configs["transformer"].num_layers)

@@ -31,6 +31,9 @@ from wanrun.weights.layers import OUTSIDE
 STACKS = ("blocks", "vace_blocks", "face_adapter")
 """The stacks of layers that transformers have: see ``WanTransformer.stacks``."""
 
+_OF_TIME = ("timestep", "next_timestep")
+"""What a step's beginning takes of its own."""
+
 
 def _module(parts: Parts) -> WanTransformer:
     """Returns the abstract transformer.
@@ -101,17 +104,19 @@ def enter(parts: Parts) -> ProgramSpec:
         timestep: jax.Array,
         condition: Any = None,
         frame_mask: jax.Array | None = None,
+        next_timestep: jax.Array | None = None,
         lora: Any = None,
     ) -> dict[str, Any]:
         model = bind(module, with_slots(outside, lora), module.stacks)
-        begun = model.begin(*model_inputs(latents, timestep, False, condition, frame_mask), parts.dtype)
+        given = model_inputs(latents, timestep, False, condition, frame_mask, next_timestep)
+        begun = model.begin(*given, parts.dtype)
         carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (passes, *x.shape)), begun["carry"])
         return {**begun, "carry": carry}
 
     arguments = {
         **_outside(parts),
         "latents": state_of(parts)["latents"],
-        "timestep": row_of(parts)["timestep"],
+        **{name: one for name, one in row_of(parts).items() if name in _OF_TIME},
         **_given(parts, "condition", "frame_mask"),
     }
     return parts.spec(stream_enter, arguments)
@@ -216,6 +221,6 @@ def leave(parts: Parts) -> ProgramSpec:
         "carry": begun["carry"],
         "embedding": begun["embedding"],
         **state,
-        **{name: one for name, one in row_of(parts).items() if name not in ("timestep", SKIPPED_LAYERS)},
+        **{name: one for name, one in row_of(parts).items() if name not in (*_OF_TIME, SKIPPED_LAYERS)},
     }
     return parts.spec(stream_leave, arguments, donate=tuple(state))

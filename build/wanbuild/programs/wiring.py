@@ -265,6 +265,8 @@ class _Wiring:
     def _calls(self, form: Form) -> dict[str, Any]:
         """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""
         row: dict[str, tuple[int, ...]] = {"coefficients": (len(COLUMNS),), "timestep": ()}
+        if self._model.flow_map:
+            row["next_timestep"] = ()
         if (profile := self._profile).guidance:
             layers = self._set.skippable_layers(profile.name)
             row |= {"guidance_scale": (), **inputs_of(self._options.guiders, layers)}

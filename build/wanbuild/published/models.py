@@ -60,6 +60,13 @@ _ANIMATE = _image(
 )
 
 
+def _anyflow(config: Config) -> Config:
+    """Returns a config as AnyFlowTransformer3DModel saves it, which has fewer fields than Wan's class."""
+    kept = {name: value for name, value in config.items() if name not in ("added_kv_proj_dim", "qk_norm")}
+    own = {"_class_name": "AnyFlowTransformer3DModel", "deltatime_type": "r", "gate_value": 0.25}
+    return changed(kept, "0.38.0.dev0", **own)
+
+
 def _repository(transformer: Config, vae: Config = PUBLISHED_VAE, **more: Config) -> Mapping[str, Config]:
     return MappingProxyType(
         {"transformer": transformer, "vae": vae, "text_encoder": PUBLISHED_TEXT_ENCODER, **more}
@@ -88,6 +95,9 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "Wan2.2-VACE-Fun-14B-diffusers": _experts(_vace(_LARGE, 5, "0.36.0.dev0")),
         "Wan2.2-TI2V-5B-Diffusers": _repository(PUBLISHED_TRANSFORMERS["wan2.2-ti2v-5b"], PUBLISHED_VAE_2_2),
         "Wan2.2-Animate-14B-Diffusers": _with_image(_ANIMATE, PUBLISHED_VAE_IN_A14B),
+        "AnyFlow-Wan2.1-T2V-1.3B-Diffusers": _repository(_anyflow(_SMALL)),
+        "AnyFlow-Wan2.1-T2V-14B-Diffusers": _repository(_anyflow(_LARGE)),
     }
 )
-"""By repository of the Wan-AI organisation (VACE-Fun: linoyts), then by component with weights."""
+"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia), then by component with
+weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs' own class."""

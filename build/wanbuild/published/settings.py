@@ -244,6 +244,13 @@ SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
 )
 """One per solver, with every field that diffusers 0.42.1 saves; Wan itself is published with ``unipc``."""
 
+
+def scheduler_config(solver: str, flow_shift: float) -> dict[str, Any]:
+    """Returns scheduler_config.json of a solver in ``SCHEDULER_CONFIGS``, with this shift."""
+    config = SCHEDULER_CONFIGS[solver]
+    return {**config, "shift" if "shift" in config else "flow_shift": flow_shift}
+
+
 _MODEL_INDEX: Config = MappingProxyType(
     {
         "_class_name": "WanPipeline",
@@ -306,6 +313,13 @@ MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
             "0.36.0.dev0",
             _class_name="WanAnimatePipeline",
             transformer=["diffusers", "WanAnimateTransformer3DModel"],
+        ),
+        "anyflow-wan2.1": changed(
+            _MODEL_INDEX,
+            "0.38.0.dev0",
+            _class_name="AnyFlowPipeline",
+            scheduler=["diffusers", "FlowMapEulerDiscreteScheduler"],
+            transformer=["diffusers", "AnyFlowTransformer3DModel"],
         ),
     }
 )

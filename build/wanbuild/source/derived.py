@@ -27,6 +27,7 @@ _OF_TRANSFORMERS: Mapping[str, str] = MappingProxyType(
     {
         "vace_patch_embedding.weight": "WanVACETransformer3DModel",
         "face_encoder.padding_tokens": "WanAnimateTransformer3DModel",
+        "condition_embedder.delta_embedder.linear_1.weight": "AnyFlowTransformer3DModel",
         "blocks.0.attn1.to_q.weight": "WanTransformer3DModel",
     }
 )
@@ -74,9 +75,9 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
     """
     if name in TRANSFORMERS:
         class_name = class_of(name, shapes, where)
-        base = "WanTransformer3DModel" if class_name == "WanAnimateTransformer3DModel" else class_name
-        config = derive_config(base, shapes, where)
-        return config if base == class_name else {**config, **_animate(shapes), "_class_name": class_name}
+        own = _OWN.get(class_name)
+        config = derive_config(class_name if own is None else "WanTransformer3DModel", shapes, where)
+        return config if own is None else {**config, **own(shapes), "_class_name": class_name}
     shown = shown_fields(name, shapes, where)
     if name == "vae":
         return {**(PUBLISHED_VAE_2_2 if "decoder_base_dim" in shown else PUBLISHED_VAE_IN_A14B), **shown}
@@ -129,6 +130,19 @@ def _animate(shapes: Shapes) -> dict[str, Any]:
     own = {name: value for name, value in published.items() if name not in base}
     adapters = layers(shapes, "face_adapter")
     return {**own, "inject_face_latents_blocks": -(-layers(shapes, "blocks") // max(adapters, 1))}
+
+
+def _anyflow(shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that only AnyFlow has, none of which shapes show: as published."""
+    del shapes
+    published = PUBLISHED_MODELS["AnyFlow-Wan2.1-T2V-1.3B-Diffusers"]["transformer"]
+    return {name: published[name] for name in ("gate_value", "deltatime_type")}
+
+
+_OWN: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
+    {"WanAnimateTransformer3DModel": _animate, "AnyFlowTransformer3DModel": _anyflow}
+)
+"""The fields of transformers that have more than Wan's class."""
 
 
 def _vae(shapes: Shapes) -> dict[str, Any]:

@@ -146,9 +146,10 @@ class SchedulerDefaults:
 
 def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | None]:
     class_name = config.get("_class_name")
-    for euler in (FlowMatchEulerConfig, FlowMapEulerConfig):
-        if class_name in euler.CLASS_NAMES:
-            return euler.SOLVER, parse_config(euler, config, where).shift
+    if class_name in FlowMatchEulerConfig.CLASS_NAMES:
+        return "euler", parse_config(FlowMatchEulerConfig, config, where).shift
+    if class_name in FlowMapEulerConfig.CLASS_NAMES:
+        return "flow-map", parse_config(FlowMapEulerConfig, config, where).shift
     multistep: UniPCConfig | DPMSolverConfig
     if class_name == "UniPCMultistepScheduler":
         multistep = parse_config(UniPCConfig, config, where)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
+from wanbuild.published.settings import MODEL_INDEXES, scheduler_config
 from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_part
@@ -114,8 +114,7 @@ def _as_published(source: Source, variant: Variant) -> Source:
         pipeline_class=variant.pipeline_class,
         boundary_ratio=index.get("boundary_ratio"),
         expand_timesteps=variant.expand_timesteps,
-        scheduler_config=source.scheduler_config
-        or {**SCHEDULER_CONFIGS["unipc"], "flow_shift": variant.flow_shift},
+        scheduler_config=source.scheduler_config or scheduler_config(variant.solver, variant.flow_shift),
         assumed=tuple(_assumed(source, variant, index.get("boundary_ratio"))),
     )
 
@@ -124,10 +123,13 @@ def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterat
     """Yields the facts that files of weights do not say, and that decide a video."""
     if "transformer" not in source.configs:
         yield f"heads of {source.component('transformer').config['attention_head_dim']} channels"
+        if variant.flow_map:
+            yield "how the time at which a step ends is embedded"
     if "vae" not in source.configs:
         yield "the VAE's means and deviations of latents"
     if not source.scheduler_config:
-        yield f"UniPC with flow_shift {variant.flow_shift:g}"
+        solver = "UniPC" if variant.solver == "unipc" else variant.solver
+        yield f"{solver} with flow_shift {variant.flow_shift:g}"
     if boundary is not None:
         yield f"boundary {boundary:g} of the experts"
     if source.image_processor is not None:

@@ -15,13 +15,14 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from wanbuild.published.settings import SCHEDULER_CONFIGS, Config
+from wanbuild.published.settings import SCHEDULER_CONFIGS, Config, scheduler_config
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.shapes import component_shapes
 from wanbuild.source.shards import WEIGHT_NAMES
 from wanbuild.toy.configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
 from wanbuild.toy.tokenizer import write_tokenizer
 from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
+from wanbuild.variants.table import variants
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError, errno_in, unwritable
@@ -98,7 +99,7 @@ def write_toy(
     seed: int = 0,
     *,
     configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    scheduler: str = "unipc",
+    scheduler: str | None = None,
     flow_shift: float = 3.0,
     stored: Stored | None = None,
 ) -> None:
@@ -114,7 +115,7 @@ def write_toy(
             ``transformer`` are for both experts if there are two; those of ``transformer_2`` for the second
             alone, which makes a checkpoint unusable. The image processor follows the image encoder's
             ``image_size``.
-        scheduler: one of ``SCHEDULER_CONFIGS``.
+        scheduler: one of ``SCHEDULER_CONFIGS``; None: the variant's.
         flow_shift: the shift in scheduler_config.json.
         stored: dtype and files of the weights; float32 in one file each where None.
 
@@ -125,6 +126,7 @@ def write_toy(
     """
     stored = stored or Stored()
     _check_choices(variant, scheduler, seed, stored)
+    settings = scheduler_config(scheduler or variants()[variant].solver, flow_shift)
     changed = _changed_configs(variant, configs, stored.dtype)
     directory = Path(directory).resolve()
     _check_target(directory)
@@ -137,18 +139,18 @@ def write_toy(
             write_json(folder / "config.json", config)
             shapes = component_shapes(name, config)
             write_weights(folder, name, WEIGHT_NAMES[library], shapes, seed, stored)
-        _write_settings(staging, variant, changed, scheduler, flow_shift)
+        _write_settings(staging, variant, changed, settings)
         write_json(staging / MARKER, {"seed": seed, "variant": variant})
         _move_into_place(staging, directory)
 
 
-def _check_choices(variant: str, scheduler: str, seed: int, stored: Stored) -> None:
+def _check_choices(variant: str, scheduler: str | None, seed: int, stored: Stored) -> None:
     for what, value, known in (
         ("variant", variant, TOY_VARIANTS),
         ("scheduler", scheduler, SCHEDULER_CONFIGS),
         ("dtype", stored.dtype, DTYPES),
     ):
-        if value not in known:
+        if value is not None and value not in known:
             raise UsageError(f"unknown {what}", expected=" or ".join(known), found=value)
     if seed < 0 or stored.shards < 1:
         raise UsageError(
@@ -185,19 +187,16 @@ def _write_settings(
     staging: Path,
     variant: str,
     configs: Mapping[str, Mapping[str, Any]],
-    scheduler: str,
-    flow_shift: float,
+    scheduler: Config,
 ) -> None:
     """Writes the files without weights: scheduler, tokenizer, image processor and model_index.json."""
-    scheduler_config = dict(SCHEDULER_CONFIGS[scheduler])
-    scheduler_config["shift" if "shift" in scheduler_config else "flow_shift"] = flow_shift
     (staging / "scheduler").mkdir()
-    write_json(staging / "scheduler" / "scheduler_config.json", scheduler_config)
+    write_json(staging / "scheduler" / "scheduler_config.json", scheduler)
     (staging / "tokenizer").mkdir()
     write_tokenizer(staging / "tokenizer")
     if IMAGE_ENCODER in configs:
         (staging / IMAGE_PROCESSOR).mkdir()
         processor = toy_image_processor(configs[IMAGE_ENCODER])
         write_json(staging / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE, processor)
-    index = {**TOY_VARIANTS[variant].index, "scheduler": ["diffusers", scheduler_config["_class_name"]]}
+    index = {**TOY_VARIANTS[variant].index, "scheduler": ["diffusers", scheduler["_class_name"]]}
     write_json(staging / "model_index.json", index)

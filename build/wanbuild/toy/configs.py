@@ -147,6 +147,9 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         "wan2.2-animate": _with_image(
             "wan2.2-animate", _TOY_VAE_IN_A14B, _of("Wan2.2-Animate-14B-Diffusers", _ANIMATE_SIZES)
         ),
+        "anyflow-wan2.1": _variant(
+            "anyflow-wan2.1", TOY_VAE, transformer=_of("AnyFlow-Wan2.1-T2V-1.3B-Diffusers", _SIZES)
+        ),
     }
 )
 """Configs by the variant's name in ``wanbuild.variants.table``."""

@@ -1,4 +1,4 @@
-"""T2V: video from text alone, Wan 2.1 and, with two experts, Wan 2.2."""
+"""T2V: video from text alone, Wan 2.1, with two experts Wan 2.2, and in any number of steps AnyFlow."""
 
 from __future__ import annotations
 
@@ -25,5 +25,21 @@ ROWS = (
         options=MappingProxyType({"guidance_scale_2": 3.0}),
         flow_shift=12.0,
         sizes=((1280, 720), (832, 480)),
+    ),
+    Variant(  # guidance is in the weights; the steps are those of NVlabs' own examples
+        name="anyflow-wan2.1",
+        task="t2v",
+        pipeline_class="AnyFlowPipeline",
+        components=MappingProxyType(
+            {
+                **TEXT_TO_VIDEO,
+                "scheduler": ("diffusers.FlowMapEulerDiscreteScheduler",),
+                "transformer": ("diffusers.AnyFlowTransformer3DModel",),
+            }
+        ),
+        flow_map=True,
+        solver="flow-map",
+        steps=4,
+        guidance_scale=1.0,
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.media import MediaOption
@@ -112,6 +112,8 @@ class Variant:
         from_video: whether its steps may begin with a given video instead of noise alone.
         leading_latents: latent frames in front of the video's own.
         expand_timesteps: whether there is a timestep per token.
+        flow_map: whether a step takes the timestep at which it ends too.
+        solver: of files without a scheduler_config.json, as published.
         steps: default denoising steps.
         guidance_scale: default classifier-free guidance scale; of two experts, the high-noise one's.
         options: the defaults of the options that not every model has, except for the boundary, which is the
@@ -139,6 +141,8 @@ class Variant:
     from_video: bool = False
     leading_latents: int = 0
     expand_timesteps: bool = False
+    flow_map: bool = False
+    solver: Literal["unipc", "flow-map"] = "unipc"
     steps: int = 50
     guidance_scale: float = 5.0
     options: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))

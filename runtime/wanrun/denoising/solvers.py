@@ -56,6 +56,11 @@ class SolverTable:
     start: float = 1.0
     skipped: int = 0
 
+    @property
+    def next_timesteps(self) -> np.ndarray:
+        """The timesteps at which the steps end, (N,) float32: those of the next ones, and 0."""
+        return np.append(self.timesteps[1:], np.float32(0))
+
 
 def solver_table(
     name: str,

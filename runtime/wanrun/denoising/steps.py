@@ -29,10 +29,13 @@ from wanrun.weights.loras import AppliedLora
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of a step's inputs, by name."""
 
+_NONE: Shapes = MappingProxyType({})
+
 TABLES: Mapping[str, str] = MappingProxyType(
     {
         "coefficients": "coefficients",
         "timestep": "timesteps",
+        "next_timestep": "next_timesteps",
         "guidance_scale": "guidance_scales",
         "guidance_projection": "guidance_projections",
         "skip_scale": "skip_scales",
@@ -199,10 +202,8 @@ def boundary_between(manifest: Manifest, num_steps: int, **others: Any) -> float
     own = defaults["boundary"]
     options = {**defaults, "timesteps": None, **others, "num_steps": num_steps}
     table, parts = schedule(options, manifest)
-    left = len(table.timesteps)
-    if left == 1 or len(parts) == 2:
-        return float(own)
-    return _between(table, left // 2, manifest)
+    middle = len(table.timesteps) // 2
+    return float(own) if not middle or len(parts) == 2 else _between(table, middle, manifest)
 
 
 def boundary_after(high: int, options: Mapping[str, Any], manifest: Manifest) -> float:
@@ -310,7 +311,7 @@ class Call:
 
 
 def step_calls(
-    table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes = MappingProxyType({})
+    table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes = _NONE, flow_map: bool = False
 ) -> Iterator[Call]:
     """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
@@ -319,8 +320,9 @@ def step_calls(
         steps: the range of steps.
         guidance: whether the program takes scales.
         guiding: what it takes for the guiders that it was built for: see ``inputs_of``.
+        flow_map: whether it takes the timestep at which a step ends.
     """
-    rows = _rows(table, steps, guidance, guiding)
+    rows = _rows(table, steps, guidance, guiding, flow_map)
     for index in range(steps.first, steps.last):
         arguments = {name: column[index] for name, column in rows.items()}
         yield Call(arguments, index, index + 1, _noise_after(table, index))
@@ -331,17 +333,18 @@ def scan_calls(
     steps: ExpertRange,
     max_steps: int,
     guidance: bool,
-    guiding: Shapes = MappingProxyType({}),
+    guiding: Shapes = _NONE,
+    flow_map: bool = False,
     single: bool = False,
 ) -> Iterator[Call]:
     """Yields one call for all steps, or one per step of a solver that adds noise after each.
 
     Args:
-        table, steps, guidance, guiding: as of ``step_calls``.
+        table, steps, guidance, guiding, flow_map: as of ``step_calls``.
         max_steps: rows in the program's tables.
         single: whether there is one call per step in any case.
     """
-    columns = _rows(table, steps, guidance, guiding)
+    columns = _rows(table, steps, guidance, guiding, flow_map)
     rows = {TABLES[name]: _padded(column, max_steps) for name, column in columns.items()}
     length = 1 if single or table.noise.any() else steps.last - steps.first
     for first in range(steps.first, steps.last, length):
@@ -350,15 +353,18 @@ def scan_calls(
         yield Call(arguments, first, last, _noise_after(table, last - 1))
 
 
-def _rows(table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes) -> dict[str, np.ndarray]:
+def _rows(
+    table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes, flow_map: bool
+) -> dict[str, np.ndarray]:
     """Returns what each step has of its own, with a row for each; scales of other experts are not read."""
     rows = {"coefficients": table.coefficients, "timestep": table.timesteps}
+    if flow_map:
+        rows["next_timestep"] = table.next_timesteps
     if not guidance:
         return rows
     total, own = len(table.timesteps), slice(steps.first, steps.last)
-    scales = np.ones(total, np.float32)
-    scales[own] = steps.guidance_scales
-    rows["guidance_scale"] = scales
+    rows["guidance_scale"] = np.ones(total, np.float32)
+    rows["guidance_scale"][own] = steps.guidance_scales
     for name, shape in guiding.items():
         rows[name] = np.zeros((total, *shape), np.float32)
         if name in GUIDERS[steps.guider].inputs:

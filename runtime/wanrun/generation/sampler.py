@@ -59,6 +59,7 @@ class Sampler:
         self.latents_shape = latents_shape(manifest, profile)
         self._temporal = manifest.model.vae_temporal
         self.leading, self._task = leading_latents(manifest, profile), manifest.model.task
+        self._flow_map = manifest.model.flow_map
         self.guiding = inputs_of(profile.options.guiders, manifest.skippable_layers(profile))
 
     def __call__(
@@ -223,12 +224,13 @@ class Sampler:
         if run.blending is not None:
             makers = {role: run.blending.blended(maker, tuple(state)) for role, maker in makers.items()}
         constant = {} if run.form.streams else constant
-        options, guidance = self.profile.options, self.profile.guidance
+        table, options, guidance = run.table, self.profile.options, self.profile.guidance
+        guiding, flow_map = self.guiding, self._flow_map
         if run.form.looped:
             single = run.blending is not None
-            calls = scan_calls(run.table, steps, options.max_steps, guidance, self.guiding, single)
+            calls = scan_calls(table, steps, options.max_steps, guidance, guiding, flow_map, single)
         else:
-            calls = step_calls(run.table, steps, guidance, self.guiding)
+            calls = step_calls(table, steps, guidance, guiding, flow_map)
         if run.form.looped or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)

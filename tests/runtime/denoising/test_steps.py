@@ -40,6 +40,16 @@ def test_a_call_for_all_steps_in_a_row() -> None:
         assert scales.dtype == np.float32 and scales.tolist() == [1, *MIDDLE.guidance_scales, 1, 0, 0, 0, 0]
 
 
+def test_a_flow_map_is_told_where_each_step_ends() -> None:
+    """At the next step's timestep, also where that is another expert's, and the last one at 0."""
+    ends = [*UNIPC.timesteps[1:].tolist(), 0]
+    calls = step_calls(UNIPC, MIDDLE, False, flow_map=True)
+    assert [call.arguments["next_timestep"] for call in calls] == ends[1:5]
+    (call,) = scan_calls(UNIPC, MIDDLE, 8, False, flow_map=True)
+    found = call.arguments["next_timesteps"]
+    assert found.dtype == np.float32 and found.tolist() == [*ends, 0, 0]
+
+
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_noise_ends_a_call(loop: str) -> None:
     whole = ExpertRange.alike("transformer", 0, 4, 1.0)
