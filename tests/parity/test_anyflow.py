@@ -16,13 +16,14 @@ from helpers.artifacts import build_artifact, shared
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from helpers.whole_path import LATENTS, LOOPS, Case, WholePath
+from helpers.whole_path import LATENTS, Case, WholePath
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models.anyflow import AnyFlowConfig, AnyFlowTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.roles import FORMS
 from wanrun.denoising.solvers import COLUMNS, solver_table
 
 STEPS, SHIFT = (1, 4, 7), 5.0
@@ -87,7 +88,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
     artifact = shared(
         tmp_path_factory,
         "anyflow-artifact",
-        lambda folder: build_artifact(checkpoint, folder, guidance=(False,)),
+        lambda folder: build_artifact(checkpoint, folder, guidance=(False,), loop="all"),
     )
     cases = {str(steps): Case(steps, seed=steps) for steps in STEPS}
     return WholePath((checkpoint, artifact), commands, tmp_path_factory.mktemp("made"), cases, scale=1.0)
@@ -101,7 +102,7 @@ def test_a_published_layout_is_converted_with_its_sampling(path: WholePath) -> N
     assert found.flow_shift == SHIFT and found.timesteps is None
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", FORMS)
 @pytest.mark.parametrize("steps", STEPS)
 def test_any_number_of_steps_of_one_executable(
     path: WholePath, steps: int, loop: str, record_property: Callable[[str, object], None]

@@ -79,7 +79,8 @@ def _as_published(checkpoint: Path, variant: str) -> None:
     from wanbuild.variants.table import variants
 
     scheduler = checkpoint / "scheduler" / "scheduler_config.json"
-    config = json.loads(scheduler.read_text()) | {"flow_shift": variants()[variant].flow_shift}
+    config = json.loads(scheduler.read_text())
+    config["shift" if "shift" in config else "flow_shift"] = variants()[variant].flow_shift
     scheduler.write_text(json.dumps(config))
     processor = checkpoint / "image_processor" / "preprocessor_config.json"
     if processor.exists():
