@@ -340,4 +340,6 @@ def full_model() -> Model:
         shortest_edge=32, crop=32, resample=3, rescale_factor=0.5, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)
     )
     options = {"guidance_scale_2": 3.0, "boundary": 0.9}
-    return plain_model(defaults=defaults, options=options, image_processor=processor, task=task)
+    return plain_model(
+        defaults=defaults, options=options, image_processor=processor, task=task, flow_map=True
+    )

@@ -242,6 +242,8 @@ class Manifest(Record, frozen=True, kw_only=True):
                     del program["plain"]
         if content["model"]["task"]["start"] is None:
             del content["model"]["task"]["start"]
+        if not content["model"]["flow_map"]:
+            del content["model"]["flow_map"]
         return {name: content[name] for name in content if content[name] or name not in _LATER}
 
     def as_json(self) -> dict[str, Any]:

@@ -98,7 +98,8 @@ class Model(Record, frozen=True, kw_only=True):
         leading_latents: latent frames in front of the video's own, besides those of reference images.
         num_train_timesteps: the timestep of pure noise.
         expand_timesteps: whether each latent frame has a timestep of its own.
-        flow_map: whether a step takes the timestep at which it ends too, as ``next_timestep``.
+        flow_map: whether a step takes the timestep at which it ends too, as ``next_timestep``. A manifest
+            leaves false out.
         defaults: the defaults of the options that every model has.
         options: the defaults of this model's other options, except the overlap of windows, which is in
             ``task``. A step with an input of an option's name takes the option's value.
