@@ -24,6 +24,7 @@ from wanrun.opened.policy import LoadPolicy
 from wanrun.weights import restore as restore_module
 from wanrun.weights import store as weights_module
 from wanrun.weights.ahead import Ahead
+from wanrun.weights.buffers import Memory
 from wanrun.weights.futures import unfinished
 from wanrun.weights.restore import Restore
 from wanrun.weights.store import WeightStore
@@ -183,7 +184,10 @@ def test_a_kept_block_stays_until_the_end(shared: Path, load: Load, watch: Watch
     assert block() is None
 
 
-def test_close_lets_go_of_memory_that_was_made_ahead(shared: Path, load: Load) -> None:
+def test_close_lets_go_of_memory_that_was_made_ahead(
+    shared: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Memory, "touch_ahead", lambda self: None)  # its thread would hold the memory for long
     ahead = Ahead(shared, LoadPolicy())
     ahead.touch("big", read_manifest(shared).components["big"])
     ahead.read("cpu")  # which starts at once: nothing is read
