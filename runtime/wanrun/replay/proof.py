@@ -2,8 +2,7 @@
 
 A solver's table has zeros, and a short run never reads its history. So a step is made of random latents, a
 random history and random coefficients. The update is linear in the model's predictions, and the history that
-is returned holds these: NumPy has the rest. The first prediction is that of the velocity, which a table
-reveals that needs no history.
+is returned holds these: NumPy has the rest.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def prove_steps(sampler: Sampler, start: Start, form: str, whole: np.ndarray | N
             (experts, B, C, T, h, w); None where this form is the first.
 
     Returns:
-        The velocities of this form's full step.
+        The velocities that the next form is compared with: ``whole``, or this form's.
 
     Raises:
         VerificationError: naming the program that is wrong.

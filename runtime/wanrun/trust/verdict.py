@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,21 +115,23 @@ def read_verdict(facts: Mapping[str, Any]) -> Verdict | None:
 
 def keep_verdict(facts: Mapping[str, Any], verdict: Verdict) -> None:
     """Writes a verdict about these facts. Raises UsageError if the cache cannot be written."""
-    path = verdict_file(facts)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _written(facts) as path:
         replace_file(path, msgspec.structs.replace(verdict, facts=facts).encoded())
-    except OSError as error:
-        raise unwritable(f"the verdict {path}", error, "set XDG_CACHE_HOME to a folder") from None
 
 
 def check_keepable(facts: Mapping[str, Any]) -> None:
     """Raises what ``keep_verdict`` would raise of the cache, before a trial that takes minutes."""
+    with _written(facts) as path, tempfile.TemporaryFile(dir=path.parent) as probe:
+        probe.write(bytes(4096))
+
+
+@contextlib.contextmanager
+def _written(facts: Mapping[str, Any]) -> Iterator[Path]:
+    """Yields the path of a verdict in a folder that is made; its errors are UsageErrors."""
     path = verdict_file(facts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent) as probe:
-            probe.write(bytes(4096))
+        yield path
     except OSError as error:
         raise unwritable(f"the verdict {path}", error, "set XDG_CACHE_HOME to a folder") from None
 
