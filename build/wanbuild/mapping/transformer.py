@@ -9,8 +9,8 @@ _IMAGE = r"condition_embedder\.image_embedder\."
 _PARAM = r"(?P<param>weight|bias)"
 
 TRANSFORMER_RULES: tuple[Rule, ...] = (
-    Rule(r"patch_embedding\.weight", "patch_embedding/weight", "flatten_in"),
-    Rule(r"patch_embedding\.bias", "patch_embedding/bias"),
+    Rule(r"(?P<which>|far_)patch_embedding\.weight", "{which}patch_embedding/weight", "flatten_in"),
+    Rule(r"(?P<which>|far_)patch_embedding\.bias", "{which}patch_embedding/bias"),
     Rule(
         r"condition_embedder\.(?P<part>time_embedder|delta_embedder|text_embedder)\.(?P<linear>linear_[12])\."
         + _PARAM,

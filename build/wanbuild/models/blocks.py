@@ -231,12 +231,33 @@ class WanBlock(nnx.Module):
         Returns:
             Tokens of x's shape and dtype.
         """
-        table = self.scale_shift_table[...].astype(jnp.float32) + modulation
-        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (table[..., i, :] for i in range(6))
+        table = self.table(modulation)
+        heads = attention.among(*self.unrotated(x, table, groups), rope["cos"], rope["sin"])
+        return self.after(x, heads, kv, table, attention, groups)
 
-        y = modulated(x, scale_1, shift_1, self.eps, groups).astype(x.dtype)
-        q, k, v = self.attn1.unrotated(y)
-        out = self.attn1.project(attention.among(q, k, v, rope["cos"], rope["sin"]))
+    def table(self, modulation: jax.Array) -> jax.Array:
+        """Returns the block's own shifts, scales and gates, float32 (1 or B, G, 6, D)."""
+        return self.scale_shift_table[...].astype(jnp.float32) + modulation
+
+    def unrotated(
+        self, x: jax.Array, table: jax.Array, groups: jax.Array | None = None
+    ) -> tuple[Unrotated, Unrotated, jax.Array]:
+        """Returns queries, keys and values of the self-attention of tokens (B, S, D)."""
+        y = modulated(x, table[..., 1, :], table[..., 0, :], self.eps, groups).astype(x.dtype)
+        return self.attn1.unrotated(y)
+
+    def after(
+        self,
+        x: jax.Array,
+        heads: jax.Array,
+        kv: KV,
+        table: jax.Array,
+        attention: TokenAttention,
+        groups: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns the block's tokens, from those before it and the self-attention's heads (B, S, N, K)."""
+        gate_1, shift_2, scale_2, gate_2 = (table[..., i, :] for i in range(2, 6))
+        out = self.attn1.project(heads)
         x = (x.astype(jnp.float32) + gated(out, gate_1, groups)).astype(x.dtype)
 
         y = self.norm2(x).astype(x.dtype)

@@ -30,6 +30,20 @@ def axis_angles(length: int, dim: int) -> np.ndarray:
     return np.arange(length, dtype=np.float64)[:, None] * frequencies
 
 
+def directions(length: int, dim: int, pooled: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Returns cosines and sines of positions 0..length-1 in float64, of shape (length, dim // 2) each.
+
+    Args:
+        length: positions.
+        dim: the axis' part of the head dimension.
+        pooled: how many positions of the table each of these covers: it has their mean direction.
+    """
+    angles = axis_angles(length * pooled, dim).reshape(length, pooled, -1)
+    cos, sin = np.cos(angles).mean(1), np.sin(angles).mean(1)
+    norm = np.hypot(cos, sin)
+    return cos / norm, sin / norm
+
+
 def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, jax.Array]:
     """Computes cosines and sines for every token of a patch grid, on the device.
 

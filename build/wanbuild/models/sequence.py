@@ -12,7 +12,7 @@ Axes: B batch, S tokens with padding, N heads, K head dimension, P prompts, T ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ class TokenAttention:
 
     kernel: Attention
     count: int
+
+    def of_layer(self, kv: Mapping[str, jax.Array]) -> TokenAttention:
+        """Returns the attention of one layer, whose cache may have more than keys and values of text."""
+        del kv
+        return self
 
     def scaled(self, q: jax.Array, dtype: Any) -> jax.Array:
         """Rounds float32 queries (B, S, N, K) to a dtype, scaled as the attention takes them."""

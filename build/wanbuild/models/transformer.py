@@ -88,13 +88,13 @@ class ApplyBlock:
         return {**own, **{f"negative_{name}": at(kv[name], 1) for name in OF_PROMPTS}, "nag": settings}
 
     def __call__(self, block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-        kv = self._with_negative(kv)
+        kv, attention = self._with_negative(kv), self.attention.of_layer(kv)
         if len(x) == 1 or block.ffn.parts(x) == 1:
-            return block(x, kv, self.modulation, self.rope, self.attention, self.groups)
+            return block(x, kv, self.modulation, self.rope, attention, self.groups)
 
         def one(given: tuple[jax.Array, KV, jax.Array]) -> jax.Array:
             x, own, modulation = given
-            return block(x, {**kv, **own}, modulation, self.rope, self.attention, self.groups)
+            return block(x, {**kv, **own}, modulation, self.rope, attention, self.groups)
 
         prompts = {name: kv[name] for name in OF_PROMPTS}
         each = jax.tree.map(

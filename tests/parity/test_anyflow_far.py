@@ -1,0 +1,86 @@
+"""AnyFlow-FAR against diffusers' AnyFlowFARPipeline: a video that is made chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
+
+from helpers.fast_compile import fast_jit
+from helpers.naive import load_params
+from helpers.reference_models import randomise, relative_error
+from helpers.whole_path import LATENTS
+from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
+from wanbuild.models.attention import blocked_attention
+from wanbuild.models.params import bind
+from wanrun.denoising.solvers import COLUMNS, solver_table
+
+STEPS, SHIFT, PARTITION = 2, 5.0, (1, 3, 3, 3, 3, 2)
+FIELDS: Mapping[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 20,
+    "ffn_dim": 56,
+    "num_layers": 3,
+    "text_dim": 32,
+    "freq_dim": 64,
+    "gate_value": 0.3,
+    "chunk_partition": PARTITION,
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(("rows", "columns"), [(8, 12), (16, 32)], ids=["filled", "whole"])
+def test_chunks_of_the_transformer(rows: int, columns: int) -> None:
+    """The pipeline's own loop, and the solver's table over the velocities of ours."""
+    reference = AnyFlowFARTransformer3DModel(**FIELDS).eval()
+    module = AnyFlowFARTransformer(AnyFlowFARConfig(**FIELDS), jnp.float32)
+    params = load_params(randomise(reference, seed=3), TRANSFORMER_RULES, module)
+    pipe = AnyFlowFARPipeline(None, None, reference, None, FlowMapEulerDiscreteScheduler(shift=SHIFT))
+    pipe.set_progress_bar_config(disable=True)
+    rng = np.random.default_rng(4)
+    frames = sum(PARTITION)
+    noise = rng.standard_normal((1, 16, frames, rows, columns)).astype(np.float32)
+    embeddings = rng.standard_normal((1, 512, 32)).astype(np.float32)
+    expected = pipe(
+        prompt_embeds=torch.from_numpy(embeddings),
+        latents=torch.from_numpy(noise),
+        num_frames=4 * frames - 3,
+        height=8 * rows,
+        width=8 * columns,
+        num_inference_steps=STEPS,
+        output_type="latent",
+    ).frames.numpy()
+
+    def velocity(params: Any, cache: Any, chunk: Any, x: Any, t: Any, end: Any) -> Any:
+        model = bind(module, params)
+        kv, _ = model.prepare(embeddings, x.shape[2:], jnp.float32)
+        past, rope = model.beside(cache, chunk, x.shape[2:])
+        kv = {"blocks": {**kv["blocks"], **past}}
+        return model(x, t, kv, rope, {"next_timestep": end}, blocked_attention, jnp.float32)
+
+    def remember(params: Any, cache: Any, chunk: Any, x: Any) -> Any:
+        model = bind(module, params)
+        kv, _ = model.prepare(embeddings, x.shape[2:], jnp.float32)
+        return model.remember(cache, kv, x, chunk, blocked_attention, jnp.float32)
+
+    forward, keep = fast_jit(velocity), fast_jit(remember)
+    abstract = module.cache((frames, rows, columns), jnp.float32)
+    cache = {name: np.zeros(one.shape, one.dtype) for name, one in abstract.items()}
+    table, made, first = solver_table("flow-map", STEPS, SHIFT), [], 0
+    for chunk, length in enumerate(PARTITION):
+        x = noise[:, :, first : first + length]
+        for t, end, row in zip(table.timesteps, table.next_timesteps, table.coefficients, strict=True):
+            c = dict(zip(COLUMNS, row, strict=True))
+            clean = x - c["sigma"] * np.asarray(forward(params, cache, np.int32(chunk), x, t, end))
+            x = c["p_x"] * x + c["p_0"] * clean
+        made.append(x)
+        first += length
+        filled = np.pad(x, ((0, 0), (0, 0), (0, max(PARTITION) - length), (0, 0), (0, 0)))
+        cache = keep(params, cache, np.int32(chunk), filled)
+    assert relative_error(np.concatenate(made, 2), expected) < LATENTS
