@@ -22,6 +22,7 @@ from wanbuild.mapping.vae import VAE_RULES
 from wanbuild.models.animate import AnimateTransformer
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.anyflow import AnyFlowConfig, AnyFlowTransformer
+from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.eight_bit import store_in_eight_bits
@@ -81,6 +82,7 @@ _VARIANTS: tuple[ComponentKind, ...] = (
     _transformer(VACEConfig, VACE_RULES, VACETransformer),
     _transformer(AnimateConfig, ANIMATE_RULES, AnimateTransformer),
     _transformer(AnyFlowConfig, TRANSFORMER_RULES, AnyFlowTransformer),
+    _transformer(AnyFlowFARConfig, TRANSFORMER_RULES, AnyFlowFARTransformer),
 )
 """The kinds of transformer whose class is not the base class, ``WanTransformer3DModel``."""
 

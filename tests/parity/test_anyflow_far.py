@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,17 +11,20 @@ import pytest
 import torch
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
 
+from helpers.artifacts import build_artifact, shared
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from helpers.whole_path import LATENTS
+from helpers.whole_path import LATENTS, Case, WholePath
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
+from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.solvers import COLUMNS, solver_table
 
-STEPS, SHIFT, PARTITION = 2, 5.0, (1, 3, 3, 3, 3, 2)
+STEPS, SHIFT, PARTITION, FRAMES = 2, 5.0, (1, 3, 3, 3, 3, 2), 45
 FIELDS: Mapping[str, Any] = {
     "num_attention_heads": 2,
     "attention_head_dim": 20,
@@ -84,3 +87,32 @@ def test_chunks_of_the_transformer(rows: int, columns: int) -> None:
         filled = np.pad(x, ((0, 0), (0, 0), (0, max(PARTITION) - length), (0, 0), (0, 0)))
         cache = keep(params, cache, np.int32(chunk), filled)
     assert relative_error(np.concatenate(made, 2), expected) < LATENTS
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
+    checkpoint = shared(
+        tmp_path_factory,
+        "anyflow-far",
+        lambda folder: write_toy(folder, "anyflow-far-wan2.1", flow_shift=SHIFT),
+    )
+    artifact = shared(
+        tmp_path_factory,
+        "anyflow-far-artifact",
+        lambda folder: build_artifact(checkpoint, folder, guidance=(False,), num_frames=FRAMES),
+    )
+    cases = {"text": Case(STEPS, seed=1)}
+    size = (96, 64, FRAMES)
+    return WholePath(
+        (checkpoint, artifact), commands, tmp_path_factory.mktemp("made"), cases, size, scale=1.0
+    )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_published_layout_is_made_chunk_by_chunk(
+    path: WholePath, record_property: Callable[[str, object], None]
+) -> None:
+    model = read_manifest(path.artifact).model
+    assert (model.variant, model.flow_map) == ("anyflow-far-wan2.1", True)
+    assert model.chunks is not None and model.chunks.lengths(12) == (1, 3, 3, 3, 2)
+    path.check("text", record_property, "chunks")

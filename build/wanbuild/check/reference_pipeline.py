@@ -17,6 +17,7 @@ import numpy as np
 
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
 from wanrun.media.types import Media
 
@@ -138,7 +139,9 @@ class Reference:
         last: list[np.ndarray] = []
 
         def keep(pipe: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
-            last[:] = [state["latents"].numpy().copy()]
+            if step == 0:  # of the video, or of its next chunk
+                last.append(state["latents"].numpy().copy())
+            last[-1] = state["latents"].numpy().copy()
             return {}
 
         if seed is not None:
@@ -147,15 +150,20 @@ class Reference:
             arguments["generator"] = torch.manual_seed(seed)
         if timesteps is not None:
             arguments["num_inference_steps"] = len(timesteps)
+        if (partition := getattr(pipe.transformer.config, "chunk_partition", None)) is not None:
+            arguments["chunk_partition"] = self._chunks(partition, arguments["num_frames"])
         changed = _changed(pipe, solver, flow_shift, boundary, timesteps)
         with changed, _recorded(pipe) as calls:
             frames = self.call(pipe, media, output_type="np", callback_on_step_end=keep, **arguments)
-        (latents,) = last
-        if self.variant.flow_map:
-            latents = _frames_second(latents)
+        latents = np.concatenate([_frames_second(one) if self.variant.flow_map else one for one in last], 2)
         if getattr(pipe.config, "expand_timesteps", False) and media is not None and media.image:
             latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the held frame
         return Made(latents, np.asarray(frames), calls)
+
+    def _chunks(self, partition: Sequence[int], num_frames: int) -> list[int]:
+        """Returns the latent frames of the chunks of a video, as those of the published length are cut."""
+        chunks = Chunking(first=partition[0], each=max(partition))
+        return list(chunks.lengths((num_frames - 1) // self.variant.vae_temporal + 1))
 
     def call(self, pipe: Any, media: Media | None, **arguments: Any) -> Any:
         """Calls a pipeline with media under the names that it has for them; returns its frames."""
@@ -239,6 +247,8 @@ def _recorded(pipe: Any) -> Iterator[list[ModelCall]]:
         def record(
             module: Any, arguments: Any, keywords: Mapping[str, Any], output: Any, name: str = name
         ) -> None:
+            if output[0] is None:  # a pass that keeps a chunk
+                return
             tensors = (keywords["hidden_states"], keywords["timestep"], output[0])
             latents, timestep, velocity = (tensor.numpy().copy() for tensor in tensors)
             if "r_timestep" not in keywords:

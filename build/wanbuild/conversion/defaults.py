@@ -166,6 +166,7 @@ def model_record(
         num_train_timesteps=NUM_TRAIN_TIMESTEPS,
         expand_timesteps=expand_timesteps,
         flow_map=variant.flow_map,
+        chunks=configs["transformer"].chunks,
         defaults=defaults,
         options=options,
     )

@@ -21,7 +21,7 @@ from wanrun.text.embeddings import EmbeddingFormat
 
 _PROGRAM_FACTS = (
     *("variant", "task", "text_width", "latent_channels", "vae_spatial"),
-    *("vae_temporal", "leading_latents", "expand_timesteps", "flow_map"),
+    *("vae_temporal", "leading_latents", "expand_timesteps", "flow_map", "chunks"),
 )
 """The facts of a model that its programs depend on."""
 

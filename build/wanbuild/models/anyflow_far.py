@@ -22,11 +22,12 @@ from wanbuild.models.blocks import KV, Rope, WanBlock
 from wanbuild.models.causal import (
     Cache,
     Causal,
-    Chunks,
     Ring,
     Rotations,
     abstract_buffer,
     first_of,
+    frames_before,
+    frames_of,
     layer_of,
     normalised,
     rotated_keys,
@@ -35,6 +36,7 @@ from wanbuild.models.causal import (
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import scan_layers
 from wanbuild.models.sequence import TokenAttention
+from wanrun.artifact.model import Chunking
 
 BLOCK = 128
 """The reference fills up a chunk's queries to a multiple of so many tokens, and its keys with as many zeros,
@@ -62,7 +64,7 @@ class AnyFlowFARConfig(AnyFlowConfig):
         fitting = self.compressed_patch_size == (time, height * self.pooled, width * self.pooled)
         if time != 1 or not fitting:
             problems.append(
-                f"compressed_patch_size {self.compressed_patch_size} is no multiple of {self.patch_size}, patch_size"
+                f"compressed_patch_size is {self.compressed_patch_size}, no multiple of {self.patch_size}"
             )
         if self.full_chunk_limit < 2:
             problems.append(
@@ -81,9 +83,9 @@ class AnyFlowFARConfig(AnyFlowConfig):
         return self.compressed_patch_size[1] // self.patch_size[1]
 
     @property
-    def chunks(self) -> Chunks:
+    def chunks(self) -> Chunking:
         """How a video is cut into chunks."""
-        return Chunks(self.chunk_partition[0], max(self.chunk_partition))
+        return Chunking(first=self.chunk_partition[0], each=max(self.chunk_partition))
 
 
 class AnyFlowFARTransformer(Causal, AnyFlowTransformer):
@@ -98,11 +100,6 @@ class AnyFlowFARTransformer(Causal, AnyFlowTransformer):
         super().__init__(config, dtype, norm_dtype)
         patch = config.in_channels * config.patch_volume * config.pooled**2
         self.far_patch_embedding = Linear(patch, config.dim, dtype, ("embed", None))
-
-    @property
-    def chunks(self) -> Chunks:
-        """How a video is cut into chunks."""
-        return self.config.chunks
 
     @property
     def recent(self) -> int:
@@ -149,8 +146,8 @@ class AnyFlowFARTransformer(Causal, AnyFlowTransformer):
 
     def beside(self, cache: Cache, chunk: jax.Array, latent_shape: tuple[int, int, int]) -> tuple[KV, Rope]:
         """Returns what the steps of a chunk take of the past: see ``Causal.beside``."""
-        ring = Ring(cache["old_k"].shape[2], self.chunks.before(chunk - self.recent))
-        recent = self.chunks.before(chunk) - ring.total
+        ring = Ring(cache["old_k"].shape[2], frames_before(self.chunks, chunk - self.recent))
+        recent = frames_before(self.chunks, chunk) - ring.total
         whole, small = self._rotations(cache)
         cos, sin = whole(ring.count + recent + jnp.arange(latent_shape[0]))
         tables = [whole(ring.count + jnp.arange(cache["recent_k"].shape[2])), small(ring.order)]
@@ -216,8 +213,8 @@ class _Past:
         _, _, capacity, self._small, *_ = cache["old_k"].shape
         self._whole = cache["recent_k"].shape[3]
         self._numbers = [chunk - back for back in range(model.recent, -1, -1)]
-        self._frames = [model.chunks.frames(number) for number in self._numbers]
-        self._before = Ring(capacity, model.chunks.before(self._numbers[0]))
+        self._frames = [frames_of(model.chunks, number) for number in self._numbers]
+        self._before = Ring(capacity, frames_before(model.chunks, self._numbers[0]))
         self._ring = Ring(capacity, self._before.total + self._frames[0])
         self._full, self._pooled = model._rotations(cache)
         self._first = self._each * self._small  # tokens of the compressed one

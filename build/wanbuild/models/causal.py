@@ -24,6 +24,7 @@ from wanbuild.models.passes import Unrotated
 from wanbuild.models.rope import axis_dims, directions
 from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer import ApplyBlock, WanTransformer
+from wanrun.artifact.model import Chunking
 
 Tables = tuple[jax.Array, jax.Array]
 """Cosines and sines, float32 (tokens, K // 2)."""
@@ -33,25 +34,14 @@ Cache = dict[str, jax.Array]
 compute dtype (L, B, F, S, N, K), those that are there first; and what else a model keeps."""
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """How a video is cut into chunks.
+def frames_of(chunks: Chunking, number: jax.Array) -> jax.Array:
+    """Returns the latent frames of a chunk by its number, int32; 0 for a number below 0."""
+    return jnp.where(number < 0, 0, jnp.where(number == 0, chunks.first, chunks.each))
 
-    Args:
-        first: latent frames of its first chunk, at most ``each``.
-        each: those of every other one.
-    """
 
-    first: int
-    each: int
-
-    def frames(self, chunk: jax.Array) -> jax.Array:
-        """Returns the latent frames of a chunk by its number, int32; 0 for a number below 0."""
-        return jnp.where(chunk < 0, 0, jnp.where(chunk == 0, self.first, self.each))
-
-    def before(self, chunk: jax.Array) -> jax.Array:
-        """Returns the latent frames of all chunks before one, int32."""
-        return jnp.where(chunk <= 0, 0, self.first + self.each * (chunk - 1))
+def frames_before(chunks: Chunking, number: jax.Array) -> jax.Array:
+    """Returns the latent frames of all chunks before one, int32."""
+    return jnp.where(number <= 0, 0, chunks.first + chunks.each * (number - 1))
 
 
 @dataclass(frozen=True)
@@ -222,9 +212,11 @@ class Causal(WanTransformer):
     """Names of its buffers, in the order in which their tokens are attended to."""
 
     @property
-    def chunks(self) -> Chunks:
+    def chunks(self) -> Chunking:
         """How a video is cut into chunks."""
-        raise NotImplementedError
+        chunks = self.config.chunks
+        assert chunks is not None
+        return chunks
 
     def zeros(self, tokens: int) -> int:
         """Returns how many keys that are 0 a chunk of so many tokens attends to."""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from wanbuild.config import ConfigError, Divisor, Size
+from wanrun.artifact.model import Chunking
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class TransformerConfig:
     def dim(self) -> int:
         """Width of the residual stream: heads × head dimension."""
         return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def chunks(self) -> Chunking | None:
+        """How a video is cut into chunks; None for a model that makes it at once."""
+        return None
 
     @property
     def patch_volume(self) -> int:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from wanbuild.models.params import bind
 from wanbuild.models.tiny_vae import TinyVAE
 from wanbuild.models.vae import HISTORY, WanVAE
+from wanbuild.programs.chunks import piece_of
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanrun.artifact.manifest import TINY_VAE
@@ -77,6 +78,8 @@ def decode_video(parts: Parts) -> ProgramSpec:
 
 def _length(parts: Parts, frames: int) -> int:
     """Returns the latent frames of a piece: as many pieces as the option requires, of equal length."""
+    if parts.model.chunks is not None:
+        return piece_of(parts)
     # What fills the last piece would be among a window's last frames: with windows none is filled.
     count = -(-frames // parts.options.vae_decode_chunk)
     while parts.variant.previous_frames and frames % count:

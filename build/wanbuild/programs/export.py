@@ -21,10 +21,12 @@ from wanbuild.targets.target import TargetSpec
 from wanbuild.variants.start import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.model import Model
 from wanrun.artifact.named import PROGRAM
 from wanrun.artifact.programs import PlainFile, Profile, Program, ProgramSet
 from wanrun.artifact.roles import FORMS
 from wanrun.artifact.targets import Target
+from wanrun.errors import UsageError, field
 from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
 
 CUSTOM_CALLS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("__cudnn$fmhaSoftmax",)})
@@ -80,8 +82,23 @@ def profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profi
         num_videos=shape.num_videos,
         guidance=shape.guidance,
         index=0,
-        options=options.recorded(manifest.dtypes),
+        options=_of_model(options, manifest.model).recorded(manifest.dtypes),
         num_references=shape.num_references,
+    )
+
+
+def _of_model(options: BuildOptions, model: Model) -> BuildOptions:
+    """Returns the options with the forms of the loop that the model has; raises UsageError for another."""
+    (form,) = (form.name for form in FORMS.values() if form.chunked)
+    several = options.loop in ("both", "all")
+    if model.chunks is not None and several:
+        return msgspec.structs.replace(options, loop=form)
+    if several or (options.loop == form) == (model.chunks is not None):
+        return options
+    raise UsageError(
+        f"{field('loop')} cannot be built for {model.variant}",
+        expected="another one: it makes a video at once" if model.chunks is None else f"{form}",
+        found=options.loop,
     )
 
 

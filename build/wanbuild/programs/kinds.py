@@ -24,6 +24,7 @@ from wanbuild.models.params import bind
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.programs import attention, streaming
+from wanbuild.programs.chunks import chunk, remember
 from wanbuild.programs.decoding import begins_apart, decode_first, decode_tiny, decode_video
 from wanbuild.programs.parts import Maker, Parts
 from wanbuild.programs.spec import ProgramSpec
@@ -129,6 +130,20 @@ def _streamed_layers(stack: str) -> tuple[ProgramKind, ...]:
     )
 
 
+def _shorter_chunk(name: str, place: int) -> ProgramKind:
+    """Returns the row of the program of a chunk, the first or the last one, that is shorter than others."""
+
+    def make(parts: Parts) -> ProgramSpec:
+        return chunk(parts, parts.chunks[place])
+
+    def built(parts: Parts) -> bool:
+        first, *others = parts.chunks or (0,)
+        own = (first, *others)[place]
+        return own < max((first, *others)) and (place == 0 or own != first)
+
+    return ProgramKind(name, "chunk", make, built)
+
+
 PROGRAMS: tuple[ProgramKind, ...] = (
     *(
         ProgramKind(f"encode_text_{length}", "text", functools.partial(encode_text, length=length))
@@ -138,9 +153,13 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     ProgramKind("encode_image", "once", encode_image, lambda parts: "image_encoder" in parts.modules),
     ProgramKind("encode_video", "window", encode_video, lambda parts: parts.variant.conditioner is not None),
     ProgramKind("encode_start", "start", encode_start, lambda parts: parts.options.video_to_video),
-    ProgramKind("prepare", "prepare", prepare, _loop("step", "scan")),
+    ProgramKind("prepare", "prepare", prepare, _loop("step", "scan", "chunks")),
     ProgramKind("denoise_step", "step", step, _loop("step")),
     ProgramKind("denoise_loop", "scan", scan, _loop("scan")),
+    ProgramKind("chunk", "chunk", chunk, _loop("chunks")),
+    _shorter_chunk("chunk_first", 0),
+    _shorter_chunk("chunk_last", -1),
+    ProgramKind("remember", "remember", remember, _loop("chunks")),
     _streamed("context", "context", streaming.context),
     _streamed("enter", "enter", streaming.enter),
     *(kind for stack in STACKS for kind in _streamed_layers(stack)),

@@ -174,6 +174,7 @@ class Parts:
                 remedy="leave it out",
             )
         self._check_tile()
+        self._check_chunks()
 
     def _check_tile(self) -> None:
         """Raises UsageError for tiles that no cells of latents make, or that devices would share."""
@@ -184,6 +185,27 @@ class Parts:
             )
         if tile and self.mesh is not None:
             raise UsageError("--vae-tile is for one device", remedy="leave it out: a mesh shares the columns")
+
+    def _check_chunks(self) -> None:
+        """Raises UsageError for what a video that is made chunk by chunk does not have."""
+        refused = {
+            "guidance": self.shape.guidance,
+            "num_videos": self.shape.num_videos > 1,
+            "nag": self.options.nag,
+            "video_to_video": self.options.video_to_video,
+            "vae_tile": self.options.vae_tile > 0,
+            "mesh": self.mesh is not None,
+        }
+        for name in (name for name, given in refused.items() if given and self.chunks):
+            raise UsageError(
+                f"{field(name)} cannot be built for {self.model.variant}, which makes a video in chunks",
+                remedy="pass --no-guidance" if name == "guidance" else "leave it out",
+            )
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Latent frames of each chunk of a video; empty for a model that makes it at once."""
+        return () if self.model.chunks is None else self.model.chunks.lengths(self.latent_shape[0])
 
     @property
     def leading(self) -> int:

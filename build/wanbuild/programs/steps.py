@@ -82,6 +82,8 @@ def _of_kind(parts: Parts, kind: type[Conditioner]) -> Conditioner:
 def prepare(parts: Parts) -> ProgramSpec:
     """Returns the program of the arrays that all steps share: cross-attention cache and RoPE tables.
 
+    A model of chunks has no tables that all of them share.
+
     Inputs: embeddings (P, L, text_dim) of P prompts, the positive one first; for a model that takes them,
     image_tokens of ``encode_image`` and face_video (F, S, S, 3) uint8.
     """
@@ -93,7 +95,7 @@ def prepare(parts: Parts) -> ProgramSpec:
     ) -> dict[str, Any]:
         model = bind(module, with_slots(transformer, lora))
         kv, rope = model.prepare(embeddings, parts.latent_shape, parts.dtype, **inputs, **extra)
-        return {"kv": kv, "rope": rope}
+        return {"kv": kv, **({"rope": rope} if rope else {})}
 
     weights = {"transformer": parts.weights["transformer"], **parts.lora}
     return parts.spec(prepare, {**weights, **arguments})

@@ -125,7 +125,8 @@ class _Wiring:
         for role in (*roles_when("prompts"), *decoders, *media, *self._looped):
             found = with_role(self._programs, role)
             stacks = [stack for name in found for stack in self._stacks(self._programs[name])]
-            if not found or (ROLES[role].makes and len(found) > 1):
+            several = self._model.chunks is None and ROLES[role].makes and len(found) > 1
+            if not found or several:
                 raise self._problem(f"programs of role {role}", "one", ", ".join(found) or NOTHING)
             if stacks and sorted(stacks) != sorted(self._layers):
                 raise self._problem(f"programs of role {role}", ", ".join(self._layers), ", ".join(stacks))
@@ -177,9 +178,26 @@ class _Wiring:
         if role.when != "steps":
             return {**made, **self._arrays()}, alike
         form = next(form for form in FORMS.values() if program.role in form.roles)
-        state = self._state(form)
+        state = self._chunk(program) if form.chunked else self._state(form)
         given = {**made, **self._filled(program), **self._calls(form), **state}
-        return given, state if role.makes else alike
+        passed = {key: state[key] for key in program.donated if key in state} if form.chunked else state
+        return given, passed if role.makes or form.chunked else alike
+
+    def _chunk(self, program: Program) -> dict[str, Any]:
+        """Returns the state of a program of chunks, its number and what is kept of those before it."""
+        assert self._model.chunks is not None
+        (keeper,) = with_role(self._programs, FORMS[self._options.loop].roles[-1])
+        batch, channels, times, *cells = self._latents
+        lengths, frames = self._model.chunks.lengths(times), program.array("latents")[1][2]
+        frames = frames if ROLES[program.role].makes and frames in lengths else max(lengths)
+        dtype = self._options.scheduler_dtype if ROLES[program.role].makes else "float32"
+        state = {key: program.avals["inputs"][key] for key in program.donated}
+        return {
+            **state,
+            "latents": aval_text(dtype, batch, channels, frames, *cells),
+            "cache": self._programs[keeper].avals["outputs"].get("cache", NOTHING),
+            "chunk": COUNT,
+        }
 
     def _stacks(self, program: Program) -> set[str]:
         """Returns the stacks of which a program takes a layer."""

@@ -67,6 +67,13 @@ def _anyflow(config: Config) -> Config:
     return changed(kept, "0.38.0.dev0", **own)
 
 
+def _anyflow_far(config: Config) -> Config:
+    """Returns a config as AnyFlowFARTransformer3DModel saves it."""
+    own = {"_class_name": "AnyFlowFARTransformer3DModel", "compressed_patch_size": [1, 4, 4]}
+    more = {"full_chunk_limit": 3, "chunk_partition": [1, 3, 3, 3, 3, 3, 3, 2]}
+    return changed(_anyflow(config), "0.38.0.dev0", **own, **more)
+
+
 def _repository(transformer: Config, vae: Config = PUBLISHED_VAE, **more: Config) -> Mapping[str, Config]:
     return MappingProxyType(
         {"transformer": transformer, "vae": vae, "text_encoder": PUBLISHED_TEXT_ENCODER, **more}
@@ -97,6 +104,8 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "Wan2.2-Animate-14B-Diffusers": _with_image(_ANIMATE, PUBLISHED_VAE_IN_A14B),
         "AnyFlow-Wan2.1-T2V-1.3B-Diffusers": _repository(_anyflow(_SMALL)),
         "AnyFlow-Wan2.1-T2V-14B-Diffusers": _repository(_anyflow(_LARGE)),
+        "AnyFlow-FAR-Wan2.1-1.3B-Diffusers": _repository(_anyflow_far(_SMALL)),
+        "AnyFlow-FAR-Wan2.1-14B-Diffusers": _repository(_anyflow_far(_LARGE)),
     }
 )
 """By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia), then by component with

@@ -321,6 +321,13 @@ MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
             scheduler=["diffusers", "FlowMapEulerDiscreteScheduler"],
             transformer=["diffusers", "AnyFlowTransformer3DModel"],
         ),
+        "anyflow-far-wan2.1": changed(
+            _MODEL_INDEX,
+            "0.38.0.dev0",
+            _class_name="AnyFlowFARPipeline",
+            scheduler=["diffusers", "FlowMapEulerDiscreteScheduler"],
+            transformer=["diffusers", "AnyFlowFARTransformer3DModel"],
+        ),
     }
 )
 """model_index.json by variant, with the plain image encoder that suffices for every pipeline: Wan 2.1 was

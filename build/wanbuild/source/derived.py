@@ -27,6 +27,7 @@ _OF_TRANSFORMERS: Mapping[str, str] = MappingProxyType(
     {
         "vace_patch_embedding.weight": "WanVACETransformer3DModel",
         "face_encoder.padding_tokens": "WanAnimateTransformer3DModel",
+        "far_patch_embedding.weight": "AnyFlowFARTransformer3DModel",
         "condition_embedder.delta_embedder.linear_1.weight": "AnyFlowTransformer3DModel",
         "blocks.0.attn1.to_q.weight": "WanTransformer3DModel",
     }
@@ -139,8 +140,19 @@ def _anyflow(shapes: Shapes) -> dict[str, Any]:
     return {name: published[name] for name in ("gate_value", "deltatime_type")}
 
 
+def _anyflow_far(shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that only AnyFlow-FAR has, none of which shapes show: as published."""
+    published = PUBLISHED_MODELS["AnyFlow-FAR-Wan2.1-1.3B-Diffusers"]["transformer"]
+    names = ("compressed_patch_size", "full_chunk_limit", "chunk_partition")
+    return {**_anyflow(shapes), **{name: published[name] for name in names}}
+
+
 _OWN: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
-    {"WanAnimateTransformer3DModel": _animate, "AnyFlowTransformer3DModel": _anyflow}
+    {
+        "WanAnimateTransformer3DModel": _animate,
+        "AnyFlowTransformer3DModel": _anyflow,
+        "AnyFlowFARTransformer3DModel": _anyflow_far,
+    }
 )
 """The fields of transformers that have more than Wan's class."""
 

@@ -93,7 +93,7 @@ def _stored_shape(path: str, shape: Shape, transform: str, config: Any) -> Shape
         return (shape[-1], shape[-2], *shape[:-2])
     last = next((axes for pattern, axes in _LAST.items() if re.fullmatch(pattern, path)), ())
     if path.endswith("patch_embedding/weight"):
-        patch = config.patch_size
+        patch = config.compressed_patch_size if path.startswith("far_") else config.patch_size
         last = (patch, patch) if isinstance(patch, int) else tuple(patch)
     if transform == "flatten_in":
         return (shape[0], shape[1] // math.prod(last), *last)

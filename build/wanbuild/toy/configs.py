@@ -150,6 +150,9 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         "anyflow-wan2.1": _variant(
             "anyflow-wan2.1", TOY_VAE, transformer=_of("AnyFlow-Wan2.1-T2V-1.3B-Diffusers", _SIZES)
         ),
+        "anyflow-far-wan2.1": _variant(
+            "anyflow-far-wan2.1", TOY_VAE, transformer=_of("AnyFlow-FAR-Wan2.1-1.3B-Diffusers", _SIZES)
+        ),
     }
 )
 """Configs by the variant's name in ``wanbuild.variants.table``."""

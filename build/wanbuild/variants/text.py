@@ -6,6 +6,23 @@ from types import MappingProxyType
 
 from wanbuild.variants.variant import TEXT_TO_VIDEO, TWO_EXPERTS, Variant
 
+
+def _anyflow(name: str, pipeline_class: str, transformer: str) -> Variant:
+    """Returns a row of AnyFlow: guidance is in the weights, and the steps are those of its own examples."""
+    parts = {"scheduler": "FlowMapEulerDiscreteScheduler", "transformer": transformer}
+    own = {part: (f"diffusers.{kind}",) for part, kind in parts.items()}
+    return Variant(
+        name=name,
+        task="t2v",
+        pipeline_class=pipeline_class,
+        components=MappingProxyType({**TEXT_TO_VIDEO, **own}),
+        flow_map=True,
+        solver="flow-map",
+        steps=4,
+        guidance_scale=1.0,
+    )
+
+
 ROWS = (
     Variant(
         name="wan2.1-t2v",
@@ -26,20 +43,6 @@ ROWS = (
         flow_shift=12.0,
         sizes=((1280, 720), (832, 480)),
     ),
-    Variant(  # guidance is in the weights; the steps are those of NVlabs' own examples
-        name="anyflow-wan2.1",
-        task="t2v",
-        pipeline_class="AnyFlowPipeline",
-        components=MappingProxyType(
-            {
-                **TEXT_TO_VIDEO,
-                "scheduler": ("diffusers.FlowMapEulerDiscreteScheduler",),
-                "transformer": ("diffusers.AnyFlowTransformer3DModel",),
-            }
-        ),
-        flow_map=True,
-        solver="flow-map",
-        steps=4,
-        guidance_scale=1.0,
-    ),
+    _anyflow("anyflow-wan2.1", "AnyFlowPipeline", "AnyFlowTransformer3DModel"),
+    _anyflow("anyflow-far-wan2.1", "AnyFlowFARPipeline", "AnyFlowFARTransformer3DModel"),
 )

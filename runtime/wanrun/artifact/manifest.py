@@ -242,8 +242,9 @@ class Manifest(Record, frozen=True, kw_only=True):
                     del program["plain"]
         if content["model"]["task"]["start"] is None:
             del content["model"]["task"]["start"]
-        if not content["model"]["flow_map"]:
-            del content["model"]["flow_map"]
+        for name in ("flow_map", "chunks"):
+            if not content["model"][name]:
+                del content["model"][name]
         return {name: content[name] for name in content if content[name] or name not in _LATER}
 
     def as_json(self) -> dict[str, Any]:

@@ -85,6 +85,27 @@ class Defaults(Record, frozen=True, kw_only=True):
     timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
 
 
+class Chunking(Record, frozen=True, kw_only=True):
+    """How a model cuts a video into chunks that it makes one after the other.
+
+    Attributes:
+        first: latent frames of the first chunk.
+        each: latent frames of every other one; the last one may have fewer.
+    """
+
+    first: AtLeastOne
+    each: AtLeastOne
+
+    def __post_init__(self) -> None:
+        if self.first > self.each:
+            raise ValueError(f"the first chunk has {self.first} latent frames, and others have {self.each}")
+
+    def lengths(self, frames: int) -> tuple[int, ...]:
+        """Returns the latent frames of the chunks of a video of so many."""
+        whole, rest = divmod(max(frames - self.first, 0), self.each)
+        return (min(self.first, frames), *(self.each,) * whole, *((rest,) if rest else ()))
+
+
 class Model(Record, frozen=True, kw_only=True):
     """The facts of a model that the runtime needs; the runtime has no model code.
 
@@ -100,6 +121,8 @@ class Model(Record, frozen=True, kw_only=True):
         expand_timesteps: whether each latent frame has a timestep of its own.
         flow_map: whether a step takes the timestep at which it ends too, as ``next_timestep``. A manifest
             leaves false out.
+        chunks: how a video is made chunk by chunk; None for a model that makes it at once, a manifest leaves
+            that out.
         defaults: the defaults of the options that every model has.
         options: the defaults of this model's other options, except the overlap of windows, which is in
             ``task``. A step with an input of an option's name takes the option's value.
@@ -117,6 +140,7 @@ class Model(Record, frozen=True, kw_only=True):
     num_train_timesteps: Annotated[int, Meta(ge=2, le=MAX_SIZE)]
     expand_timesteps: bool = False
     flow_map: bool = False
+    chunks: Chunking | None = None
     defaults: Defaults
     options: Mapping[str, int | float]
     image_processor: ImageProcessor | None = None

@@ -16,8 +16,8 @@ from typing import Literal
 import msgspec
 
 RoleName = Literal[
-    "text", "once", "window", "start", "prepare", "context", "step", "scan", "enter", "keys", "layer",
-    "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
+    "text", "once", "window", "start", "prepare", "context", "step", "scan", "chunk", "remember", "enter", "keys",
+    "layer", "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
 ]  # fmt: skip
 """What the manifest says of a program.
 
@@ -31,6 +31,8 @@ RoleName = Literal[
 | ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
 | ``step`` | once per step | state, a row of the solver's table | state |
 | ``scan`` | once for all steps of an expert | state, the solver's table | state |
+| ``chunk`` | once per step of a chunk | state, ``cache``, a row of the solver's table | state |
+| ``remember`` | between a chunk and the next one | ``cache``, ``latents`` of the chunk | ``cache`` |
 | ``enter`` | at the beginning of a streamed step | state | ``carry``, inputs of layers |
 | ``keys`` | before a layer's first run | ``context`` | ``kv`` of this layer |
 | ``layer`` | once per layer and step | ``carry``, ``kv`` | ``carry`` |
@@ -55,7 +57,7 @@ DECODERS: Mapping[str, tuple[RoleName, ...]] = MappingProxyType(
 )
 """The roles of each decoder's programs."""
 
-FormName = Literal["step", "scan", "stream"]
+FormName = Literal["step", "scan", "chunks", "stream"]
 """A form of the denoising loop."""
 
 When = Literal["loading", "prompts", "media", "expert", "steps", "video", "attest"]
@@ -73,6 +75,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         guided: those of them that have guidance, and so two passes.
         experts: transformers that make some of them.
         windows: windows or clips that the video is made in.
+        chunks: latent frames of each chunk that a window is made in, one after the other; 0 for all of them.
         known: whether so many are known; else that of one window, as a video that was not read decides it.
         prompts: prompts, the negative one too if a step has guidance.
         videos: videos per prompt.
@@ -101,6 +104,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     frames: int = 1
     latents: int = 1
     blended: int = 0
+    chunks: tuple[int, ...] = (0,)
     known: bool = True
 
     @property
@@ -111,12 +115,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def told_steps(self) -> int:
         """The steps that progress tells."""
-        return self.rounds * self.steps
+        return self.rounds * self.steps * len(self.chunks)
 
     @property
     def all_steps(self) -> int:
         """The steps of all windows."""
-        return self.windows * self.steps
+        return self.windows * self.steps * len(self.chunks)
 
     def after(self, parts: int) -> Counts:
         """Returns what is left where an ended run has made so many parts: clips, or all steps of windows."""
@@ -128,7 +132,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     def made(self, role: RoleName) -> int:
         """Returns the steps of all windows that programs of a role make."""
         form = FORMS[self.form]
-        return self.windows * sum(form.maker(index) == role for index in range(self.steps))
+        each = sum(form.maker(index) == role for index in range(self.steps))
+        return self.windows * len(self.chunks) * each
+
+    def of_chunks(self, frames: int) -> Counts:
+        """Returns the part of those chunks that have so many latent frames."""
+        return msgspec.structs.replace(self, chunks=tuple(one for one in self.chunks if one == frames))
 
 
 Proof = Literal["update", "end", "record", "lengths", "weights", "plain"]
@@ -192,7 +201,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         turns = self.calls(counts) if self.body is None else counts.all_steps
         if not self.passes:
             return turns
-        return turns + counts.windows * (counts.skipping + (0 if together else counts.guided))
+        more = counts.skipping + (0 if together else counts.guided)
+        return turns + counts.windows * len(counts.chunks) * more
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -202,11 +212,13 @@ class Form(msgspec.Struct, frozen=True):
         name: its name.
         roles: the roles of its programs, as they run. Of those that make steps the first makes the full ones.
         streams: whether layers pass through the device.
+        chunked: whether a video is made chunk by chunk: the only form of a model that does so.
     """
 
     name: FormName
     roles: tuple[RoleName, ...]
-    streams: bool
+    streams: bool = False
+    chunked: bool = False
 
     @property
     def makers(self) -> tuple[RoleName, ...]:
@@ -277,6 +289,17 @@ _ROWS = (
         warm=True,
         proven="update",
     ),
+    Role(
+        name="chunk",
+        when="steps",
+        calls=lambda counts: counts.made("chunk"),
+        makes=_each,
+        body=None,
+        passes=True,
+        warm=True,
+        proven="update",
+    ),
+    _beside("remember", "steps", lambda counts: counts.windows * (len(counts.chunks) - 1)),
     _beside("enter", "steps", _steps, proven="end"),
     _beside("keys", "expert", _experts, proven="end"),
     Role(
@@ -305,8 +328,9 @@ ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS}
 """By name, in the order in which they run."""
 
 _FORMS = (
-    Form("step", ("prepare", "step"), streams=False),
-    Form("scan", ("prepare", "scan"), streams=False),
+    Form("step", ("prepare", "step")),
+    Form("scan", ("prepare", "scan")),
+    Form("chunks", ("prepare", "chunk", "remember"), chunked=True),
     Form("stream", ("context", "enter", "keys", "layer", "leave"), streams=True),
 )
 
@@ -318,7 +342,7 @@ STEPWISE: FormName = "step"
 
 
 LOOPS = ("both", *FORMS, "all")
-"""What a profile is built with: one form, those of whole steps, or all."""
+"""What a profile is built with: one form, those of whole steps, or all but that of chunks."""
 
 
 def roles_of(form: str, decoder: str = "full") -> tuple[Role, ...]:
@@ -343,5 +367,6 @@ def roles_when(*when: When) -> tuple[RoleName, ...]:
 
 def forms_of(loop: str) -> tuple[str, ...]:
     """Returns the forms that a profile is built with, the preferred one first, for its choice of them."""
-    whole = tuple(name for name, form in FORMS.items() if not form.streams)
-    return {"both": whole, "all": tuple(FORMS)}.get(loop, (loop,))
+    every = tuple(form for form in FORMS.values() if not form.chunked)
+    whole = tuple(form.name for form in every if not form.streams)
+    return {"both": whole, "all": tuple(form.name for form in every)}.get(loop, (loop,))

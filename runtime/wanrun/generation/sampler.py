@@ -14,6 +14,7 @@ import numpy as np
 
 from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile, decodes_any_length
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
@@ -21,6 +22,7 @@ from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise, clip_seed
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, scan_calls, step_calls
+from wanrun.generation.chunks import ChunkLoop
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.decoding import Clips, Decoder, Part, Take
 from wanrun.generation.parts import Parts
@@ -59,7 +61,7 @@ class Sampler:
         self.latents_shape = latents_shape(manifest, profile)
         self._temporal = manifest.model.vae_temporal
         self.leading, self._task = leading_latents(manifest, profile), manifest.model.task
-        self._flow_map = manifest.model.flow_map
+        self._flow_map, self._chunks = manifest.model.flow_map, manifest.model.chunks
         self.guiding = inputs_of(profile.options.guiders, manifest.skippable_layers(profile))
 
     def __call__(
@@ -157,12 +159,36 @@ class Sampler:
             ArtifactError: if a program or weights cannot be loaded.
             WanError: if the latents are not finite.
         """
-        (name,) = self.programs.with_role(run.form.makers[0])
-        start = start_state(conditions.first_sample(noise, run.table), self.programs[name])
-        state = self.steps(run, start, conditions, draw)
+        if run.form.chunked:
+            final = self._in_chunks(run, noise, conditions, draw)
+        else:
+            name = self.maker(run.form.makers[0])
+            start = start_state(conditions.first_sample(noise, run.table), self.programs[name])
+            final = final_latents(self.steps(run, start, conditions, draw))
         if run.last and run.window + 1 == run.windows:
             self.programs.release()
-        return conditions.finish(final_latents(state))
+        return conditions.finish(final)
+
+    def _in_chunks(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
+        """Returns the final latents of a video that is made chunk by chunk."""
+        loop, lengths = ChunkLoop(self, conditions, draw), self.chunks.lengths(noise.shape[2])
+        parts = np.split(noise, np.cumsum(lengths)[:-1], axis=2)
+        made = [
+            loop(replace(run, window=number, windows=len(parts)), one) for number, one in enumerate(parts)
+        ]
+        return np.concatenate(made, axis=2)
+
+    @property
+    def chunks(self) -> Chunking:
+        """How the model cuts a video into chunks."""
+        assert self._chunks is not None
+        return self._chunks
+
+    def maker(self, role: RoleName, frames: int | None = None) -> str:
+        """Returns the program of a role that makes steps: of several, that of so many latent frames."""
+        names = self.programs.with_role(role)
+        shapes = {name: self.programs[name].array("latents")[1] for name in names if len(names) > 1}
+        return next((name for name, shape in shapes.items() if shape[2] == frames), names[0])
 
     def steps(self, run: Denoising, state: State, conditions: Conditions, draw: Draw) -> State:
         """Runs the experts' steps from a state, which may hold a solver's history; returns the state after.
@@ -172,7 +198,7 @@ class Sampler:
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
             constant = self.prepare(run, conditions, steps)
-            state = self._steps(run, steps, state, constant, draw, later)
+            state = self.expert_steps(run, steps, state, constant, draw, later)
             del constant  # each expert has its own
         return state
 
@@ -198,7 +224,7 @@ class Sampler:
         lacking = self.profile.num_prompts - len(embeddings)
         return np.concatenate([embeddings, np.zeros_like(embeddings[:lacking])])
 
-    def _steps(
+    def expert_steps(
         self,
         run: Denoising,
         steps: ExpertRange,
@@ -209,8 +235,18 @@ class Sampler:
     ) -> State:
         """Runs one expert's steps. After it returns, nothing here refers to the expert's weights.
 
-        Each call takes the state as donated buffers, which the program's outputs replace. ``later`` are the
-        experts that follow.
+        Each call takes the state as donated buffers, which the program's outputs replace.
+
+        Args:
+            run: the generation's parameters.
+            steps: the expert's.
+            state: the state before them.
+            constant: what every step takes.
+            draw: returns the noise that the solver adds between steps.
+            later: the experts that follow.
+
+        Returns:
+            The state after them.
         """
         import jax
 
@@ -219,7 +255,7 @@ class Sampler:
             if run.form.streams:
                 makers[role] = StreamedStep(self.programs, steps.transformer, constant, run.loras)
             else:
-                (name,) = self.programs.with_role(role)
+                name = self.maker(role, state["latents"].shape[2])
                 makers[role] = self.programs.of_expert(name, steps.transformer, run.loras)
         if run.blending is not None:
             makers = {role: run.blending.blended(maker, tuple(state)) for role, maker in makers.items()}

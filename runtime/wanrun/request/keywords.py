@@ -116,7 +116,7 @@ class Options(TypedDict, total=False):
     schedule: str | None
     lora: Lora | Sequence[Lora] | None
     loras: Lora | Sequence[Lora] | None
-    loop: Literal["step", "scan", "stream"] | None
+    loop: Literal["step", "scan", "chunks", "stream"] | None
     decoder: Literal["full", "tiny"] | None
     seed: int | Literal["random"] | None
     base_seed: int | Literal["random"] | None

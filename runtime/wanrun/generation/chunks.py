@@ -1,0 +1,90 @@
+"""A video that is made chunk by chunk: each one attends to those before it, of which a cache is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wanrun.artifact.roles import RoleName
+from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.state import final_latents, start_state, zeros
+from wanrun.denoising.steps import Denoising
+
+if TYPE_CHECKING:
+    from wanrun.generation.sampler import Sampler
+
+REMEMBER: RoleName = "remember"
+"""The role of the program that keeps a finished chunk."""
+
+
+class ChunkLoop:
+    """Makes the chunks of one video, one for each call.
+
+    A chunk is kept when the next one is asked for, by the prompt that it was made by. So the last one is not
+    kept, and the frames of each wait for its own steps alone.
+
+    Args:
+        sampler: the profile's.
+        conditions: inputs from images and videos.
+        draw: returns the noise that the solver adds between steps.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        conditions: Conditions,
+        draw: Callable[[Sequence[int]], np.ndarray],
+    ) -> None:
+        self._sampler, self._conditions, self._draw = sampler, conditions, draw
+        (self._keeper,) = sampler.programs.with_role(REMEMBER)
+        record = sampler.programs[self._keeper]
+        self._cache: Any = {name: zeros(record.avals["inputs"][name]) for name in record.donated}
+        self._frames = record.array("latents")[1][2]
+        self._constant: dict[str, Any] = {}
+        self._embeddings: np.ndarray | None = None
+        self._made: np.ndarray | None = None
+        self._number = 0
+
+    def __call__(self, run: Denoising, noise: np.ndarray) -> np.ndarray:
+        """Makes the next chunk.
+
+        Args:
+            run: the generation's parameters, which may have another prompt than before.
+            noise: initial noise of its latents, float32 (1, C, T, h, w); only read.
+
+        Returns:
+            Its latents, float32 (1, C, T, h, w).
+
+        Raises:
+            ArtifactError: if a program or weights cannot be loaded.
+            WanError: if the latents are not finite.
+        """
+        (steps,) = run.ranges
+        if self._made is not None:
+            self._keep(run, self._made)
+        if self._embeddings is not run.embeddings:
+            self._constant = self._sampler.prepare(run, self._conditions, steps)
+            self._embeddings = run.embeddings
+        name = self._sampler.maker(run.form.makers[0], noise.shape[2])
+        given = {**self._constant, **self._cache, "chunk": np.int32(self._number)}
+        start = start_state(noise, self._sampler.programs[name])
+        state = self._sampler.expert_steps(run, steps, start, given, self._draw, ())
+        self._made = final_latents(state)
+        return self._made
+
+    def _keep(self, run: Denoising, latents: np.ndarray) -> None:
+        """Keeps a finished chunk."""
+        import jax
+
+        (steps,) = run.ranges
+        remember = self._sampler.programs.of_expert(self._keeper, steps.transformer, run.loras)
+        behind = self._frames - latents.shape[2]
+        filled = np.pad(latents, ((0, 0), (0, 0), (0, behind), (0, 0), (0, 0)))
+        with run.timings.phase(REMEMBER):
+            self._cache = remember(
+                **self._constant, **self._cache, chunk=np.int32(self._number), latents=filled
+            )
+            jax.block_until_ready(self._cache)
+        self._number += 1
