@@ -13,9 +13,11 @@ __all__ = [
     "SUFFIXES",
     "Artifact",
     "CancelToken",
+    "Chunk",
     "Event",
     "Generation",
     "Job",
+    "Live",
     "Manifest",
     "Media",
     "Named",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from wanrun.cluster.join import join
     from wanrun.executables.tolerance import relative_error
     from wanrun.files import file_sha256, open_regular, read_bounded, replace_file, user_copies
+    from wanrun.generation.live import Chunk, Live
     from wanrun.generation.load import load
     from wanrun.generation.needs import needed
     from wanrun.generation.pipeline import Pipeline
@@ -93,9 +96,11 @@ def __getattr__(name: str) -> Any:
         "SUFFIXES": "wanrun.media.video_paths",
         "Artifact": "wanrun.artifact.artifact",
         "CancelToken": "wanrun.opened.cancel",
+        "Chunk": "wanrun.generation.live",
         "Event": "wanrun.job.progress",
         "Generation": "wanrun.request.generation",
         "Job": "wanrun.job.job",
+        "Live": "wanrun.generation.live",
         "Manifest": "wanrun.artifact.manifest",
         "Media": "wanrun.media.types",
         "Named": "wanrun.artifact.named",

@@ -195,6 +195,23 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
     return folder
 
 
+def far_toy(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A toy of AnyFlow-FAR and its artifact, float32 throughout: chunks of 1, 3, 3, 3 and 2 latent frames.
+
+    Of the last one the first and a part of the second are compressed. Not to be changed.
+    """
+    from wanbuild.toy.checkpoint import write_toy
+
+    checkpoint = shared(
+        factory, "anyflow-far", lambda folder: write_toy(folder, "anyflow-far-wan2.1", flow_shift=5.0)
+    )
+
+    def build(folder: Path) -> None:
+        build_artifact(checkpoint, folder, guidance=(False,), num_frames=45)
+
+    return checkpoint, shared(factory, "anyflow-far-artifact", build)
+
+
 def with_cpu_levels(checkpoint: Path, factory: pytest.TempPathFactory) -> Path:
     """An artifact of the toy with every CPU level of this machine beside its own target. Not to be changed.
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
 
-from helpers.artifacts import build_artifact, shared
+from helpers.artifacts import far_toy
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
@@ -20,11 +20,10 @@ from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
-from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.solvers import COLUMNS, solver_table
 
-STEPS, SHIFT, PARTITION, FRAMES = 2, 5.0, (1, 3, 3, 3, 3, 2), 45
+STEPS, SHIFT, PARTITION = 2, 5.0, (1, 3, 3, 3, 3, 2)
 FIELDS: Mapping[str, Any] = {
     "num_attention_heads": 2,
     "attention_head_dim": 20,
@@ -91,20 +90,10 @@ def test_chunks_of_the_transformer(rows: int, columns: int) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
-    checkpoint = shared(
-        tmp_path_factory,
-        "anyflow-far",
-        lambda folder: write_toy(folder, "anyflow-far-wan2.1", flow_shift=SHIFT),
-    )
-    artifact = shared(
-        tmp_path_factory,
-        "anyflow-far-artifact",
-        lambda folder: build_artifact(checkpoint, folder, guidance=(False,), num_frames=FRAMES),
-    )
     cases = {"text": Case(STEPS, seed=1)}
-    size = (96, 64, FRAMES)
+    size = (96, 64, 45)
     return WholePath(
-        (checkpoint, artifact), commands, tmp_path_factory.mktemp("made"), cases, size, scale=1.0
+        far_toy(tmp_path_factory), commands, tmp_path_factory.mktemp("made"), cases, size, scale=1.0
     )
 
 

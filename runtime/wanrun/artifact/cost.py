@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import paired
 from wanrun.artifact.programs import Profile, decodes_any_length, with_role
-from wanrun.artifact.roles import DECODERS, Counts, When, roles_of
+from wanrun.artifact.roles import DECODERS, FORMS, Counts, When, roles_of
 
 _BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
 
@@ -66,6 +66,7 @@ def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
             for one in with_role(programs, role.name)[-1 if role.when == "prompts" else None :]
         ]
         calls |= {role.name: role.calls(own) * pieces for role, _, pieces in run}
+        by_chunk = FORMS[counts.form].chunked
         if not run or any(one not in figures for _, one, _ in run):
             continue
         most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for _, one, _ in run)
@@ -75,7 +76,8 @@ def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
         layers, together = program_set.layers, paired(program_set.mesh)
         for role, one, pieces in run:  # a program that takes a layer of a stack runs for each of them
             each = math.prod(len(layers[stack]) for stack in programs[one].inputs if stack in layers)
-            flops = figures[one]["flops"] * each * pieces * role.cost(own, together)
+            mine = own.of_chunks(programs[one].array("latents")[1][2]) if by_chunk and role.makes else own
+            flops = figures[one]["flops"] * each * pieces * role.cost(mine, together)
             parts[name][role.when] = parts[name].get(role.when, 0.0) + flops
     windows, frames = counts.windows if counts.known else None, counts.videos * counts.frames
     pixels = frames * profile.width * profile.height

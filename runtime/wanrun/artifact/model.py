@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Chunking", "Model"]
+
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
-from wanrun.denoising.state import final_latents, start_state, zeros
-from wanrun.denoising.steps import Denoising
+from wanrun.denoising.state import State, final_latents, start_state, zeros
+from wanrun.denoising.steps import Denoising, ExpertRange
+from wanrun.weights.programs import Programs
 
-if TYPE_CHECKING:
-    from wanrun.generation.sampler import Sampler
+Draw = Callable[[Sequence[int]], np.ndarray]
+"""Returns noise of a shape."""
 
 REMEMBER: RoleName = "remember"
 """The role of the program that keeps a finished chunk."""
+
+
+class Steps(Protocol):
+    """What makes the steps of a chunk; ``Sampler`` does."""
+
+    programs: Programs
+
+    def prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]: ...
+
+    def maker(self, role: RoleName, frames: int | None = None) -> str: ...
+
+    def expert_steps(
+        self,
+        run: Denoising,
+        steps: ExpertRange,
+        state: State,
+        constant: Mapping[str, Any],
+        draw: Draw,
+        later: Sequence[str],
+    ) -> State: ...
 
 
 class ChunkLoop:
@@ -26,17 +47,12 @@ class ChunkLoop:
     kept, and the frames of each wait for its own steps alone.
 
     Args:
-        sampler: the profile's.
+        sampler: makes the steps.
         conditions: inputs from images and videos.
         draw: returns the noise that the solver adds between steps.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        conditions: Conditions,
-        draw: Callable[[Sequence[int]], np.ndarray],
-    ) -> None:
+    def __init__(self, sampler: Steps, conditions: Conditions, draw: Draw) -> None:
         self._sampler, self._conditions, self._draw = sampler, conditions, draw
         (self._keeper,) = sampler.programs.with_role(REMEMBER)
         record = sampler.programs[self._keeper]

@@ -66,7 +66,7 @@ class Decoder:
         """Latent frames of a video for which every program runs; None for all."""
         return 2 if self.any_length else None
 
-    def __call__(self, latents: np.ndarray) -> Iterator[np.ndarray]:
+    def __call__(self, latents: np.ndarray, further: bool = False) -> Iterator[np.ndarray]:
         """Yields the frames of a video piece by piece, uint8 (N, H, W, 3).
 
         Where the decoder passes on a state, the video may have any number of frames, and the memory does not
@@ -74,16 +74,17 @@ class Decoder:
 
         Args:
             latents: normalised, float32 (C, T, h, w).
+            further: whether they follow those of the last call, of a decoder that passes on a state.
         """
         waiting = None
-        for made, real in self._pieces(latents):
+        for made, real in self._pieces(latents, further):
             if waiting is not None:
                 yield np.asarray(waiting[0])[waiting[1]]
             waiting = made, real
         if waiting is not None:
             yield np.asarray(waiting[0])[waiting[1]]
 
-    def _pieces(self, latents: np.ndarray) -> Iterator[tuple[Any, slice]]:
+    def _pieces(self, latents: np.ndarray, further: bool) -> Iterator[tuple[Any, slice]]:
         """Yields the frames of each piece on the device, and which of them are the video's."""
         if not self.any_length:
             self.made = {"latents": latents}
@@ -93,13 +94,14 @@ class Decoder:
             return
         *begins, following = self._bound
         size = self._last.array("latents")[1][1]
-        begin, rest = latents[:, :1], latents[:, 1:]
-        if begins:
+        begin, rest = (latents[:, :0], latents) if further else (latents[:, :1], latents[:, 1:])
+        if begins and not further:
             self.made = begins[0](latents=begin)
-        else:  # the first frame is the end of a piece like all others
+        elif not further:  # the first frame is the end of a piece like all others
             state = {name: zeros(self._last.avals["inputs"][name]) for name in self._last.donated}
             self.made = following(latents=_filled(begin, size - 1, 0), first=np.int32(1), **state)
-        yield self.made["frames"], slice(-1, None)
+        if not further:
+            yield self.made["frames"], slice(-1, None)
         for start in range(0, rest.shape[1], size):
             piece = rest[:, start : start + size]
             state = {name: self.made[name] for name in self._last.donated}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
@@ -20,6 +19,7 @@ from wanrun.artifact.select import UnbuiltError
 from wanrun.denoising.latents import check_latents
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.decoding import OnFrames, Telling
+from wanrun.generation.live import Device, Live
 from wanrun.generation.parts import Parts, spool_for
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session, Sessions
@@ -123,9 +123,8 @@ class Pipeline:
 
     def encode_prompts(self, prompts: Sequence[str], timings: Timings | None = None) -> np.ndarray:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
-        texts = texts_of(prompts)
         with self._call(timings) as timings:
-            return self._encode(self._session, texts, timings, self._opened.warn)
+            return self._encode(self._session, texts_of(prompts), timings, self._opened.warn)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """Returns a component's weights on the device, as nested dicts by path."""
@@ -343,6 +342,22 @@ class Pipeline:
         leading = final[:, :, : session.leading] if session.leading else None
         return Result(made, final[:, :, session.leading :], facts, timings, tuple(told), leading)
 
+    def live(
+        self,
+        prompt: str,
+        *,
+        max_frames: int | None = None,
+        cancel: CancelToken | None = None,
+        **options: Unpack[Options],
+    ) -> Live:
+        """Returns the chunks of one video, of a model that makes them one by one, as they are asked for.
+
+        Its frames are ``max_frames``, None for no end; other arguments, and errors, are those of ``resolve``.
+        """
+        generation = self.resolve(prompt, **options)
+        device = Device(self._call, self._turns.device, self._encode)
+        return Live(generation, self.session(generation.profile), device, max_frames, cancel)
+
     @contextmanager
     def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:
         """Runs a call. Loading meanwhile is recorded in its timings, or in new ones that end with it."""
@@ -381,7 +396,5 @@ class Pipeline:
         with self._turns.call():
             return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -22,7 +22,7 @@ from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise, clip_seed
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, scan_calls, step_calls
-from wanrun.generation.chunks import ChunkLoop
+from wanrun.generation.chunks import ChunkLoop, Draw
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.decoding import Clips, Decoder, Part, Take
 from wanrun.generation.parts import Parts
@@ -33,9 +33,6 @@ from wanrun.request.options import clip_prompts
 from wanrun.timing.timings import Timings
 from wanrun.weights.futures import unfinished
 from wanrun.weights.programs import Programs
-
-Draw = Callable[[Sequence[int]], np.ndarray]
-"""Returns noise of a shape."""
 
 
 class Sampler:

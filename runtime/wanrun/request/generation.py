@@ -169,6 +169,7 @@ class Generation:
     def counts(self, inputs: Inputs | None = None) -> Counts:
         """Returns what is done how often. Inputs that were read may decide the frames, and the windows."""
         blending, length = self.blending, self.profile.num_frames
+        chunks = self.manifest.model.chunks
         windows, frames = self.clips, joined_frames(self.clips, length, 1)
         if blending is not None:
             windows, frames = len(blending.starts), self.options["num_frames"]
@@ -193,6 +194,7 @@ class Generation:
             frames=frames,
             latents=latent_frames(self.manifest, length),
             blended=0 if blending is None else blending.total,
+            chunks=(0,) if chunks is None else chunks.lengths(latent_frames(self.manifest, length)),
         )
 
     def cost(self, inputs: Inputs | None = None) -> Cost:

@@ -35,7 +35,7 @@ COUNTS = Counts(
 
 def test_every_role_and_form_of_a_manifest_has_a_row() -> None:
     assert ROLES.keys() == set(typing.get_args(RoleName)) and all(ROLES[name].name == name for name in ROLES)
-    assert tuple(FORMS) == typing.get_args(FormName) and LOOPS == ("both", "step", "scan", "stream", "all")
+    assert tuple(FORMS) == typing.get_args(FormName) and ("both", *FORMS, "all") == LOOPS
     in_forms = {name for form in FORMS.values() for name in form.roles}
     assert in_forms == {role.name for role in ROLES.values() if role.when in ("expert", "steps")}
 
@@ -86,6 +86,13 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0, 1]
 
 
+def test_calls_of_chunks() -> None:
+    counts = replace(COUNTS, form="chunks", windows=1, experts=1, chunks=(1, 3, 3, 2))
+    calls = {role.name: role.calls(counts) for role in roles_of("chunks")}
+    assert (calls["prepare"], calls["chunk"], calls["remember"]) == (1, 40, 3)
+    assert counts.told_steps == 40 and ROLES["chunk"].calls(counts.of_chunks(3)) == 20
+
+
 def test_what_an_ended_run_has_left() -> None:
     one, two = (replace(COUNTS, media=2).after(parts) for parts in (1, 2))
     assert [(left.windows, left.media, left.told_steps) for left in (one, two)] == [(2, 2, 20), (1, 1, 10)]
@@ -116,5 +123,5 @@ def test_of_several_programs_that_make_steps_the_last_one_that_wants_a_step_make
 
 def test_the_forms_of_a_choice() -> None:
     assert forms_of("both") == ("step", "scan") and forms_of("all") == ("step", "scan", "stream")
-    assert forms_of("scan") == ("scan",)
-    assert [FORMS[name].looped for name in FORMS] == [False, True, False]
+    assert forms_of("scan") == ("scan",) and forms_of("chunks") == ("chunks",)
+    assert [FORMS[name].looped for name in FORMS] == [False, True, False, False]

@@ -1,0 +1,210 @@
+"""Live video: chunks of frames as they are made, with a prompt that may change on the way."""
+
+from __future__ import annotations
+
+__all__ = ["Chunk", "Live"]
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from wanrun.artifact.roles import FORMS
+from wanrun.denoising.latents import latent_frames
+from wanrun.denoising.noise import Noise
+from wanrun.errors import CancelledError, UsageError, field
+from wanrun.generation.chunks import ChunkLoop
+from wanrun.generation.decoding import Decoder
+from wanrun.generation.session import Session
+from wanrun.opened.cancel import CancelToken
+from wanrun.request.arguments import check_objects, texts_of
+from wanrun.request.generation import Generation
+from wanrun.timing.timings import Timings
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some frames of a live video.
+
+    Attributes:
+        number: of the chunk, from 0.
+        first: the number of its first frame in the video, from 0.
+        frames: uint8 (1, F, H, W, 3).
+        latents: that they are decoded from, float32 (1, C, T, h, w).
+        prompt: that they were made by.
+        seconds: from when it was asked for to its frames, with waiting for the device.
+        timings: what took how long.
+    """
+
+    number: int
+    first: int
+    frames: np.ndarray
+    latents: np.ndarray
+    prompt: str
+    seconds: float
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a pipeline lets a live video do.
+
+    Attributes:
+        call: counts a call as inside the pipeline while the block runs.
+        turn: waits for the device, and holds it while the block runs.
+        encode: returns the embeddings of prompts.
+    """
+
+    call: Callable[[Timings, CancelToken], AbstractContextManager[object]]
+    turn: Callable[[Timings, CancelToken], AbstractContextManager[object]]
+    encode: Callable[[Session, Sequence[str], Timings], np.ndarray]
+
+
+class Live:
+    """A video that is made while it is watched: an iterator of chunks, made by ``Pipeline.live``.
+
+    Other calls may have the device between two chunks. Who takes chunks slowly slows the device, and no more
+    than one chunk waits in memory. ``send`` and ``close`` may be called from any thread.
+
+    Args:
+        generation: what is made.
+        session: of its profile.
+        device: the pipeline's.
+        frames: of the video; None for no end.
+        cancel: ends it with a CancelledError.
+
+    Attributes:
+        generation: the argument, with the first prompt.
+
+    Raises:
+        UsageError: for a model that makes a video at once, and for frames that are no whole latent frames.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        session: Session,
+        device: Device,
+        frames: int | None,
+        cancel: CancelToken | None,
+    ) -> None:
+        check_objects(cancel=cancel)
+        _check(generation, frames)
+        self.generation = generation
+        self._session, self._device, self._given = session, device, cancel
+        self._total, self._stop, self._closed = frames, CancelToken(), False
+        self._prompt = str(generation.options["prompt"])
+        self._chunks = self._made()
+
+    def send(self, *, prompt: str) -> None:
+        """Changes the prompt, from the chunk on that is begun next.
+
+        Raises:
+            UsageError: for a prompt that is no text.
+        """
+        (checked,) = texts_of([prompt], "prompt")
+        self._prompt = checked
+
+    def close(self) -> None:
+        """Ends the video: the chunk that is being made ends after its step, and the next one is the end."""
+        self._closed = True
+        self._stop.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        """Returns the next chunk.
+
+        Raises:
+            StopIteration: after the last one, and after ``close``.
+            ArtifactError: if something that is needed is missing or damaged.
+            CancelledError: once ``cancel`` is cancelled.
+            UsageError: after the pipeline is closed.
+            WanError: if the latents are not finite.
+        """
+        ending = nullcontext() if self._given is None else self._given.ending(self._stop.cancel)
+        try:
+            with ending:
+                return next(self._chunks)
+        except CancelledError:
+            if self._closed:
+                raise StopIteration from None
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _made(self) -> Iterator[Chunk]:
+        """Yields the chunks."""
+        session, options = self._session, self.generation.options
+        noise, embeddings, embedded = Noise(options["seed"]), np.empty(0), ""
+        # What a whole video of the profile would begin with; later chunks draw their own.
+        drawn = noise(self.generation.latents_shape)
+        conditions = session.conditioning(None, timings=Timings(), options=options)
+        loop, decoder = ChunkLoop(session, conditions, noise), Decoder(session.programs)
+        start = first = 0
+        for number, length in enumerate(self._lengths()):
+            timings, asked, prompt = Timings.from_now(), time.perf_counter(), self._prompt
+            self._stop.check()
+            if prompt != embedded:
+                with self._device.call(timings, self._stop):
+                    embeddings, embedded = self._device.encode(session, [prompt], timings), prompt
+            run = session.loop_of(self.generation, timings, _nothing, self._stop.check, last=False)
+            run = replace(run, embeddings=embeddings, window=number, windows=number + 1)
+            with self._device.call(timings, self._stop), self._device.turn(timings, self._stop):
+                own = drawn[:, :, start : start + length]
+                if own.shape[2] < length:
+                    own = noise((*drawn.shape[:2], length, *drawn.shape[3:]))
+                latents = loop(run, own)
+                with timings.phase("decode"):
+                    frames = np.concatenate([*decoder(latents[0], further=number > 0)])[None]
+            timings.stop()
+            if self._total is not None:
+                frames = frames[:, : self._total - first]
+            yield Chunk(number, first, frames, latents, prompt, time.perf_counter() - asked, timings)
+            start, first = start + length, first + frames.shape[1]
+
+    def _lengths(self) -> Iterator[int]:
+        """Yields the latent frames of each chunk: a last one that has no program is as long as others."""
+        chunks, made = self._session.chunks, 0
+        total = None if self._total is None else latent_frames(self.generation.manifest, self._total)
+        programs, (maker,) = self._session.programs, FORMS[self.generation.options["loop"]].makers
+        built = [programs[name].array("latents")[1][2] for name in programs.with_role(maker)]
+        for number in itertools.count():
+            length = chunks.each if number else chunks.first
+            if total is not None:
+                left = total - made
+                if left <= 0:
+                    return
+                length = left if left < length and left in built else length
+            yield length
+            made += length
+
+
+def _nothing(done: int, total: int) -> None:
+    pass
+
+
+def _check(generation: Generation, frames: int | None) -> None:
+    """Raises UsageError unless a generation can be live."""
+    manifest = generation.manifest
+    if manifest.model.chunks is None:
+        raise UsageError(
+            f"{manifest.model.variant} makes a video at once, so it cannot be live",
+            expected="a model that makes videos chunk by chunk",
+            remedy="make it as an ordinary one",
+        )
+    if frames is not None and (frames < 1 or (frames - 1) % manifest.model.vae_temporal):
+        raise UsageError(
+            f"{field('max_frames')} of a live video cannot be made",
+            expected=f"one more than a multiple of {manifest.model.vae_temporal}",
+            found=frames,
+        )

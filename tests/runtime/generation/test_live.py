@@ -1,0 +1,85 @@
+"""Live video: chunks as they are made, the same ones as a whole video's, and a prompt that changes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wanrun
+from helpers.artifacts import far_toy
+from wanrun.errors import CancelledError, UsageError
+from wanrun.generation.pipeline import Pipeline
+from wanrun.opened.cancel import CancelToken
+
+PROMPT, OTHER = "a fox in the snow", "a red house"
+HOW = {"num_steps": 1, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with wanrun.load(far_toy(tmp_path_factory)[1], embeddings="none") as loaded:
+        yield loaded
+
+
+def test_chunks_are_those_of_the_whole_video(pipeline: Pipeline) -> None:
+    whole = pipeline.generate(PROMPT, **HOW)
+    chunks = list(pipeline.live(PROMPT, max_frames=45, **HOW))
+    assert [chunk.latents.shape[2] for chunk in chunks] == [1, 3, 3, 3, 2]
+    assert [chunk.first for chunk in chunks] == [0, 1, 13, 25, 37]
+    assert np.array_equal(np.concatenate([chunk.latents for chunk in chunks], 2), whole.latents)
+    assert np.array_equal(np.concatenate([chunk.frames for chunk in chunks], 1), whole.frames)
+
+
+def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
+    same, changed = (pipeline.live(PROMPT, max_frames=37, **HOW) for _ in range(2))
+    pairs = []
+    for number, (one, other) in enumerate(zip(same, changed, strict=True)):
+        pairs.append((np.array_equal(one.latents, other.latents), other.prompt))
+        if number == 1:
+            changed.send(prompt=OTHER)
+    assert pairs == [(True, PROMPT), (True, PROMPT), (False, OTHER), (False, OTHER)]
+    with pytest.raises(UsageError):
+        changed.send(prompt=3)  # type: ignore[arg-type]
+
+
+def test_a_video_goes_on_in_the_same_memory(pipeline: Pipeline) -> None:
+    held = []
+    tracemalloc.start()
+    with pipeline.live(PROMPT, **HOW) as live:
+        for chunk in itertools.islice(live, 12):  # from the sixth on, the oldest frames are let go
+            assert np.isfinite(chunk.latents).all()
+            held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert chunk.first == 1 + 12 * 10
+    assert held[-1] < held[6] + 2**18  # a chunk's latents and frames are 2 MB
+    assert list(live) == []
+
+
+def test_frames_are_cut_to_what_was_asked_for(pipeline: Pipeline) -> None:
+    chunks = list(pipeline.live(PROMPT, max_frames=9, **HOW))
+    assert [chunk.frames.shape[1] for chunk in chunks] == [1, 8]
+    with pytest.raises(UsageError):
+        pipeline.live(PROMPT, max_frames=10, **HOW)
+
+
+def test_it_ends_in_the_middle_of_a_chunk(pipeline: Pipeline) -> None:
+    token = CancelToken()
+    cancelled, closed = pipeline.live(PROMPT, cancel=token, **HOW), pipeline.live(PROMPT, **HOW)
+    next(cancelled)
+    token.cancel()
+    with pytest.raises(CancelledError):
+        next(cancelled)
+    threading.Timer(0.2, closed.close).start()
+    assert len(list(closed)) < 500
+    pipeline.generate(PROMPT, **HOW)  # the device is free
+
+
+def test_a_model_that_makes_a_video_at_once_is_not_live(toy_artifact: Path) -> None:
+    with wanrun.load(toy_artifact, lazy=True) as pipeline, pytest.raises(UsageError):
+        pipeline.live(PROMPT)
