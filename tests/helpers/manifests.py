@@ -14,7 +14,7 @@ from wanbuild.conversion.orbax import plan_layout
 from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, SamplingDefaults
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import NEEDED, Attested, Embedding, Manifest, Recorded, Tokenizer, read_manifest
-from wanrun.artifact.model import Defaults, ImageProcessor, Model
+from wanrun.artifact.model import Chunking, Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, PlainFile, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.schedules import Schedule
@@ -341,5 +341,10 @@ def full_model() -> Model:
     )
     options = {"guidance_scale_2": 3.0, "boundary": 0.9}
     return plain_model(
-        defaults=defaults, options=options, image_processor=processor, task=task, flow_map=True
+        defaults=defaults,
+        options=options,
+        image_processor=processor,
+        task=task,
+        flow_map=True,
+        chunks=Chunking(first=1, each=3),
     )

@@ -14,6 +14,7 @@ from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapE
 from helpers.artifacts import far_toy
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
+from helpers.pictures import picture
 from helpers.reference_models import randomise, relative_error
 from helpers.whole_path import LATENTS, Case, WholePath
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
@@ -90,7 +91,9 @@ def test_chunks_of_the_transformer(rows: int, columns: int) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
-    cases = {"text": Case(STEPS, seed=1)}
+    image = tmp_path_factory.mktemp("image") / "first.png"
+    picture(96, 64).save(image)
+    cases = {"text": Case(STEPS, seed=1), "image": Case(STEPS, {"image": image}, seed=2)}
     size = (96, 64, 45)
     return WholePath(
         far_toy(tmp_path_factory), commands, tmp_path_factory.mktemp("made"), cases, size, scale=1.0
@@ -104,4 +107,5 @@ def test_a_published_layout_is_made_chunk_by_chunk(
     model = read_manifest(path.artifact).model
     assert (model.variant, model.flow_map) == ("anyflow-far-wan2.1", True)
     assert model.chunks is not None and model.chunks.lengths(12) == (1, 3, 3, 3, 2)
-    path.check("text", record_property, "chunks")
+    for case in path.cases:
+        path.check(case, record_property, "chunks")

@@ -153,7 +153,7 @@ class Reference:
         if (partition := getattr(pipe.transformer.config, "chunk_partition", None)) is not None:
             arguments["chunk_partition"] = self._chunks(partition, arguments["num_frames"])
         changed = _changed(pipe, solver, flow_shift, boundary, timesteps)
-        with changed, _recorded(pipe) as calls:
+        with changed, _recorded(pipe) as calls, _given_kept(pipe, last):
             frames = self.call(pipe, media, output_type="np", callback_on_step_end=keep, **arguments)
         latents = np.concatenate([_frames_second(one) if self.variant.flow_map else one for one in last], 2)
         if getattr(pipe.config, "expand_timesteps", False) and media is not None and media.image:
@@ -233,6 +233,26 @@ def _changed(
         pipe.scheduler = scheduler
         if boundary is not None:
             pipe.register_to_config(boundary_ratio=ratio)
+
+
+@contextmanager
+def _given_kept(pipe: Any, chunks: list[np.ndarray]) -> Iterator[None]:
+    """Adds to a list what a pipeline of chunks encodes as the first of them, which no step makes."""
+    if not hasattr(pipe.transformer.config, "chunk_partition"):
+        yield
+        return
+    own = pipe.encode_video
+
+    def encode(*arguments: Any, **named: Any) -> Any:
+        made = own(*arguments, **named)
+        chunks.append(made.numpy().copy())
+        return made
+
+    pipe.encode_video = encode
+    try:
+        yield
+    finally:
+        del pipe.encode_video
 
 
 @contextmanager

@@ -128,6 +128,7 @@ class Generation:
             media=1,
             starts=self.options.video_to_video,
             noise=False,
+            chunks=self.builder.chunks or (0,),
         )
 
     @property

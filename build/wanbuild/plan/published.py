@@ -41,7 +41,8 @@ def published_names() -> Mapping[str, str]:
 
 def published_variant(repository: str) -> Variant:
     """Returns the variant of a published repository: its name begins with the variant's."""
-    return variants()["-".join(repository.lower().split("-")[:2])]
+    name = repository.lower()
+    return next(variant for key, variant in variants().items() if name.startswith(f"{key}-"))
 
 
 def published_manifest(

@@ -19,7 +19,7 @@ from wanbuild.models.params import bind
 from wanbuild.programs.denoiser import Denoiser
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.steps import given_of, prepare, row_of, state_of
+from wanbuild.programs.steps import prepare, row_of, state_of
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -55,7 +55,7 @@ def chunk(parts: Parts, frames: int | None = None) -> ProgramSpec:
 
     state = jax.tree.map(of_chunk, state_of(parts))
     arguments = {"transformer": parts.weights["transformer"], **parts.lora, **parts.outputs(prepare)}
-    arguments |= {"cache": _cache(parts), "chunk": _NUMBER, **state, **row_of(parts), **given_of(parts)}
+    arguments |= {"cache": _cache(parts), "chunk": _NUMBER, **state, **row_of(parts)}
     return parts.spec(chunk, arguments, donate=tuple(state))
 
 

@@ -304,7 +304,7 @@ class _Wiring:
     def _filled(self, program: Program | None = None) -> dict[str, Any]:
         """Returns what the host fills in the shape that a program takes: options, a held frame's mask."""
         keys = [key for key in self._model.options if key not in EXPERT_OPTIONS]
-        if self._task.held is not None:
+        if self._task.held is not None and self._task.held.mask:
             keys.append(self._task.held.mask)
         if self._options.nag:
             keys.append(NAG)

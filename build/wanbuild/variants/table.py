@@ -26,8 +26,8 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "wan2.2-vace": "control",
         "wan2.2-ti2v": "first_frame",
         "wan2.2-animate": "character",
-        "anyflow-wan2.1": "text",
-        "anyflow-far-wan2.1": "text",
+        "anyflow-wan2.1": "flow_map",
+        "anyflow-far-wan2.1": "flow_map",
     }
 )
 """The module whose ``ROWS`` have a variant, by the name in ``--variant`` and the manifest."""

@@ -101,12 +101,13 @@ class HeldFrame(Record, frozen=True, kw_only=True):
     Attributes:
         condition: the input of a step with the encoded images.
         latents: the key of the frame's latents (C, 1, h, w) in the condition.
-        mask: the input of a step, float32 (T,), that is 0 for a held latent frame and else 1.
+        mask: the input of a step, float32 (T,), that is 0 for a held latent frame and else 1; empty where the
+            frame is the first chunk of a video that is made in chunks.
     """
 
     condition: str
     latents: str
-    mask: str
+    mask: str = ""
 
 
 class Task(Record, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ class ChunkLoop:
             noise: initial noise of its latents, float32 (1, C, T, h, w); only read.
 
         Returns:
-            Its latents, float32 (1, C, T, h, w).
+            Its latents, float32 (1, C, T, h, w): those of a given first frame as they are.
 
         Raises:
             ArtifactError: if a program or weights cannot be loaded.
@@ -83,6 +83,9 @@ class ChunkLoop:
         if self._embeddings is not run.embeddings:
             self._constant = self._sampler.prepare(run, self._conditions, steps)
             self._embeddings = run.embeddings
+        if not self._number and self._conditions.held is not None:  # it is the first chunk
+            self._made = self._conditions.held[None]
+            return self._made
         name = self._sampler.maker(run.form.makers[0], noise.shape[2])
         given = {**self._constant, **self._cache, "chunk": np.int32(self._number)}
         start = start_state(noise, self._sampler.programs[name])

@@ -224,7 +224,8 @@ class Conditioning:
         held = None
         if (frame := self._task.held) is not None:
             held = np.asarray(made[frame.condition][frame.latents])
-            steps[frame.mask] = self._frame_mask(frame.mask, held=True)
+            if frame.mask:
+                steps[frame.mask] = self._frame_mask(frame.mask, held=True)
         return Conditions(prepare, self._programs.weights.put(steps), held)
 
     def _frame_mask(self, name: str, held: bool) -> np.ndarray:
@@ -241,7 +242,7 @@ class Conditioning:
     def _without(self, options: Mapping[str, Any]) -> Conditions:
         """Returns the conditions of text alone, and a first frame that is not held."""
         steps: dict[str, Any] = self._nag(options)
-        if (frame := self._task.held) is not None:
+        if (frame := self._task.held) is not None and frame.mask:
             steps[frame.condition] = zeros(self._steps[frame.condition].avals["inputs"][frame.condition])
             steps[frame.mask] = self._frame_mask(frame.mask, held=False)
         return Conditions(steps=self._programs.weights.put(steps)) if steps else Conditions()

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 
 from wanrun.artifact.roles import FORMS
+from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latent_frames
 from wanrun.denoising.noise import Noise
 from wanrun.errors import CancelledError, UsageError, field
@@ -148,8 +149,8 @@ class Live:
         noise, embeddings, embedded = Noise(options["seed"]), np.empty(0), ""
         # What a whole video of the profile would begin with; later chunks draw their own.
         drawn = noise(self.generation.latents_shape)
-        conditions = session.conditioning(None, timings=Timings(), options=options)
-        loop, decoder = ChunkLoop(session, conditions, noise), Decoder(session.programs)
+        decoder = Decoder(session.programs)
+        loop: ChunkLoop | None = None
         start = first = 0
         for number, length in enumerate(self._lengths()):
             timings, asked, prompt = Timings.from_now(), time.perf_counter(), self._prompt
@@ -163,6 +164,7 @@ class Live:
                 own = drawn[:, :, start : start + length]
                 if own.shape[2] < length:
                     own = noise((*drawn.shape[:2], length, *drawn.shape[3:]))
+                loop = loop or ChunkLoop(session, self._conditions(timings), noise)
                 latents = loop(run, own)
                 with timings.phase("decode"):
                     frames = np.concatenate([*decoder(latents[0], further=number > 0)])[None]
@@ -171,6 +173,11 @@ class Live:
                 frames = frames[:, : self._total - first]
             yield Chunk(number, first, frames, latents, prompt, time.perf_counter() - asked, timings)
             start, first = start + length, first + frames.shape[1]
+
+    def _conditions(self, timings: Timings) -> Conditions:
+        """Returns the inputs from images."""
+        inputs = self.generation.read_media(cancel=self._stop)
+        return self._session.conditioning(inputs, timings=timings, options=self.generation.options)
 
     def _lengths(self) -> Iterator[int]:
         """Yields the latent frames of each chunk: a last one that has no program is as long as others."""

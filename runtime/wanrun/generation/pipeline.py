@@ -195,7 +195,7 @@ class Pipeline:
         spool: Path | None = None,
         **options: Unpack[Options],
     ) -> Result:
-        """Makes a profile's number of videos for one prompt: ``resolve`` and ``run``.
+        """Makes a profile's number of videos for one prompt: ``resolve`` and ``run``, whose errors it has.
 
         The profile is the loaded one, unless the options (profile, size, num_frames, num_videos,
         guidance_scale) or the number of reference images select another. That profile is loaded at its first
@@ -217,9 +217,6 @@ class Pipeline:
             cancel: ends the generation when another thread asks for it.
             spool: as for ``run``.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
-
-        Raises:
-            UsageError, ArtifactError, WanError: as ``resolve`` and ``run``.
         """
         given: dict[str, Any] = {"latents": latents, "on_step": on_step, "on_frames": on_frames}
         with self._call(timings, cancel) as timings:
@@ -346,15 +343,16 @@ class Pipeline:
         self,
         prompt: str,
         *,
+        media: Media | None = None,
         max_frames: int | None = None,
         cancel: CancelToken | None = None,
         **options: Unpack[Options],
     ) -> Live:
         """Returns the chunks of one video, of a model that makes them one by one, as they are asked for.
 
-        Its frames are ``max_frames``, None for no end; other arguments, and errors, are those of ``resolve``.
+        Its frames are ``max_frames``, None for no end; for the others, and errors, see ``resolve``.
         """
-        generation = self.resolve(prompt, **options)
+        generation = self.resolve(prompt, media=media, **options)
         device = Device(self._call, self._turns.device, self._encode)
         return Live(generation, self.session(generation.profile), device, max_frames, cancel)
 

@@ -46,7 +46,13 @@ def test_closed_sets_are_the_runtime_s() -> None:
 
 def test_what_is_encoded_whatever_is_given() -> None:
     found = {variant for variant in variants() if task_of(variant).always_encodes}
-    assert found == variants().keys() - {"wan2.1-t2v", "wan2.2-t2v", "wan2.2-ti2v", "anyflow-wan2.1"}
+    assert found == variants().keys() - {
+        "wan2.1-t2v",
+        "wan2.2-t2v",
+        "wan2.2-ti2v",
+        "anyflow-wan2.1",
+        "anyflow-far-wan2.1",
+    }
 
 
 INPUTS = ("model", "task", "inputs")
