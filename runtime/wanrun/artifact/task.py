@@ -5,6 +5,8 @@ The runtime follows these records and knows no task by name.
 
 from __future__ import annotations
 
+__all__ = ["HeldFrame", "Input", "Modes", "Task", "Windows"]
+
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal

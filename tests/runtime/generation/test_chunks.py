@@ -1,0 +1,91 @@
+"""What is kept of a chunk, when, and by which prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from wanrun.artifact.roles import FORMS
+from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.noise import Noise
+from wanrun.denoising.steps import Denoising
+from wanrun.generation.chunks import REMEMBER, ChunkLoop
+from wanrun.timing.timings import Timings
+
+SHAPE = (1, 2, 3, 4, 6)
+
+
+class Recorder:
+    """Makes chunks that are their number, and writes down what it is called for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        latents = f"float32[1,2,3,{CELLS[2:]}]"
+        cache = {"inputs": {"cache": {"k": "float32[2]"}, "latents": latents, "history": {}}, "outputs": {}}
+        keeper = SimpleNamespace(
+            avals=cache, donated=("cache",), array=lambda _: ("float32", (1, 2, 3, 4, 6))
+        )
+        maker = SimpleNamespace(avals=cache, donated=("latents",), array=keeper.array)
+        self.programs: Any = {"keeper": keeper, "maker": maker}
+        self.programs = Programs(self.programs, self.keep)
+
+    def keep(self, *, text: str, cache: Any, chunk: np.int32, latents: np.ndarray) -> Mapping[str, Any]:
+        self.calls.append((REMEMBER, text, int(chunk), latents.shape[2], float(latents[0, 0, 0, 0, 0])))
+        return {"cache": {"k": cache["k"] + 1}}
+
+    def prepare(self, run: Denoising, conditions: Conditions, steps: Any) -> dict[str, Any]:
+        self.calls.append(("prepare", str(run.embeddings[0])))
+        return {"text": str(run.embeddings[0])}
+
+    def maker(self, role: str, frames: int | None = None) -> str:
+        return "maker"
+
+    def expert_steps(self, run: Any, steps: Any, state: Any, constant: Any, draw: Any, later: Any) -> Any:
+        number = int(constant["chunk"])
+        self.calls.append(("steps", constant["text"], number, float(constant["cache"]["k"][0])))
+        return {"latents": np.full_like(state["latents"], number + 10)}
+
+
+class Programs(dict[str, Any]):
+    def __init__(self, programs: Mapping[str, Any], keep: Any) -> None:
+        super().__init__(programs)
+        self._keep = keep
+
+    def with_role(self, role: str) -> tuple[str, ...]:
+        assert role == REMEMBER
+        return ("keeper",)
+
+    def of_expert(self, name: str, expert: str, loras: Any) -> Any:
+        return self._keep
+
+
+def run_of(prompt: str) -> Denoising:
+    steps = SimpleNamespace(transformer="transformer")
+    parts: Any = {"table": None, "ranges": (steps,), "embeddings": np.array([prompt]), "loop": "chunks"}
+    return Denoising(**parts, timings=Timings())
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_chunk_is_kept_before_the_next_one_by_its_own_prompt(held: bool) -> None:
+    assert FORMS["chunks"].chunked
+    sampler = Recorder()
+    given = np.full((2, 1, 4, 6), 5, np.float32) if held else None
+    loop = ChunkLoop(cast(Any, sampler), Conditions(held=given), Noise(0))
+    one, other = run_of("a"), run_of("b")
+    noise = np.zeros(SHAPE, np.float32)
+    made = [loop(one, noise[:, :, :1]), loop(one, noise), loop(other, noise)]
+    first = 5.0 if held else 10.0
+    assert [float(chunk[0, 0, 0, 0, 0]) for chunk in made] == [first, 11.0, 12.0]
+    steps: list[tuple[Any, ...]] = [("prepare", "a"), ("steps", "a", 0, 0.0)]
+    assert sampler.calls == [
+        *steps[: 1 if held else 2],
+        (REMEMBER, "a", 0, 3, first),
+        ("steps", "a", 1, 1.0),
+        (REMEMBER, "a", 1, 3, 11.0),
+        ("prepare", "b"),
+        ("steps", "b", 2, 2.0),
+    ]
