@@ -7,13 +7,16 @@ from __future__ import annotations
 
 __all__ = ["check_encodes"]
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -88,11 +91,76 @@ def check_encodes(suffix: str, codec: str) -> None:
         ) from None
 
 
-def run_ffmpeg(arguments: Sequence[str], frames: Iterable[np.ndarray] = ()) -> bytes:
-    """Runs ffmpeg, feeding it frames as they come, and returns its standard output.
+class FfmpegError(OSError):
+    """ffmpeg does not start, or it has failed: the last line of its messages, and the number of its error."""
+
+
+@dataclass(frozen=True)
+class Ffmpeg:
+    """A process of ffmpeg that runs.
+
+    Attributes:
+        process: it, with its standard input and output as pipes.
+        log: what it prints to standard error.
+    """
+
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def failure(self) -> FfmpegError:
+        """Waits for its end, and returns why it failed."""
+        code = self.process.wait()
+        self.log.seek(0)
+        lines = self.log.read().decode("utf-8", errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else how_it_ended(code)
+        return FfmpegError(errno_in("\n".join(lines)), f"ffmpeg: {reason}")
+
+
+@contextlib.contextmanager
+def started_ffmpeg(arguments: Sequence[str]) -> Iterator[Ffmpeg]:
+    """Starts ffmpeg. It ends with the context, within which all of its output is read.
 
     imageio_ffmpeg's own writer ignores ffmpeg's exit status, so a full disk would go unnoticed. Only the
     binary is used.
+
+    Args:
+        arguments: ffmpeg's arguments, from the input on.
+
+    Raises:
+        UsageError: if there is no ffmpeg.
+        FfmpegError: if ffmpeg does not start, or has failed at the context's end.
+    """
+    command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
+
+    def start() -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=log,
+                start_new_session=True,  # so that Ctrl-C does not reach it: this process ends it
+                restore_signals=False,  # SIGXFSZ, at ulimit -f, would end it before it can say why
+            )
+        except OSError as error:
+            raise FfmpegError(error.errno, error.strerror) from error
+
+    # In memory, and no pipe: nobody reads one while frames are written.
+    with open(os.memfd_create("ffmpeg"), "w+b") as log:  # noqa: PTH123 - no path
+        with begun(start, _end) as process, process:
+            running = Ffmpeg(process, log)
+            try:
+                yield running
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise running.failure()
+
+
+def run_ffmpeg(arguments: Sequence[str], frames: Iterable[np.ndarray] = ()) -> bytes:
+    """Runs ffmpeg, feeding it frames as they come, and returns its standard output.
 
     Args:
         arguments: ffmpeg's arguments, from the input on.
@@ -100,37 +168,11 @@ def run_ffmpeg(arguments: Sequence[str], frames: Iterable[np.ndarray] = ()) -> b
 
     Raises:
         UsageError: if there is no ffmpeg.
-        OSError: if ffmpeg does not start or fails, with the last line of its messages.
+        FfmpegError: if ffmpeg does not start or fails.
     """
-    command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
-
-    def start() -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=log,
-            start_new_session=True,  # so that Ctrl-C does not reach it: this process ends it
-            restore_signals=False,  # SIGXFSZ, at ulimit -f, would end it before it can say why
-        )
-
-    # In memory, and no pipe: nobody reads one while frames are written.
-    with open(os.memfd_create("ffmpeg"), "w+b") as log:  # noqa: PTH123 - no path
-        with begun(start, _end) as process, process:
-            try:
-                _feed(process, frames)
-                output, _ = process.communicate()
-            except BaseException:
-                process.kill()
-                raise
-        log.seek(0)
-        said = log.read().decode("utf-8", errors="replace")
-    if process.returncode:
-        lines = said.strip().splitlines()
-        reason = lines[-1] if lines else how_it_ended(process.returncode)
-        raise OSError(errno_in("\n".join(lines)), f"ffmpeg: {reason}")
-    return output
+    with started_ffmpeg(arguments) as running:
+        _feed(running.process, frames)
+        return running.process.communicate()[0]
 
 
 def _feed(process: subprocess.Popen[bytes], frames: Iterable[np.ndarray]) -> None:

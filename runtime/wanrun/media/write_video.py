@@ -58,7 +58,7 @@ _ASCII = b"ASCII\0\0\0"  # EXIF's name for the encoding of a UserComment
 # veryfast takes 60 % of medium's time and gave the same PSNR (within 0.5 dB) and size at this quality.
 # x264's output depends on its number of threads, whose default depends on the machine: so it is fixed.
 # fmt: off
-_YUV = (
+YUV = (
     # The encoder takes primaries and transfer from its frames, not from the options of the same names below.
     "-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int,"
     "setparams=color_primaries=bt709:color_trc=bt709",
@@ -160,11 +160,9 @@ def write_pieces(
         UsageError: if the file cannot be written, or its format cannot hold such frames; NoSpaceError if the
             disk is full.
     """
-    if not (math.isfinite(fps) and 0 < fps <= 1000):
-        raise UsageError("the frame rate is out of range", expected="0 < fps <= 1000", found=fps)
+    frame_rate(fps)
     encode = _ENCODERS[path.suffix.lower()]
-    # ASCII with escapes, because the containers disagree on other encodings.
-    comment = json.dumps(dict(metadata), sort_keys=True, default=str)
+    comment = comment_of(metadata)
     beside = path.suffix.lower() in BESIDE or len(comment) > _MAX_EMBEDDED_BYTES
     sidecar = None
     if beside:
@@ -177,6 +175,25 @@ def write_pieces(
             encode(contiguous, shape, temporary, fps, "" if beside else comment)
     except OSError as error:
         raise unwritable(str(path), error, "choose another --output") from error
+
+
+def frame_rate(fps: float) -> Fraction:
+    """Returns frames per second as containers tell it.
+
+    Raises:
+        UsageError: if it is out of range.
+    """
+    if not (math.isfinite(fps) and 0 < fps <= 1000):
+        raise UsageError("the frame rate is out of range", expected="0 < fps <= 1000", found=fps)
+    return Fraction(fps).limit_denominator(1001)
+
+
+def comment_of(metadata: Mapping[str, object]) -> str:
+    """Returns metadata as JSON in ASCII with escapes: the containers disagree on other encodings.
+
+    A value that JSON cannot hold becomes its ``str``.
+    """
+    return json.dumps(dict(metadata), sort_keys=True, default=str)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -234,11 +251,11 @@ def _write_by_ffmpeg(
             found=f"{width}x{height}",
             remedy="choose an --output that ends in .webp or .png",
         )
-    rate = str(Fraction(fps).limit_denominator(1001))
+    rate = str(frame_rate(fps))
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", rate, "-i", "pipe:0"]
     metadata = ["-metadata", f"comment={comment}"] if comment else []
     suffix = path.suffix.lower()
-    encoder = [*_YUV, "-c:v", CODECS[suffix], *_QUALITY[CODECS[suffix]], "-f", suffix[1:]]
+    encoder = [*YUV, "-c:v", CODECS[suffix], *_QUALITY[CODECS[suffix]], "-f", suffix[1:]]
     run_ffmpeg([*source, *encoder, *metadata, f"file:{path}"], pieces)
 
 

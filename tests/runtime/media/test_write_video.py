@@ -242,7 +242,7 @@ def test_ffmpeg_says_that_a_file_is_too_large(tmp_path: Path) -> None:
 
 
 def test_ffmpeg_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video, "_YUV", ("-vf", "no_such_filter"))
+    monkeypatch.setattr(video, "YUV", ("-vf", "no_such_filter"))
     with pytest.raises(UsageError, match=r"a\.mp4 cannot be written; found ffmpeg: ") as caught:
         write_video(clip(), tmp_path / "a.mp4", 16, {})
     assert "\n" not in str(caught.value)
