@@ -1,9 +1,11 @@
-"""Standard output of a command in a run of several processes: lines of this program alone."""
+"""Standard output of a command: lines of this program alone, or a video alone."""
 
 from __future__ import annotations
 
 import os
 import sys
+
+from wanrun.errors import UsageError
 
 
 def keep_stdout(quiet: bool) -> None:
@@ -19,3 +21,20 @@ def keep_stdout(quiet: bool) -> None:
     os.close(nothing)
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     sys.stdout = os.fdopen(kept, "w", encoding=encoding, errors=errors, buffering=1)
+
+
+def stdout_for_video() -> int:
+    """Returns a descriptor of standard output. What is printed there goes to standard error from now on.
+
+    Raises:
+        UsageError: if it is a terminal.
+    """
+    if sys.stdout.isatty():
+        raise UsageError(
+            "a terminal shows no video on standard output",
+            remedy="choose another --output, or append | ffplay -",
+        )
+    sys.stdout.flush()
+    video = os.dup(1)
+    os.dup2(2, 1)
+    return video

@@ -1,4 +1,4 @@
-"""Standard output in a run of several processes: lines of this program, and none of C++."""
+"""Standard output: lines of this program and none of C++, or a video and no lines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+
+from wancli.streams import stdout_for_video
+from wanrun.errors import UsageError
 
 CODE = """
 import os
@@ -26,3 +29,25 @@ def test_lines_of_others(quiet: bool, lines: list[str]) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == lines
+
+
+VIDEO = """
+import os, subprocess
+from wancli.streams import stdout_for_video
+print("before")
+video = stdout_for_video()
+print("after", flush=True)
+subprocess.run(["echo", "other"])
+os.write(video, bytes(3))
+"""
+
+
+def test_a_video_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", VIDEO], capture_output=True, check=True)
+    assert (done.stdout, done.stderr.split()) == (b"before\n" + bytes(3), [b"after", b"other"])
+
+
+def test_a_terminal_takes_no_video(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(UsageError, match="--output"):
+        stdout_for_video()
