@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from wanrun.errors import UsageError, unwritable
+from wanrun.files import fsync_directory
 from wanrun.media.boxes import fragment, init_segment
 from wanrun.media.ffmpeg import Ffmpeg, FfmpegError, started_ffmpeg
 from wanrun.media.write_video import YUV, comment_of, frame_rate
@@ -94,16 +95,29 @@ def live_file(path: Path, overwrite: bool = True) -> Iterator[Sink]:
                 path.unlink(missing_ok=True)
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             opened.callback(os.close, made)
-            opened.callback(os.fsync, made)
+            opened.callback(_keep, path, made)
             return made
 
         def write(data: bytes) -> None:
-            try:
+            with _writing(path):
                 write_all(descriptor(), data)
-            except OSError as error:
-                raise unwritable(str(path), error, "choose another --output") from error
 
         yield write
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(str(path), error, "choose another --output") from error
+
+
+def _keep(path: Path, descriptor: int) -> None:
+    """Makes a file that was written durable."""
+    with _writing(path):
+        os.fsync(descriptor)
+        fsync_directory(path.absolute().parent)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
