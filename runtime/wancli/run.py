@@ -170,6 +170,10 @@ def _generate(opened: Callable[[], Artifact], options: dict[str, Any]) -> int:
     options = {name: value for name, value in options.items() if value not in (None, ())}
     given = {name: value for name, value in options.items() if name in names}
     how = record_of(RunOptions, {name: value for name, value in options.items() if name not in names})
+    if how.live or how.seconds is not None:
+        from wancli.jobs.live import asked_live
+
+        how, given = asked_live(how, given)
     if how.of_several:
         from wancli.jobs.several import worklist_of_several
 
@@ -189,8 +193,13 @@ def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())
     pictures = pictures_here() if leads else None
-    hours = None if group is not None else Hours(work.artifact, work.jobs, how)
-    batch = Batch(work, how.overwrite, timings, leads, status, group is None, pictures, hours)
+    hours = None if group is not None or how.live else Hours(work.artifact, work.jobs, how)
+    if how.live:
+        from wancli.jobs.live import LiveBatch
+
+        batch: Batch = LiveBatch(work, how, timings, status)
+    else:
+        batch = Batch(work, how.overwrite, timings, leads, status, group is None, pictures, hours)
     batch.report_worklist()
     if hours is not None:
         hours.announce(print_error)

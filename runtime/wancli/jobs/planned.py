@@ -113,6 +113,12 @@ class Planner:
         if self.noise is not None:
             check_latents(self.noise, generation.latents_shape)
         path = self.path(entry, "output")
+        if self.run.live:
+            from wanrun.generation.live import check_live  # imports what loads a model
+
+            check_live(generation, self.run.length(generation), "num_frames")
+        if self.run.to_stdout:
+            return Planned(entry, Job("1/1", generation, (Output(path),)), (path,))
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
             outputs = outputs_of(path, generation.profile.num_videos)
@@ -163,7 +169,8 @@ class Planner:
         metadata = job.generation.metadata(inputs, {**self.influences, **here})
         with usable_names():
             # A single prompt's videos are not there, but perhaps their sidecars.
-            missing = range(len(videos)) if overwrite else missing_videos(videos, metadata, self.store)
+            every = overwrite or self.run.to_stdout
+            missing = range(len(videos)) if every else missing_videos(videos, metadata, self.store)
             outputs = tuple(one for one in job.outputs if self._is_missing(one, missing))
         if not outputs:
             self.media.spare(job.generation)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Struct
 
@@ -11,11 +12,18 @@ from wanrun.claims import NAMES, REPORT, TIMINGS
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.prompts_file import SEEDS, Seeds
 from wanrun.request.request import PROMPTS
-from wanrun.rows import option
+from wanrun.request.values import Positive
+from wanrun.rows import ARGUMENT, option
+
+if TYPE_CHECKING:
+    from wanrun.request.generation import Generation
 
 RESULTS: Final = "Results"
 MEASURING: Final = "Measuring"
 SEVERAL: Final = "Several processes"
+
+STDOUT: Final = "-"
+"""The output that is standard output."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -54,7 +62,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     output: Annotated[
         str | None,
         option(
-            ".mp4, .mov, .webm, .gif, .webp, .png, .npy or .frames (a folder of PNG), also s3:// or gs://. "
+            ".mp4, .mov, .webm, .gif, .webp, .png, .npy or .frames (a folder of PNG), also s3:// or gs://; a "
+            "live video goes to an .mp4, or by - to standard output. "
             "{index} or {index:04}, {seed} and {slug} (the prompt's first words) are filled in. With several "
             "prompts out.mp4 is out-{index}.mp4.",
             value="PATH",
@@ -65,6 +74,18 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     overwrite: Annotated[bool, option("Replace an existing output.", section=RESULTS)] = False
+    live: Annotated[
+        bool,
+        option(
+            "Write the video while it is made, as an .mp4 that plays while it grows. --frames or --seconds "
+            "is its length; without one it goes on until Ctrl-C.",
+            section=RESULTS,
+        ),
+    ] = False
+    seconds: Annotated[
+        Positive | None, option("Length of a live video, which may be a little longer.", section=RESULTS)
+    ] = None
+    frames: Annotated[int | None, ARGUMENT] = None
     loading: LoadPolicy = LoadPolicy()
     warmup: Annotated[
         bool, option("Execute every program once before the first prompt.", section=MEASURING)
@@ -105,3 +126,15 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         """Whether the options ask for a run of several processes."""
         numbers = (self.coordinator, self.num_processes, self.process_id)
         return self.distributed or any(value is not None for value in numbers)
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether the video goes to standard output."""
+        return self.live and self.output == STDOUT
+
+    def length(self, generation: Generation) -> int | None:
+        """Returns the frames of a live video, at least as many as its seconds take; None for no end."""
+        if self.seconds is None:
+            return self.frames
+        each = generation.manifest.model.vae_temporal
+        return 1 + each * max(0, math.ceil((self.seconds * generation.fps - 1) / each))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Chunk", "Live"]
+__all__ = ["Chunk", "Live", "check_live"]
 
 import itertools
 import time
@@ -94,7 +94,7 @@ class Live:
         cancel: CancelToken | None,
     ) -> None:
         check_objects(cancel=cancel)
-        _check(generation, frames)
+        check_live(generation, frames)
         self.generation = generation
         self._session, self._device, self._given = session, device, cancel
         self._total, self._stop, self._closed = frames, CancelToken(), False
@@ -200,8 +200,17 @@ def _nothing(done: int, total: int) -> None:
     pass
 
 
-def _check(generation: Generation, frames: int | None) -> None:
-    """Raises UsageError unless a generation can be live."""
+def check_live(generation: Generation, frames: int | None, name: str = "max_frames") -> None:
+    """Checks that a generation can be live.
+
+    Args:
+        generation: the generation.
+        frames: of the video; None for no end.
+        name: of the option that says how many.
+
+    Raises:
+        UsageError: for a model that makes a video at once, and for frames that are no whole latent frames.
+    """
     manifest = generation.manifest
     if manifest.model.chunks is None:
         raise UsageError(
@@ -211,7 +220,7 @@ def _check(generation: Generation, frames: int | None) -> None:
         )
     if frames is not None and (frames < 1 or (frames - 1) % manifest.model.vae_temporal):
         raise UsageError(
-            f"{field('max_frames')} of a live video cannot be made",
+            f"{field(name)} of a live video cannot be made",
             expected=f"one more than a multiple of {manifest.model.vae_temporal}",
             found=frames,
         )

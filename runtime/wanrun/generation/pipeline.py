@@ -54,8 +54,7 @@ class Pipeline:
     ask for it again. Each call records its times in ``timings`` if they are given; ``generate`` otherwise
     in its result.
 
-    Pipelines of one process are independent, except that only one executable is loaded at a time in all of
-    them together.
+    Pipelines of one process are independent, but only one executable is loaded at a time in all of them.
 
     Attributes:
         artifact: the artifact.
@@ -65,12 +64,7 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        weights: WeightStore,
-        texts: TextStages,
-        profile: Profile,
-        timings: Timings,
-        progress: bool = False,
+        self, weights: WeightStore, texts: TextStages, profile: Profile, timings: Timings, progress: bool
     ) -> None:
         self._showing: Callable[[Any], AbstractContextManager[object]] = Status if progress else nullcontext
         self._weights, self._texts, self._opened = weights, texts, weights.opened
@@ -353,6 +347,13 @@ class Pipeline:
         Its frames are ``max_frames``, None for no end; for the others, and errors, see ``resolve``.
         """
         generation = self.resolve(prompt, media=media, **options)
+        return self.run_live(generation, max_frames=max_frames, cancel=cancel)
+
+    def run_live(
+        self, generation: Generation, *, max_frames: int | None = None, cancel: CancelToken | None = None
+    ) -> Live:
+        """Returns the chunks of a resolved request's video, as ``live``."""
+        check_resolved(generation, self.manifest)
         device = Device(self._call, self._turns.device, self._encode)
         return Live(generation, self.session(generation.profile), device, max_frames, cancel)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["Positive"]
+
 from typing import Annotated
 
 from msgspec import Meta

@@ -34,6 +34,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "fetch": "fetching the artifact",
         "import": "importing {}",
         "join": "waiting for the other processes",
+        "live": "making the live video",
         "prepare": "preparing the steps",
         "read_media": "reading images and videos",
         "restore": "reading {}",

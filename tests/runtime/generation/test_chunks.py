@@ -24,14 +24,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        latents = f"float32[1,2,3,{CELLS[2:]}]"
-        cache = {"inputs": {"cache": {"k": "float32[2]"}, "latents": latents, "history": {}}, "outputs": {}}
-        keeper = SimpleNamespace(
-            avals=cache, donated=("cache",), array=lambda _: ("float32", (1, 2, 3, 4, 6))
-        )
-        maker = SimpleNamespace(avals=cache, donated=("latents",), array=keeper.array)
-        self.programs: Any = {"keeper": keeper, "maker": maker}
-        self.programs = Programs(self.programs, self.keep)
+        avals = {"inputs": {"cache": {"k": "float32[2]"}, "latents": "float32[1,2,3,4,6]"}, "outputs": {}}
+        keeper = SimpleNamespace(avals=avals, donated=("cache",), array=lambda _: ("float32", SHAPE))
+        maker = SimpleNamespace(avals=avals, donated=("latents",), array=keeper.array)
+        self.programs: Any = Programs({"keeper": keeper, "maker": maker}, self.keep)
 
     def keep(self, *, text: str, cache: Any, chunk: np.int32, latents: np.ndarray) -> Mapping[str, Any]:
         self.calls.append((REMEMBER, text, int(chunk), latents.shape[2], float(latents[0, 0, 0, 0, 0])))

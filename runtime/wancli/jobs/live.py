@@ -1,0 +1,194 @@
+"""A live video of a run: each chunk is written, to a file or standard output, while the next one is made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from wancli.jobs.batch import Batch
+from wancli.jobs.outputs import check_encoder
+from wancli.jobs.planned import Planned
+from wancli.jobs.run import STDOUT, RunOptions
+from wancli.jobs.worklist import Worklist
+from wancli.streams import stdout_for_video
+from wanrun import Outcome, Progress, Timings, in_bytes
+from wanrun.errors import UsageError, WanError, field
+from wanrun.job.line import Passed
+from wanrun.media.live_video import Sink, live_file, live_video, write_all
+from wanrun.terminal.status import Status
+from wanrun.undo import say
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wanrun import Pipeline
+
+_OF_RUNS = ("prompts", "seeds", "latents", "save_latents", "report", "coordinator")
+_OF_WHOLE_VIDEOS = ("clips", "clip_prompts", "window_frames", "num_videos")
+
+
+def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
+    """Returns the options of a live video's run and of its generation, whose profile has no length.
+
+    Raises:
+        UsageError: for an option that a live video has not, and for an output that is no .mp4.
+    """
+    if not run.live:
+        raise UsageError(
+            f"{field('seconds')} is the length of a live video", remedy="pass --live, or --frames"
+        )
+    others = [name for name in _OF_RUNS if getattr(run, name) is not None]
+    others += [name for name in _OF_WHOLE_VIDEOS if name in given] + ["distributed"] * run.distributed
+    if others:
+        raise _excluded("live", others[0])
+    if run.seconds is not None and "num_frames" in given:
+        raise _excluded("seconds", "num_frames")
+    output = run.output or "out.mp4"
+    if output != STDOUT and ("://" in output or Path(output).suffix.lower() != ".mp4"):
+        raise UsageError(
+            "a live video is an .mp4 in a folder, or goes to standard output",
+            found=output,
+            remedy="choose --output NAME.mp4, or --output -",
+        )
+    if output == STDOUT:
+        check_encoder([Path("live.mp4")])
+    rest = {name: value for name, value in given.items() if name != "num_frames"}
+    return structs.replace(run, frames=given.get("num_frames")), rest
+
+
+def _excluded(one: str, other: str) -> UsageError:
+    return UsageError(f"{field(one)} and {field(other)} exclude each other", remedy="leave one of them out")
+
+
+@dataclass
+class _Written:
+    """What was written of a live video.
+
+    Attributes:
+        begin: how a line about it begins.
+        size: width and height.
+        now: tells the seconds since its beginning.
+        frames, nbytes: so many.
+        first: seconds until the first chunk was written.
+    """
+
+    begin: str
+    size: tuple[int, int]
+    now: Callable[[], float]
+    frames: int = 0
+    nbytes: int = 0
+    first: float = 0.0
+
+    def add(self, frames: int) -> None:
+        self.first, self.frames = self.first or self.now(), self.frames + frames
+
+    def __str__(self) -> str:
+        shape = f"{self.frames} frames of {self.size[0]}x{self.size[1]}, {in_bytes(self.nbytes)}"
+        return f"{self.begin}, {shape}, {self.now():.1f} s, the first frames after {self.first:.2f} s)"
+
+
+class LiveBatch(Batch):
+    """Makes the live video of a run.
+
+    Args:
+        work: has its job.
+        run: the options of the run.
+        timings: where its time is recorded.
+        status: the line that says what is waited for.
+
+    Raises:
+        UsageError: if the video goes to standard output, and that is a terminal.
+    """
+
+    def __init__(self, work: Worklist, run: RunOptions, timings: Timings, status: Status) -> None:
+        super().__init__(work, run.overwrite, timings, status=status)
+        self._run, self._stdout = run, stdout_for_video() if run.to_stdout else None
+        self._written: _Written | None = None
+
+    def say_count(self) -> None:
+        """Prints what is there when a signal ends the process, as it ends a video without end."""
+        if self._written is not None and self._written.frames:
+            say(f"{self._written}\n")
+
+    def _make(self, planned: Planned, pipeline: Pipeline, passed: Passed) -> Outcome:
+        """Makes the video, and reports it."""
+        generation, total = planned.job.generation, self._run.length(planned.job.generation)
+        metadata = {name: value for name, value in planned.metadata.items() if name != "num_frames"}
+        if total is not None:
+            metadata["num_frames"] = total
+        progress = Progress(planned.job.id, timings=Timings.from_now(self._timings))
+        written = self._written = self._begun(planned, progress.timings)
+        told = None if total is None else lambda: (written.frames, total)
+        try:
+            with (
+                self._shown_running(planned.job) as token,
+                progress.timings.phase("live", None, told, "frame"),
+                self._sink(planned.videos[0]) as sink,
+                live_video(sink, written.size, generation.fps, metadata) as video,
+                _behind(video.write, written.add) as write,
+                pipeline.run_live(generation, max_frames=total, cancel=token) as chunks,
+            ):
+                for chunk in chunks:
+                    write(chunk.frames[0])
+        except WanError as error:
+            return progress.outcome(error)
+        finally:
+            progress.stop()
+        self.report(str(written))
+        facts = {**metadata, "num_frames": written.frames}
+        return progress.outcome(metadata=facts, sizes={str(planned.videos[0]): written.nbytes})
+
+    def _begun(self, planned: Planned, timings: Timings) -> _Written:
+        profile, begin = planned.job.generation.profile, timings.now()
+        where = planned.videos[0] if self._stdout is None else "standard output"
+        seed = planned.job.generation.options["seed"]
+        size = profile.width, profile.height
+        return _Written(f"wrote {where} (seed {seed}", size, lambda: timings.now() - begin)
+
+    @contextlib.contextmanager
+    def _sink(self, path: Path) -> Iterator[Sink]:
+        """Gives what takes the video's bytes, and counts them."""
+        written = self._written
+        assert written is not None
+        with contextlib.ExitStack() as opened:
+            if self._stdout is not None:
+                sink: Sink = partial(write_all, self._stdout)
+            else:
+                sink = opened.enter_context(live_file(path, self._overwrite))
+
+            def take(data: bytes) -> None:
+                sink(data)
+                written.nbytes += len(data)
+
+            yield take
+
+
+@contextlib.contextmanager
+def _behind(
+    write: Callable[[np.ndarray], object], done: Callable[[int], object]
+) -> Iterator[Callable[[np.ndarray], None]]:
+    """Gives what writes frames on a thread, once those before are written, and raises what befell them."""
+    last: Future[None] | None = None
+
+    def both(frames: np.ndarray) -> None:
+        write(frames)
+        done(len(frames))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="wanrun live") as threads:
+
+        def put(frames: np.ndarray) -> None:
+            nonlocal last
+            if last is not None:
+                last.result()
+            last = threads.submit(both, frames)
+
+        yield put
+        if last is not None:
+            last.result()
