@@ -138,6 +138,8 @@ class LiveBatch(Batch):
                 for chunk in chunks:
                     write(chunk.frames[0])
         except WanError as error:
+            if written.frames:
+                self.note(str(written))
             return progress.outcome(error)
         finally:
             progress.stop()

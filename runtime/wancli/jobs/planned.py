@@ -13,7 +13,7 @@ from msgspec import structs
 from wancli.jobs.existing import made_before, missing_videos
 from wancli.jobs.media_sets import MediaSets
 from wancli.jobs.outputs import check_folder, expand, numbered
-from wancli.jobs.run import RunOptions
+from wancli.jobs.run import STDOUT, RunOptions
 from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.denoising.latents import check_latents
@@ -117,7 +117,11 @@ class Planner:
             from wanrun.generation.live import check_live  # imports what loads a model
 
             check_live(generation, self.run.length(generation), "num_frames")
-        if self.run.to_stdout:
+        if str(path) == STDOUT:
+            if not self.run.live:
+                raise UsageError(
+                    "standard output takes live video alone", remedy="pass --live, or choose another --output"
+                )
             return Planned(entry, Job("1/1", generation, (Output(path),)), (path,))
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():

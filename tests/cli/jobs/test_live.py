@@ -91,6 +91,7 @@ def test_a_file_grows_while_later_chunks_are_made(
     assert metadata["seed"] == 5 and "num_frames" not in metadata
     assert done.out[0].startswith(f"wrote {path} (seed 5, 8 frames of 96x64, ")
     assert run_here(capsys, chunked, *how, "--overwrite", "--frames", 6).code == 2
+    assert "--live" in run_here(capsys, chunked, "--prompt", "a fox", "--output", "-").err[0]
     assert fragments(path) == 4
 
 
@@ -107,10 +108,13 @@ def test_what_a_signal_ends_is_told(
     assert first.partition(" s, ")[0].startswith(last[:40])
 
 
-def test_an_error_leaves_what_was_made(batch_of: BatchOf, tmp_path: Path) -> None:
+def test_an_error_leaves_what_was_made(
+    batch_of: BatchOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(WanError, match="finite"):
         batch_of(output=tmp_path / "o.mp4").run(Live(lambda: 0, WanError("not finite")))  # type: ignore[arg-type]
     assert fragments(tmp_path / "o.mp4") == 4
+    assert "(seed " in capsys.readouterr().err
 
 
 def test_a_reader_of_standard_output(batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch) -> None:
