@@ -6,6 +6,7 @@ It runs in a process of its own, because the number of CPU devices is fixed when
 
 The artifact gives the model; its transformer gets eight heads. All weights and inputs are random. It prints a
 line of JSON per mesh: the largest difference of each program's results, relative to their largest value.
+Without arguments it takes such arguments from each line of its input, and prints an empty line after each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +100,8 @@ class Comparison:
             if spec.name == "denoise_step":  # the latents less the velocity, and of all that is carried some
                 row = np.append(1.0, fitted_rows([(0.4, 1.0, -0.2, 0.1)])[0])
                 arguments["coefficients"] = row.astype(np.float32)
+            if spec.name == "denoise_loop":
+                arguments |= {"first": np.int32(0), "last": np.int32(2)}
             if SKIPPED_LAYERS in arguments:
                 layers = np.arange(len(arguments[SKIPPED_LAYERS]))
                 arguments[SKIPPED_LAYERS] = np.float32(layers == len(layers) // 2)
@@ -118,7 +123,7 @@ def unrounded(builder: ProgramBuilder, name: str) -> ProgramSpec:
         decoder, latents = bind(builder.modules["vae"], vae), latents[None]
         if builder.mesh is None:
             return {"video": decoder.decode(latents, 1, algorithm="winograd")}
-        piece = functools.partial(decoder.decode_piece, algorithm="winograd")
+        piece = jax.jit(functools.partial(decoder.decode_piece, algorithm="winograd"))
         begin, rest = latents[:, :, :1], latents[:, :, 1:]
         if name == "decode":
             frame, past = piece(begin, None)
@@ -218,7 +223,8 @@ def with_heads(manifest: Manifest) -> Manifest:
     return manifest.changed(configs=configs)
 
 
-def main() -> None:
+def compare(arguments: Sequence[str]) -> None:
+    """Does what the command's arguments say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("meshes", nargs="*")
@@ -231,8 +237,7 @@ def main() -> None:
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--guiders", action="store_true", help="with all that there are")
     parser.add_argument("--all", action="store_true", help="every mesh of 1, 2, 4 and 8 devices that works")
-    given = parser.parse_intermixed_args()
-    jax.config.update("jax_num_cpu_devices", DEVICES)
+    given = parser.parse_intermixed_args(arguments)
     manifest = with_heads(read_manifest(given.artifact))
     width, height, frames = map(int, given.size.split("x"))
     references = int("reference_image" in manifest.model.task.inputs)
@@ -254,6 +259,16 @@ def main() -> None:
         decoded |= {num_devices(sizes)} if given.all else set()
         differences = comparison.differences(sizes, names)
         print(json.dumps({"mesh": mesh_text(sizes), "differences": differences}), flush=True)
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    if sys.argv[1:]:
+        compare(sys.argv[1:])
+        return
+    for line in sys.stdin:
+        compare(shlex.split(line))
+        print(flush=True)
 
 
 if __name__ == "__main__":
