@@ -27,6 +27,7 @@ from helpers.artifacts import (
 from helpers.cost import Cost, part
 from helpers.damage import Refused, linked, one_error
 from helpers.devices import on_devices
+from helpers.loaded_once import loaded_once
 from helpers.tiers import Tiers
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ def own_cache(new_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> No
     cache = next(new_caches)
     cache.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def executables_are_loaded_once() -> Iterator[None]:
+    with loaded_once():
+        yield
 
 
 @pytest.fixture(scope="session")
