@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.compiled_once import exported_once
 from helpers.damage import (
     PROFILE,
     PROGRAMS,
@@ -325,6 +326,13 @@ def check_executables(artifact: Path) -> None:
         opened.executable(target, entry)
 
 
+@pytest.fixture
+def programs_are_exported_once() -> Iterator[None]:
+    with exported_once():
+        yield
+
+
+@pytest.mark.usefixtures("programs_are_exported_once")
 def test_a_compilation_cut_short_keeps_the_old_executables(
     artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import msgspec
 from filelock import FileLock
 
-from wanbuild.programs import compile, compiler, entry_compiler
+from wanbuild.programs import compile, compiler, entry_compiler, export
 from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.preview import with_preview
+from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
 from wanrun.files import canonical_json, sha256_of
@@ -65,4 +67,20 @@ def compiled_once(store: Path) -> Iterator[None]:
         mock.patch.object(entry_compiler, "compile_into", compile_or_copy),
         mock.patch.object(compile, "with_preview", fit_or_copy),
     ):
+        yield
+
+
+@contextmanager
+def exported_once() -> Iterator[None]:
+    """Exports a program once where artifacts of one model have the same options in every shape."""
+    own, kept = export.export_program, dict[Any, bytes]()
+
+    def export_or_take(spec: ProgramSpec, platform: str) -> bytes:
+        arguments = str(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), spec.arguments))
+        key = platform, spec.name, spec.inputs, spec.function is spec.plain, arguments
+        if key not in kept:
+            kept[key] = own(spec, platform)
+        return kept[key]
+
+    with mock.patch.object(export, "export_program", export_or_take):
         yield
