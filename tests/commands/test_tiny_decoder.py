@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.artifacts import build_artifact, shared
+from helpers.artifacts import OWN_PROGRAMS, build_artifact, shared
 from helpers.tiny_decoder import write_tiny
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -29,7 +29,7 @@ def artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     file = write_tiny(tmp_path_factory.mktemp("tiny") / "taew2_1.safetensors")
 
     def build(folder: Path) -> None:
-        build_artifact(toy_checkpoint, folder, shipping=True, files={TINY_VAE: file})
+        build_artifact(toy_checkpoint, folder, shipping=OWN_PROGRAMS, files={TINY_VAE: file})
 
     return shared(tmp_path_factory, "tiny", build)
 

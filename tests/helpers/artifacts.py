@@ -48,6 +48,10 @@ OWN_PROGRAMS = (
 LONG_TEXTS = ("encode_text_128", "encode_text_256", "encode_text")
 """The programs of prompts that are longer than captions are."""
 
+_ENCODERS = ("encode_text_64", "encode_image", "encode_video", "encode_start")
+CODERS = frozenset({*LONG_TEXTS, *_ENCODERS, "decode_first", "decode_video", "decode_tiny"})
+"""The programs beside the steps."""
+
 
 def build_artifact(
     checkpoint: Path,
@@ -116,7 +120,9 @@ def build_artifact(
         if shipping is True:
             compile_artifact(request, print)
             continue
-        others = () if (size, num_frames) == ((96, 64), 9) else ("decode_first", "decode_video")
+        others: tuple[str, ...] = ("decode_tiny",)
+        if (size, num_frames) != ((96, 64), 9):
+            others += ("decode_first", "decode_video")
         fast = [name for name in (*OWN_PROGRAMS, *others) if name not in (shipping or ())]
         compile_fast(request, None if mesh else fast)
 
@@ -124,17 +130,19 @@ def build_artifact(
 def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None) -> None:
     """Does what ``compile_artifact`` does, but compiles some programs, or all, with ``ARTIFACT_COMPILE``.
 
-    There what is computed is the subject.
+    Those that encode and decode with ``FAST_COMPILE``. There what is computed is the subject.
     """
-    from helpers.fast_compile import ARTIFACT_COMPILE
+    from helpers.fast_compile import ARTIFACT_COMPILE, FAST_COMPILE
     from wanbuild.programs import compile as compiling
     from wanbuild.targets.target import TargetSpec, resolve_target
 
     def resolve(name: str, mesh: Mapping[str, int]) -> TargetSpec:
         own, fast = resolve_target(name, mesh), dict(ARTIFACT_COMPILE)
         if programs is None:
-            return replace(own, options=fast)
-        return replace(own, program_options=dict.fromkeys(programs, fast))
+            own = replace(own, options=fast)
+        chosen = CODERS if programs is None else programs
+        options = {each: dict(FAST_COMPILE) if each in CODERS else fast for each in chosen}
+        return replace(own, program_options=options)
 
     with mock.patch.object(compiling, "resolve_target", resolve):
         compiling.compile_artifact(request, print)
