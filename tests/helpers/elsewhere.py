@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from helpers.damage import PROFILE, own
-from helpers.fast_compile import ARTIFACT_COMPILE
+from helpers.fast_compile import FAST_COMPILE
 from helpers.manifests import programs_of
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Attested, Recorded, read_manifest
@@ -102,7 +102,7 @@ def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:
         target,
         environment={**target.environment, **said, **facts},
         executables=entries,
-        options={**target.options, **ARTIFACT_COMPILE},
+        options={**target.options, **FAST_COMPILE},
     )
     targets = {TARGET: changed, **({"cpu": target} if beside else {})}
     manifest.changed(targets=targets).write(artifact)
@@ -151,7 +151,7 @@ def compiled_of(artifact: Path, name: str) -> bytes:
 
     record = programs_of(read_manifest(artifact), PROFILE, TARGET)[name]
     data = (artifact / record.file).read_bytes()
-    return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(ARTIFACT_COMPILE)))[1]
+    return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(FAST_COMPILE)))[1]
 
 
 def impostor(artifact: Path, name: str) -> bytes:
@@ -209,7 +209,7 @@ def doctored(artifact: Path, name: str, patch: AbstractContextManager[Any]) -> b
     with patch:
         data = export_program(spec, "cpu")
     record = programs_of(manifest, PROFILE, TARGET)[name]
-    return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(ARTIFACT_COMPILE)))[1]
+    return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(FAST_COMPILE)))[1]
 
 
 def with_breakpoints(entry: bytes) -> bytes:
