@@ -76,8 +76,8 @@ def difference(found: jax.Array, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize(("case", "dtype"), [(case, "float32") for case in CASES])
-def test_flash(case: str, dtype: str) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if case != "odd lengths"])
+def test_flash(case: str, dtype: str = "float32") -> None:
     """Queries are given as the kernel takes them, scaled and then rounded."""
     (q, k, v), mask, count = arrays(case, dtype)
     factor = FLASH.query_factor(q.shape[-1])
@@ -156,7 +156,9 @@ def cudnn(calls: list[Any]) -> Callable[..., jax.Array]:
     return attention
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "few keys"])
+@pytest.mark.parametrize(
+    "case", ["odd lengths", "blocks of padding", "padding that is not known while tracing"]
+)
 def test_what_cudnn_is_asked_for(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     calls: list[str] = []
     monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn(calls))
