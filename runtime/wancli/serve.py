@@ -92,7 +92,9 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: a free one."
 )
 @_network(
-    "--keys", type=_path, help=f"File with a line NAME KEY [JOBS THAT MAY WAIT] per client; also {KEYS}."
+    "--keys",
+    type=_path,
+    help=f"File with a line NAME KEY [JOBS THAT MAY WAIT [SECONDS OF A LIVE VIDEO]] per client; also {KEYS}.",
 )
 @_network(
     "--allow-host", multiple=True, metavar="NAME", help="Name of this server, behind a proxy; repeatable."
@@ -125,6 +127,27 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 )
 @_jobs("--keep-days", type=Number(0, 36_500, min_open=True), help="Days that ended jobs are kept.")
 @_jobs("--keep-gb", type=Number(0, 1e9, min_open=True), help="Gigabytes of videos that are kept.")
+@_limits(
+    "--max-live-seconds",
+    type=Number(1, MOST_SECONDS),
+    default=600.0,
+    show_default=True,
+    help="Seconds of a live video, and of the device that it takes.",
+)
+@_limits(
+    "--live-wait",
+    type=Number(0.1, MOST_SECONDS),
+    default=30.0,
+    show_default=True,
+    help="Seconds that a live video waits for a reader.",
+)
+@_limits(
+    "--live-gb",
+    type=Number(0, 1e9, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Gigabytes of a live video that are kept, the newest.",
+)
 @_limits(
     "--max-upload", type=_positive, default=64, show_default=True, metavar="MB", help="Size of a request."
 )
@@ -255,6 +278,9 @@ def _settings(
         attempts=given["attempts"],
         keep_seconds=None if days is None else days * 86400,
         keep_bytes=None if gigabytes is None else int(gigabytes * 1e9),
+        max_live_seconds=given["max_live_seconds"],
+        live_wait_seconds=given["live_wait"],
+        live_bytes=int(given["live_gb"] * 1e9),
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 LARGER = 2
 """Times the pixels of its largest profile that a shape of a model may have to be built, unless told."""
+
+CHUNKS: Final = "chunks"
+"""The form of the denoising loop that makes a video chunk by chunk."""
 
 PYTHON_ONLY = ("profile",)
 """Options that a client has no use for, beside those of its shape; they are understood."""
@@ -125,6 +128,11 @@ class Model:
         ]
 
     @property
+    def live(self) -> bool:
+        """Whether it makes videos chunk by chunk, which play meanwhile."""
+        return any(CHUNKS in profile.options.forms for profile in self._profiles)
+
+    @property
     def _profiles(self) -> list[Any]:
         """The profiles that have the form of the loop that is loaded."""
         built = self.manifest.profiles.values()
@@ -197,6 +205,7 @@ class Model:
             "content_digest": self.manifest.content_digest,
             "shapes": self.shapes(),
             "build_limit": self.most,
+            "live": self.live,
             "defaults": defaults,
             "presets": [
                 {"name": name, "description": schedule.describe()}

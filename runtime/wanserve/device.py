@@ -21,6 +21,7 @@ from wanserve.messages import (
     Broken,
     Cancel,
     ChangedError,
+    Fragment,
     Look,
     Make,
     OutOfMemoryError,
@@ -218,6 +219,9 @@ class Device:
                         self._queue.turns.look_again()
                 case Preview():
                     self._queue.board.show(message)
+                case Fragment():
+                    with self._stored():
+                        await self._queue.plays(message)
                 case Outcome():
                     await self._ended(message)
         return None
@@ -291,6 +295,7 @@ class Device:
             if video.unwanted:  # since before the worker knew the video
                 cancel()
             self._queue.board.looked_at(video, partial(writer.write, line(Look(video.id))))
+            self._queue.lives.begin(video, lambda message: writer.write(line(message)))
             with self._stored():  # while the worker begins: no video is lost if that is not stored
                 await self._queue.begin(video, cancel)
             await writer.drain()

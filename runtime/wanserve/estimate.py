@@ -49,6 +49,8 @@ class Estimates:
             steps: its denoising steps.
             shared: for how long its worker had the one before it too; None if it was begun alone.
         """
+        if video.live is not None:  # it ends when its client likes
+            return {}
         whole = steps >= video.shape["num_steps"]  # else clips were there, and their decoding took no time
         measured = {phase: value for phase, value in seconds.items() if whole and phase in GUESSED_STEPS}
         if steps and "steps" in seconds:
@@ -87,7 +89,7 @@ class Estimates:
 
         What it shares with the one before it is left out: so much earlier it begins.
         """
-        if not self.known(video):
+        if video.live is not None or not self.known(video):
             return None
         parts = self.parts(video, video.shape["num_steps"])
         return max(sum(parts.values()) - self.times.get(self.name(video, "shared"), 0.0), parts["steps"])
@@ -100,6 +102,9 @@ class Estimates:
             clock: ``phase`` seconds since the phase began, and ``step`` seconds of a step of its own or None.
         """
         video = progress.video
+        if (live := video.live) is not None:
+            progress.percent = min(99, 100 * live.made // (live.frames or 1)) if live.frames else 0
+            return
         steps = progress.steps or video.shape["num_steps"]
         phase_now = "steps" if 0 < progress.step < steps else progress.phase  # a window's decoding, too
         parts = self.parts(video, steps, clock["step"])

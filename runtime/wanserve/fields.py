@@ -46,8 +46,14 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 MAX_NAME = 200
 """Characters of a field's name."""
 
-OWN = ("model", "seeds", "seconds", "width", "height", "format", "output_format")
+OWN = ("model", "live", "seeds", "seconds", "width", "height", "format", "output_format")
 """Fields beside the options of the record."""
+
+NOT_LIVE = ("clips", "clip_prompts", "window_frames", "num_videos")
+"""Options of a whole video."""
+
+MOST_FRAMES = 10**9
+"""Of a live video."""
 
 MOST_SEEDS = 100
 """Videos of one request."""
@@ -64,6 +70,8 @@ class Body:
         format: suffix of the videos.
         spelled: the client's name of each option that was given.
         seeds: that of each video; None for one video with the option ``seed``.
+        live: whether the video is live.
+        frames: those of a live video; None for no end.
     """
 
     model: Model
@@ -72,13 +80,17 @@ class Body:
     format: str = "mp4"
     spelled: dict[str, str] = field(default_factory=dict)
     seeds: list[int] | None = None
+    live: bool = False
+    frames: int | None = None
 
     def spell(self, option: str) -> str:
         """Returns the client's name of an option."""
         return self.spelled.get(option, option)
 
 
-def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = None) -> Body:
+def read_body(
+    form: Form, catalog: Catalog, folder: Path, model: str | None = None, live: bool = False
+) -> Body:
     """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
 
     It may decode and write megabytes: a thread's work.
@@ -88,6 +100,7 @@ def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = No
         catalog: the models.
         folder: where files are stored; it is made for the first one.
         model: the model if none is named; None for the only one.
+        live: whether the video is live if that is not said.
 
     Raises:
         RefusedError: for a field that is unknown, mistyped, given twice or without a meaning here.
@@ -97,6 +110,7 @@ def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = No
     if not isinstance(named, str | None):
         raise mistyped("model", "a string", named)
     body = Body(catalog.find(named))
+    body.live = _switch(given.pop("live", live), "live")
     if (suffix := _format(given)) is not None:
         body.format, body.spelled["format"] = suffix, "format"
     seconds, seeds = given.pop("seconds", None), given.pop("seeds", None)
@@ -117,6 +131,8 @@ def read_body(form: Form, catalog: Catalog, folder: Path, model: str | None = No
     if seconds is not None:
         _take_seconds(seconds, body)
     _take_seeds(seeds, body)
+    if body.live:
+        _check_live(body)
     if len(arrived) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for one in arrived:
@@ -267,6 +283,9 @@ def _take_seconds(value: Any, body: Body) -> None:
                 param="seconds",
             )
         return
+    if body.live:
+        body.options["num_frames"], body.spelled["num_frames"] = max(round(number * rate), 1), "seconds"
+        return
     built = sorted({shape["num_frames"] for shape in body.model.shapes()})
     fitting = [frames for frames in built if abs(frames - number * rate) <= 1]
     if not fitting:
@@ -291,6 +310,28 @@ def _take_seeds(value: Any, body: Body) -> None:
     if not 1 <= len(seeds) <= MOST_SEEDS or any(type(one) is not int for one in seeds):
         raise mistyped("seeds", f"1 to {MOST_SEEDS} whole numbers", value)
     body.seeds, body.spelled["seed"] = seeds, "seeds"
+
+
+def _switch(value: Any, name: str) -> bool:
+    """Returns a field that is true or false, also as a form has it."""
+    if value not in (True, False, "true", "false") or type(value) is int:
+        raise mistyped(name, "true or false", value)
+    return value in (True, "true")
+
+
+def _check_live(body: Body) -> None:
+    """Takes the length of a live video. Raises RefusedError for what goes with none."""
+    if not body.model.live:
+        what = f"{body.model.name} makes no chunks, so its videos cannot be live"
+        raise RefusedError(f"{what}; leave live out, or choose a model whose live is true", param="live")
+    given = [name for name in NOT_LIVE if name in body.options]
+    given += [name for name in ("seeds",) if body.seeds is not None]
+    given += [name for name in ("format",) if body.format != "mp4"]
+    if given:
+        name = body.spell(given[0])
+        raise RefusedError(f"live and {name} exclude each other; leave one out", param=name)
+    if (frames := body.options.pop("num_frames", None)) is not None:
+        body.frames = whole(frames, 1, MOST_FRAMES, body.spell("num_frames"))
 
 
 def _option_of(name: str) -> str:

@@ -17,6 +17,7 @@ import wanrun
 from wanrun.errors import UsageError
 from wanrun.generation.parts import spool_of
 from wanrun.temporary import remove_tree
+from wanserve.live_files import FOLDER, LiveFiles
 from wanserve.video import Upload, Video
 
 KINDS: Final = ("video", "thumbnail", "last_frame")
@@ -150,6 +151,14 @@ class Folders:
     def result(self, video: Video, index: int, kind: str) -> Path:
         """The path of a kind of file that is made of a video."""
         return next(one.path for one in self.outputs(video) if (one.video, one.kind) == (index, kind))
+
+    def live(self, video: Video) -> LiveFiles:
+        """The files of a live video."""
+        return LiveFiles(self.result(video, 0, "video"))
+
+    def with_fragments(self) -> list[str]:
+        """Returns the ids of live videos whose fragments are files of their own."""
+        return [folder.parent.parent.name for folder in self._videos.glob(f"*/out/{FOLDER}")]
 
     def size(self, id: str) -> int:
         """The bytes of a video's files."""

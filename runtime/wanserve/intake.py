@@ -25,11 +25,12 @@ from wanserve.folders import Folders
 from wanserve.forms import Form
 from wanserve.keys import Client
 from wanserve.log import DEBUG, tell
-from wanserve.messages import Make
+from wanserve.messages import Going, Make
 from wanserve.names import LORA, MEDIA, NO_EFFECT, options_by_name
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, closing, refused, told_with, unknown, whole
-from wanserve.video import Upload, Video
+from wanserve.settings import Settings
+from wanserve.video import Live, Upload, Video
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -56,13 +57,14 @@ class Intake:
     """Makes videos of requests.
 
     Args:
+        settings: the limits.
         catalog: the models.
         queue: where videos wait.
         folders: where files are stored.
     """
 
-    def __init__(self, catalog: Catalog, queue: Queue, folders: Folders) -> None:
-        self._catalog, self._queue, self._folders = catalog, queue, folders
+    def __init__(self, settings: Settings, catalog: Catalog, queue: Queue, folders: Folders) -> None:
+        self._settings, self._catalog, self._queue, self._folders = settings, catalog, queue, folders
         self._probes = asyncio.Semaphore(PROBES)
         self._ending = CancelToken()
         self._own_check = defaultdict[str, asyncio.Lock](asyncio.Lock)
@@ -87,8 +89,9 @@ class Intake:
         async with self._folders.incoming() as folder:
             async with self._bodies.read(request, client.name) as form:
                 body = await asyncio.to_thread(read_body, form, self._catalog, folder)
-            if body.seeds is not None and not several:
-                raise RefusedError("seeds are for v1/videos; here one video is answered", param="seeds")
+            if not several and (body.live or body.seeds is not None):
+                name, what = ("live", "is") if body.live else ("seeds", "are")
+                raise RefusedError(f"{name} {what} for v1/videos; here one video is answered", param=name)
             fingerprint, media = _fingerprint(body), _paths(body.model, body.media, folder)
             with told_with(self._names(body, folder)):
                 each = [{}] if body.seeds is None else [{"seed": seed} for seed in body.seeds]
@@ -104,6 +107,7 @@ class Intake:
                     media=body.media,
                     format=body.format,
                     shape=_shape(generation),
+                    live=self._live(body, client, generation.fps),
                     created=time.time(),
                     idempotency=key if key is None or number == 0 else f"{key}\n{number}",
                     fingerprint=fingerprint,
@@ -133,6 +137,37 @@ class Intake:
         self._folders.keep(folder, video.id, more)
         self._keep(video, generation)
 
+    def _live(self, body: Body, client: Client, fps: float) -> Live | None:
+        """Returns what makes the video of a request live; raises RefusedError for one that is too long."""
+        if not body.live:
+            return None
+        most = self._settings.max_live_seconds
+        if client.max_live_seconds is not None:
+            most = min(most, float(client.max_live_seconds))
+        if body.frames is not None and body.frames > most * fps:
+            name = body.spell("num_frames")
+            what = f"a live video has at most {most:g} seconds, {int(most * fps)} frames"
+            raise RefusedError(f"{what}; found {body.frames} frames; ask for fewer", param=name)
+        return Live(frames=body.frames, seconds=most, bytes=self._settings.live_bytes)
+
+    async def steer(self, request: Request, client: Client, video: Video) -> None:
+        """Changes the prompt of a live video that runs, from its next chunk on.
+
+        Raises:
+            RefusedError: for anything but a prompt, and once the video is being ended.
+        """
+        async with self._folders.incoming() as folder, self._bodies.read(request, client.name) as form:
+            body = await asyncio.to_thread(read_body, form, self._catalog, folder, video.model, True)
+        if list(body.options) != ["prompt"] or body.media or len(body.spelled) > 1:
+            raise RefusedError(
+                "of a live video that runs the prompt alone can be changed", code="not_waiting"
+            )
+        paths = _paths(body.model, video.media, self._folders.of(video.id))
+        await self._resolve(client, body, {**video.options, **body.options}, paths, probe=False)
+        if video.status != "in_progress" or video.unwanted:
+            raise RefusedError("the video has ended, or is being ended", 409, code="already_ended")
+        self._queue.lives.of(video).steer(body.options["prompt"])
+
     async def change(self, request: Request, client: Client, video: Video) -> None:
         """Changes the options, the files or the position of a waiting video.
 
@@ -158,7 +193,10 @@ class Intake:
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
         gone = {option for name in empty for option in _named(name, video)}
         form.fields = {name: value for name, value in form.fields.items() if name not in empty}
-        body = await asyncio.to_thread(read_body, form, self._catalog, folder, video.model)
+        given = (form, self._catalog, folder, video.model, video.live is not None)
+        body = await asyncio.to_thread(read_body, *given)
+        if body.live != (video.live is not None):
+            raise RefusedError("whether a job is live cannot be changed; make a new one", param="live")
         if body.seeds is not None:
             raise RefusedError("seeds make other videos, and a job has one; change its seed", param="seeds")
         if body.model.name != video.model:
@@ -175,6 +213,7 @@ class Intake:
         paths = _paths(body.model, kept, own) | _paths(body.model, body.media, folder)
         with told_with(self._folders.names(own, kept) | self._names(body, folder)):
             generation = await self._resolve(client, body, options, paths)
+        self._live(body, client, generation.fps)
         self._queue.check_waiting(video)
         if video.options is not before:
             raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
@@ -184,6 +223,8 @@ class Intake:
         video.options = {**options, "seed": generation.options["seed"]}
         video.media, video.shape = [*kept, *body.media], _shape(generation)
         video.format = body.format if "format" in body.spelled else video.format
+        if video.live is not None and (body.frames is not None or "num_frames" in gone):
+            video.live.frames = body.frames
         self._keep(video, generation)
         await self._queue.change(video)
 
@@ -254,7 +295,10 @@ class Intake:
         if generation is None:
             generation = model.resolve(self.asked(video), str)
         self._folders.out(video)
-        return Make(video.model, wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video))))
+        job = wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video)))
+        live = video.live
+        going = None if live is None else Going(video.options, live.frames, live.seconds)
+        return Make(video.model, job, going)
 
 
 def _length(request: Request) -> int:
@@ -309,6 +353,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
 def _fingerprint(body: Body) -> str:
     """Returns a digest that is equal for equal requests."""
     facts: list[Any] = [
+        *((["live", body.frames],) if body.live else ()),
         body.model.name,
         body.options,
         body.format,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from starlette.requests import cookie_parser
+from starlette.requests import Request, cookie_parser
 
 import wanrun
 from wanrun.errors import UsageError
@@ -37,11 +37,13 @@ class Client:
         name: the name of the key, which the videos are noted under.
         digest: sha256 of the key.
         max_waiting: the most videos that may wait; None for no bound but the server's.
+        max_live_seconds: of a live video; None for no bound but the server's.
     """
 
     name: str
     digest: bytes
     max_waiting: int | None = None
+    max_live_seconds: int | None = None
 
 
 class Keys:
@@ -77,11 +79,24 @@ class Keys:
         return None if cookie is None else self.find(cookie)
 
 
+def client_of(request: Request) -> Client:
+    """Returns who asks, whom the guard has found."""
+    client = request.state.client
+    assert isinstance(client, Client)  # the guard lets nobody else come here
+    return client
+
+
+def owner_of(request: Request) -> str | None:
+    """Returns whose jobs a request may see; without keys everybody's."""
+    return client_of(request).name or None
+
+
 def read_keys(file: Path | None, variable: str | None) -> Keys:
     """Reads the keys of a file and of a variable of the environment.
 
-    Each line has a name, a key, and perhaps the number of videos that may wait: ``alice sk-4f... 10``. Empty
-    lines, and those that begin with ``#``, are left out. In the variable ``;`` may stand for a line's end.
+    Each line has a name, a key, and perhaps the number of videos that may wait, and the seconds of a live
+    one: ``alice sk-4f... 10 60``. Empty lines, and those that begin with ``#``, are left out. In the variable
+    ``;`` may stand for a line's end.
 
     Raises:
         UsageError: for a line that is not understood, a name or a key that comes twice, and a short key.
@@ -113,10 +128,11 @@ def _lines(text: str, where: str) -> list[Client]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) not in (2, 3) or (len(words) == 3 and not _COUNT.fullmatch(words[2])):
-            raise UsageError(f"line {number} of {where} is no key", expected="NAME KEY [JOBS THAT MAY WAIT]")
+        if not 2 <= len(words) <= 4 or not all(_COUNT.fullmatch(word) for word in words[2:]):
+            expected = "NAME KEY [JOBS THAT MAY WAIT [SECONDS OF A LIVE VIDEO]]"
+            raise UsageError(f"line {number} of {where} is no key", expected=expected)
         if len(words[1]) < LEAST:
             raise UsageError(f"the key in line {number} of {where} is short", expected=f"{LEAST} characters")
         digest = hashlib.sha256(words[1].encode()).digest()
-        clients.append(Client(words[0], digest, int(words[2]) if len(words) == 3 else None))
+        clients.append(Client(words[0], digest, *map(int, words[2:])))
     return clients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -38,16 +38,46 @@ def code_of(error: WanError) -> tuple[str, str]:
     return next((codes[kind] for kind in codes if isinstance(error, kind)), "generation_error"), str(error)
 
 
+class Going(Struct):
+    """How a live job goes on, chunk by chunk.
+
+    Attributes:
+        options: what was given, by the options' Python names, without images and videos.
+        frames: the length that was asked for; None for no end.
+        seconds: the most seconds of the video.
+    """
+
+    options: dict[str, Any]
+    frames: int | None
+    seconds: float
+
+
 class Make(Struct, tag=True):
     """To a worker: run a job.
 
     Attributes:
         model: its model.
         job: the job, whose outputs are in an empty folder.
+        live: how it goes on if it is live; None for other jobs.
     """
 
     model: str
     job: PackedJob
+    live: Going | None = None
+
+
+class Go(Struct, tag=True):
+    """To a worker: so many chunks of a live job may be made, from its first on."""
+
+    id: str
+    chunks: int
+
+
+class Steer(Struct, tag=True):
+    """To a worker: the prompt of a live job from its next chunk on."""
+
+    id: str
+    prompt: str
 
 
 class Cancel(Struct, tag=True):
@@ -76,6 +106,30 @@ class Preview(Struct, tag=True):
     image: bytes
 
 
+class Fragment(Struct, tag=True):
+    """Of a worker: a chunk of the live job that it has is a file that can be played.
+
+    Attributes:
+        id: the job.
+        number: of the chunk, from 0.
+        first: number of its first frame in the video.
+        frames: how many it has.
+        nbytes: of the file.
+        seconds: from the request for the chunk to its frames.
+        prompt: what it was made by.
+        media_type: of the whole video, with its codecs.
+    """
+
+    id: str
+    number: int
+    first: int
+    frames: int
+    nbytes: int
+    seconds: float
+    prompt: str
+    media_type: str
+
+
 class Ready(Struct, tag=True):
     """Of a worker: a first step could run. It is sent once the first model is loaded, and after each load.
 
@@ -93,8 +147,8 @@ class Broken(Struct, tag=True):
     exit_code: int
 
 
-ToWorker = Begin | Make | Cancel | Look
-OfWorker = Ready | Broken | Event | Preview | Outcome
+ToWorker = Begin | Make | Cancel | Look | Go | Steer
+OfWorker = Ready | Broken | Event | Preview | Fragment | Outcome
 """An event is of the job that the worker has; after its outcome the device is free."""
 
 

@@ -36,6 +36,18 @@ class Metrics:
             buckets=_SECONDS,
         )
 
+        self._live_first = Histogram(
+            "wanserve_live_first_frame_seconds",
+            "Seconds from the request for a live video to its first frames.",
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self._live_frames = self._counter("live_frames", "Frames of live videos.")
+        self._live_late = self._counter("live_late_chunks", "Chunks that took longer than they play.")
+        self._live_rate = Gauge(
+            "wanserve_live_frames_per_second", "Of the newest chunk of a live video.", registry=self._registry
+        )
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"wanserve_{name}", text, labels, registry=self._registry)
 
@@ -55,6 +67,21 @@ class Metrics:
         """Takes what the phases of a video took."""
         for phase, value in seconds.items():
             self._phases.labels(phase).observe(value)
+
+    def chunk(self, frames: int, seconds: float, late: bool, first_seconds: float | None) -> None:
+        """Takes a chunk of a live video.
+
+        Args:
+            frames: its frames.
+            seconds: what it took.
+            late: whether it took longer than it plays, and others before it were played meanwhile.
+            first_seconds: of the first chunk, from the request to its frames; None for others.
+        """
+        self._live_frames.inc(frames)
+        self._live_late.inc(int(late))
+        self._live_rate.set(frames / max(seconds, 1e-9))
+        if first_seconds is not None:
+            self._live_first.observe(first_seconds)
 
     def answered(self, method: str, status: int) -> None:
         """Counts an answer."""

@@ -89,6 +89,12 @@ def _own(catalog: Catalog) -> Mapping[str, Any]:
             "anyOf": [{"type": "number"}, {"type": "string"}],
             "description": "Length, instead of num_frames. Only built lengths.",
         },
+        "live": {
+            "type": "boolean",
+            "default": False,
+            "description": "The video plays while it is made, of a model whose `live` is true. Without "
+            "num_frames or seconds it has no end but the server's limit.",
+        },
         "seeds": {
             "anyOf": [
                 {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": MOST_SEEDS},

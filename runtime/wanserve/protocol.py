@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+TRANSPORT: Final = "transport"
+"""The name of the connection among what a request has."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -24,6 +27,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.app_state = {**self.app_state, TRANSPORT: transport}  # as the state of its requests
         if self.limit_concurrency is not None and len(self.connections) > 1.1 * self.limit_concurrency:
             transport.abort()  # those up to here are answered with 503, if they ask
         self._wait_for_header()

@@ -18,18 +18,20 @@ from wanserve import store as stored
 from wanserve.board import Board
 from wanserve.folders import Folders
 from wanserve.hub import Hub
-from wanserve.log import INFO, LOG, WARNING, tell
-from wanserve.messages import code_of
+from wanserve.live import LiveJobs
+from wanserve.log import INFO, WARNING, tell
+from wanserve.messages import Fragment, code_of
 from wanserve.metrics import Metrics
 from wanserve.process import from_outside
 from wanserve.progress import CANCELLING, VideoProgress
 from wanserve.refusal import RefusedError, closing, full
 from wanserve.resolved import Resolved
+from wanserve.restore import restored
 from wanserve.room import Room
 from wanserve.settings import Settings
 from wanserve.store import Store
 from wanserve.turns import Turns
-from wanserve.video import Failure, Video
+from wanserve.video import Failure, Stopped, Video
 
 if TYPE_CHECKING:
     from wanrun import Event, Outcome
@@ -49,6 +51,7 @@ class Queue:
         resolved: the generations of the videos.
         withheld: why the videos of a model wait for the next start, by model.
         turns: gives the next one to a worker.
+        lives: the live ones that have not ended.
     """
 
     def __init__(
@@ -65,24 +68,11 @@ class Queue:
         self._unstored, self._unremoved = dict[str, Video](), set[str]()
         self.turns = Turns(self._waiting, self._running, self.withheld, self.room)
         self._broken, self.loads = 0, False
+        self.lives = LiveJobs(settings, folders, metrics, self.stop)
 
     async def restore(self) -> None:
-        """Reads what is stored: what a worker had waits again, and files of no video are removed."""
-
-        def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
-            for video in stored.videos_with(connection, "in_progress"):
-                video.status = "cancelled" if video.unwanted else "queued"
-                video.ended = time.time() if video.unwanted else None
-                video.attempts -= 1  # the server has ended, and not by the video's fault
-                stored.put(connection, video)
-            known = {id for (id,) in connection.execute("SELECT id FROM videos")}
-            return known, set(stored.removed(connection))
-
-        unknown = await asyncio.to_thread(self._folders.clean, *await self._store.change(again))
-        await self._store.change(stored.forget_removed)
-        if unknown:
-            LOG.warning("%d folders in %s are of no known job, and stay", len(unknown), unknown[0].parent)
-        self._waiting[:] = self._store.waiting()
+        """Takes what the last server has left."""
+        self._waiting[:] = await restored(self._store, self._folders)
         self.turns.look_again()
 
     # What clients ask for.
@@ -143,11 +133,8 @@ class Queue:
             stored.remove(connection, other.id)
             return None
         if other is not None and other.fingerprint != video.fingerprint:
-            raise RefusedError(
-                "the Idempotency-Key was used for another request; choose a new one",
-                409,
-                code="idempotency_conflict",
-            )
+            what = "the Idempotency-Key was used for another request; choose a new one"
+            raise RefusedError(what, 409, code="idempotency_conflict")
         return other
 
     def find(self, id: str, owner: str | None) -> Video:
@@ -184,6 +171,7 @@ class Queue:
         if video.over:
             raise RefusedError(f"the video is {video.status} already", 409, code="already_ended")
         if (running := self._running.get(video.id)) is not None:
+            video.stopped_by("client")
             video.unwanted, running.phase = True, CANCELLING
             running.cancel()
             self.board.publish(video)
@@ -192,6 +180,12 @@ class Queue:
         self.check_waiting(video)
         self._waiting.remove(video)
         await self._end(video, "cancelled")
+
+    async def stop(self, video: Video, why: Stopped) -> None:
+        """Ends a live video that runs, not by its client's word."""
+        if not video.over:
+            video.stopped_by(why)
+            await self.cancel(video)
 
     async def delete(self, video: Video) -> None:
         """Forgets a video and its files; one that runs is cancelled, and its files go when it has ended.
@@ -209,6 +203,7 @@ class Queue:
             running.removed, video.unwanted = True, True
             running.cancel()
         else:
+            self.lives.end(video)
             await asyncio.to_thread(self._folders.remove, video.id)
         self.hub.publish(video.owner, video.id, "deleted", {"id": video.id})
         self.hub.ended(video.id)
@@ -253,10 +248,6 @@ class Queue:
 
     # What workers ask for.
 
-    def lack(self) -> str | None:
-        """Returns what there is too little of for any video; None for nothing."""
-        return self.room.lack_logged()
-
     async def begin(self, video: Video, cancel: Callable[[], None]) -> None:
         """Stores that a video runs; ``cancel`` tells its worker to end it."""
         self._running[video.id].cancel = cancel
@@ -268,6 +259,13 @@ class Queue:
         """Records and publishes what a worker does for a video."""
         if (running := self._running.get(event.id)) is not None:
             self.board.take(running, event)
+
+    async def plays(self, fragment: Fragment) -> None:
+        """Records and publishes that more of a live video plays; what the first fragment says is stored."""
+        if (video := self.lives.take(fragment)) is not None:
+            self.board.publish(video)
+            if fragment.number == 0:
+                await self._put(video)
 
     async def ended(self, outcome: Outcome, shared: float | None = None) -> None:
         """Records how a job ended, and for how many seconds its worker had the one before it too."""
@@ -290,7 +288,7 @@ class Queue:
 
     async def again(self, video: Video, reason: str) -> bool:
         """Lets a video run again if that was not tried too often; returns whether it may."""
-        if video.attempts >= self._settings.attempts:
+        if video.attempts >= self._settings.attempts or video.plays:
             return False
         tell("runs again", WARNING, id=video.id, reason=reason)
         await self.put_back(video)
@@ -317,11 +315,13 @@ class Queue:
 
     async def put_back(self, video: Video) -> None:
         """Puts a video that a worker had back to its place, or ends one that is to be cancelled."""
-        if video.unwanted:
+        if video.unwanted or video.plays:
+            video.stopped_by("server")
             await self._end(video, "cancelled")
             return
         video.status, video.started = "queued", None
         self._running.pop(video.id, None)
+        self.lives.rest(video)
         bisect.insort(self._waiting, video, key=lambda one: one.rank)
         self.turns.look_again()
         self.board.publish(video)
@@ -342,17 +342,22 @@ class Queue:
             also(connection)
             stored.put(connection, video)
 
-        video.status, video.ended = status, time.time()
+        await self.lives.join(video)
+        stopped = status == "cancelled" and video.plays
+        video.status, video.ended = "completed" if stopped else status, time.time()
         self.resolved.drop(video.id)
+        self.lives.end(video)
         running = self._running.pop(video.id, None)
         removed = running is not None and running.removed
         if not removed:
             self._unstored[video.id] = video
-        if status != "completed":  # clips of an attempt that was cut off, whose worker continues none
+        if not video.plays:  # clips of an attempt that was cut off, whose worker continues none
             await asyncio.to_thread(self._folders.clear, video)
         video.bytes = await asyncio.to_thread(self._folders.size, video.id)
         self._metrics.ended(video)
-        tell(status, WARNING if video.error else INFO, id=video.id, seconds=video.took, error=video.error)
+        tell(
+            video.status, WARNING if video.error else INFO, id=video.id, seconds=video.took, error=video.error
+        )
         try:
             await self._store.change(put)
             self._unstored.pop(video.id, None)

@@ -85,7 +85,12 @@ class Room:
 
 
 def frames_bytes(video: Video) -> int:
-    """Returns the bytes of a video's frames, more than the files of its videos take."""
+    """Returns the bytes of a video's frames, more than the files of its videos take.
+
+    Of a live video, which is encoded at once, those of its fragments, and of the file that they become.
+    """
     width, height = map(int, video.shape["size"].split("x"))
+    if video.live is not None:
+        return 2 * min(video.live.bytes, int(video.live.seconds * video.shape["fps"]) * width * height * 3)
     frames = max(int(video.options.get("num_frames") or 0), video.shape["num_frames"])
     return width * height * 3 * frames * int(video.shape["num_videos"])

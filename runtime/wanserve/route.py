@@ -154,3 +154,9 @@ def addresses(api: object) -> list[routing.Route]:
 def json_answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Returns an answer in JSON."""
     return Response(msgspec.json.encode(data), status, dict(headers or {}), JSON)
+
+
+async def gone(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

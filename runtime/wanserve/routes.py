@@ -19,7 +19,7 @@ from wanserve.fields import FORMATS
 from wanserve.folders import Folders
 from wanserve.forms import FORM_TYPES
 from wanserve.intake import Intake
-from wanserve.keys import Client
+from wanserve.keys import client_of, owner_of
 from wanserve.lora_fields import LORAS
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, one_of, whole
@@ -30,6 +30,7 @@ from wanserve.route import (
     TEXT,
     Content,
     Parameter,
+    gone,
     json_answer,
     route,
     schema_of,
@@ -127,7 +128,7 @@ class Routes:
 
         With `seeds` it makes a job for each, or none, and answers a list as `GET /v1/videos` does.
         """
-        videos, earlier, several = await self._intake.accept(request, _client(request), several=True)
+        videos, earlier, several = await self._intake.accept(request, client_of(request), several=True)
         headers = {"idempotent-replayed": "true"} if earlier else {}
         if not several:
             return self._shown(videos[0], headers)
@@ -143,8 +144,8 @@ class Routes:
             one_of(state, STATES, STATUS.name)
         words = (WORDS.of(request) or "")[:200]
         asked = limit + 1, AFTER.of(request), newest_first, states, words
-        async with self._searching[_client(request).name]:  # it may look through the prompts of all jobs
-            found = await asyncio.to_thread(self._store.listed, _owner(request), *asked)
+        async with self._searching[client_of(request).name]:  # it may look through the prompts of all jobs
+            found = await asyncio.to_thread(self._store.listed, owner_of(request), *asked)
         if found is None:
             raise RefusedError("there is no video of the id in after", param=AFTER.name, code="not_found")
         more, found = len(found) > limit, self._queue.current(found[:limit])
@@ -172,8 +173,8 @@ class Routes:
 
     async def _made(self, request: Request) -> Response:
         """Answers the first video of a request, once it is made."""
-        ((video,), _, _) = await self._intake.accept(request, _client(request))
-        gone = asyncio.create_task(_gone(request))
+        ((video,), _, _) = await self._intake.accept(request, client_of(request))
+        left = asyncio.create_task(gone(request))
         try:
             while not (now := self._current(video)).over:
                 if now.status == "queued" and (problem := self._queue.withheld.get(now.model)) is not None:
@@ -184,18 +185,18 @@ class Routes:
                         headers={"x-video-id": video.id},
                     )
                 end = self._queue.hub.end(video.id)  # not each event: a step would cost as much again
-                await asyncio.wait({end, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({end, left}, return_when=asyncio.FIRST_COMPLETED)
                 if self._queue.hub.closed:
                     given = {"Retry-After": "10", "x-video-id": video.id}
                     what = "the server is ending; the video waits for its next start"
                     raise RefusedError(what, 503, code="closing", headers=given)
-                if gone.done():
+                if left.done():
                     if video.idempotency is None:
                         with contextlib.suppress(RefusedError):
                             await self._queue.cancel(self._current(video))
                     return Response(status_code=499)
         finally:
-            gone.cancel()
+            left.cancel()
         return await self._first_video(self._current(video))
 
     def _current(self, video: Video) -> Video:
@@ -231,10 +232,13 @@ class Routes:
     async def change(self, request: Request) -> Response:
         """Changes a waiting job: any field, and `position` among your own.
 
-        null, or an empty text of a form, takes a field away.
+        null, or an empty text of a form, takes a field away. Of a live video that runs `prompt` alone can be
+        changed: its next chunk is made by it.
         """
         video = self._video(request)
-        await self._intake.change(request, _client(request), video)
+        steered = video.live is not None and video.status == "in_progress"
+        change = self._intake.steer if steered else self._intake.change
+        await change(request, client_of(request), video)
         return self._shown(video)
 
     @route("DELETE", "/v1/videos/{id}", answer=OBJECT)
@@ -246,16 +250,22 @@ class Routes:
 
     @route("POST", "/v1/videos/{id}/cancel", answer=VIDEO)
     async def cancel(self, request: Request) -> Response:
-        """Cancels a job: while it waits, loads, between two steps, or before decoding."""
+        """Cancels a job: while it waits, loads, between two steps, or before decoding.
+
+        A live video that plays ends so, and is completed with what was made.
+        """
         video = self._video(request)
         await self._queue.cancel(video)
         return self._shown(video)
 
     @route("GET", "/v1/videos/{id}/content", VARIANT, NUMBER, answer=RESULT_FILE)
     async def content(self, request: Request) -> Response:
-        """Answers a video, its small picture or its last frame. Ranges are answered."""
+        """Answers a video, its small picture or its last frame. Ranges are answered.
+
+        Of a live video that has ended, also by a failure, it is what was kept.
+        """
         video, variant = self._video(request), VARIANT.choice(request)
-        if video.status != "completed":
+        if not (video.over and video.plays):
             code = "not_ready" if not video.over else video.status
             raise RefusedError(f"there is no content: the video is {video.status}", 409, code=code)
         index = NUMBER.whole(request, most=video.shape["num_videos"] - 1)
@@ -278,7 +288,7 @@ class Routes:
         """Sends server-sent events until the job ends.
 
         They are `queued`, `build`, `loading`, `media`, `text`, `steps` (each step, and each preview),
-        `decode`, `encode`, and the state at the end.
+        `decode`, `encode`, `live` (each chunk), and the state at the end.
         """
         video = self._video(request)
         return _stream(
@@ -311,13 +321,14 @@ class Routes:
         `position` and `remaining_seconds` of all that wait, when their places have moved, at most five
         times a second.
         """
-        return _stream(hubs.stream(self._queue.hub, _owner(request)))
+        return _stream(hubs.stream(self._queue.hub, owner_of(request)))
 
     @route("GET", "/v1/models", answer=OBJECT)
     async def models(self, request: Request) -> Response:
         """Answers each model with its built shapes, defaults, presets (schedules), inputs and options.
 
         `build_limit` is the most pixels in all frames of another shape, which is built; null where none is.
+        `live` says whether it makes live videos.
         `loaded` says whether a worker holds it; another one is loaded for its next video. `problem` says why
         its jobs wait for the next start of the server.
         """
@@ -351,7 +362,7 @@ class Routes:
         return {**model.shown(self._catalog.created), **state}
 
     def _video(self, request: Request) -> Video:
-        return self._queue.find(request.path_params["id"], _owner(request))
+        return self._queue.find(request.path_params["id"], owner_of(request))
 
     def _shown(self, video: Video, headers: Mapping[str, str] | None = None) -> Response:
         (shown,) = self._queue.board.shown(video)
@@ -375,23 +386,6 @@ def _page(videos: Sequence[Video], data: Sequence[Any], more: bool) -> dict[str,
     }
 
 
-def _client(request: Request) -> Client:
-    client = request.state.client
-    assert isinstance(client, Client)  # the guard lets nobody else come here
-    return client
-
-
-def _owner(request: Request) -> str | None:
-    """Whose jobs a request may see; without keys everybody's."""
-    return _client(request).name or None
-
-
 def _stream(events: AsyncIterator[bytes]) -> Response:
     headers = {"x-accel-buffering": "no"}  # nginx would hold them back
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-
-
-async def _gone(request: Request) -> None:
-    """Returns when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -83,7 +83,7 @@ class ServerRoutes:
         """Answers whether a first step could run, and there is room for its video."""
         if self._queue.turns.closing:
             return json_answer({"status": "ending"}, 503)
-        if (lack := self._queue.lack()) is not None:
+        if (lack := self._queue.room.lack_logged()) is not None:
             return json_answer({"status": lack}, 503)
         if any(device.ready.is_set() for device in self._devices):
             return json_answer({"status": "ready"})
@@ -94,7 +94,8 @@ class ServerRoutes:
     async def counted(self, request: Request) -> Response:
         """Answers metrics for Prometheus.
 
-        They are waiting and running jobs, videos by state, failures by kind, and seconds by phase.
+        They are waiting and running jobs, videos by state, failures by kind, seconds by phase, and how fast
+        live videos are.
         """
         return Response(self._metrics.text(), media_type=metrics.TYPE)
 

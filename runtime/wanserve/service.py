@@ -39,6 +39,7 @@ from wanserve.guard import Guard, answer, too_slow
 from wanserve.hub import Hub
 from wanserve.intake import Intake
 from wanserve.keys import Keys
+from wanserve.live_routes import LiveRoutes
 from wanserve.metrics import Metrics
 from wanserve.openapi import openapi
 from wanserve.process import WorkerProcess, begin_line
@@ -52,7 +53,7 @@ from wanserve.server_routes import ServerRoutes
 from wanserve.settings import Settings
 from wanserve.store import Store
 
-ROUTES: Final = (*routes_of(Routes), *routes_of(ServerRoutes))
+ROUTES: Final = (*routes_of(Routes), *routes_of(LiveRoutes), *routes_of(ServerRoutes))
 """Of the API, without the page."""
 
 PAGE: Final = Path(__file__).parent / "page"
@@ -98,7 +99,7 @@ class Service:
         self._store = Store(self._folders.database)
         self._metrics = Metrics()
         self.queue = Queue(settings, self._folders, self._store, Hub(), self._metrics)
-        self.intake = Intake(self.catalog, self.queue, self._folders)
+        self.intake = Intake(settings, self.catalog, self.queue, self._folders)
         manifests = [model.manifest for model in self.catalog.models.values()]
         places, begin = (
             environments(manifests, settings.workers),
@@ -151,7 +152,9 @@ class Service:
             sqlite3.Error: self._lacking,
             Exception: _fail,
         }
-        app = Starlette(routes=[*addresses(videos), *addresses(server), *page], exception_handlers=handlers)
+        live = LiveRoutes(self.queue, self._folders)
+        routes = [*addresses(videos), *addresses(live), *addresses(server), *page]
+        app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
         most, open_paths = (
             min(connections() // 2, MAX_OF_KEY),
@@ -198,6 +201,7 @@ class Service:
             await asyncio.wait({*keeping, answering, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.queue.turns.closing = True
+            await self.queue.lives.close()
             await asyncio.gather(*(device.stop(self._grace) for device in self.devices))
             results = await asyncio.gather(*keeping, return_exceptions=True)
             await asyncio.gather(*(device.settle() for device in self.devices))

@@ -42,6 +42,9 @@ class Settings:
         attempts: how often a video is begun before it fails because its worker is killed each time.
         keep_seconds: how long ended videos are kept; None for ever, but see ``kept_seconds``.
         keep_bytes: bytes of videos that are kept, the newest first; None for no bound.
+        max_live_seconds: of a live video, and of the device that it takes.
+        live_wait_seconds: that a live video waits for a reader, at first and after the last one has gone.
+        live_bytes: of a live video that are kept, its newest fragments.
     """
 
     artifacts: Mapping[str, Artifact]
@@ -63,6 +66,9 @@ class Settings:
     attempts: int = 3
     keep_seconds: float | None = None
     keep_bytes: int | None = None
+    max_live_seconds: float = 600.0
+    live_wait_seconds: float = 30.0
+    live_bytes: int = 10**9
 
     def kept_seconds(self, status: str) -> float | None:
         """Returns how long an ended video of this state is kept; None for ever."""

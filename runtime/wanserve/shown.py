@@ -8,9 +8,9 @@ from msgspec import Meta, Struct
 
 from wanserve.fields import FORMATS
 from wanserve.progress import BUILD, CANCELLING, QUEUED, VideoProgress
-from wanserve.video import Failure, Status, Video
+from wanserve.video import Failure, Live, Status, Video
 
-_PHASES = (QUEUED, BUILD, "loading", "media", "text", "steps", "decode", "encode", CANCELLING)
+_PHASES = (QUEUED, BUILD, "loading", "media", "text", "steps", "decode", "encode", "live", CANCELLING)
 Phase = Annotated[str, Meta(extra_json_schema={"enum": _PHASES})]
 
 
@@ -58,6 +58,7 @@ class ShownVideo(Struct, frozen=True, kw_only=True):
     stage_durations: dict[str, float]
     inference_time_s: float | None
     attempts: Annotated[int, Meta(description="How often it was begun.")]
+    live: Annotated[Live | None, Meta(description="Of a live video, how far it plays.")]
     remixed_from_video_id: None
 
 
@@ -70,7 +71,7 @@ def shown(video: Video, progress: VideoProgress | None, expires: float | None = 
         expires: seconds that ended videos are kept, or None.
     """
     given, shape = video.resolved or video.options, video.shape
-    frames = given.get("num_frames", shape["num_frames"])
+    frames = given.get("num_frames", shape["num_frames"]) if video.live is None else video.live.made
     completed = video.status == "completed"
     far = progress or VideoProgress(video, phase="", percent=100 if completed else 0)
     return ShownVideo(
@@ -106,6 +107,7 @@ def shown(video: Video, progress: VideoProgress | None, expires: float | None = 
         stage_durations={name: round(seconds, 4) for name, seconds in video.seconds.items()},
         inference_time_s=round(sum(video.seconds.values()), 4) if completed else None,
         attempts=video.attempts,
+        live=video.live,
         remixed_from_video_id=None,
     )
 

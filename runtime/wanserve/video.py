@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 
@@ -41,6 +41,31 @@ class Failure(Struct, frozen=True):
         return f"{self.code}: {self.message}"
 
 
+class Steered(Struct, frozen=True):
+    """A prompt of a live video, and the number of the first frame that was made by it."""
+
+    first: int
+    prompt: str
+
+
+Stopped = Literal["client", "limit", "no_reader", "server"]
+
+
+class Live(Struct, kw_only=True):
+    """What makes a video live, and how far it has come."""
+
+    frames: Annotated[int | None, Meta(description="Frames that were asked for; null for no end.")] = None
+    seconds: Annotated[float, Meta(description="The most seconds of the video, and of its device.")]
+    bytes: Annotated[int, Meta(description="Of its newest fragments, which are kept at most.")]
+    made: Annotated[int, Meta(description="Frames that are made.")] = 0
+    dropped: Annotated[int, Meta(description="Frames at the beginning that are not kept any more.")] = 0
+    media_type: Annotated[str, Meta(description="With its codecs; empty before the first frames.")] = ""
+    prompts: Annotated[list[Steered], Meta(description="The newest prompts, each with its first frame.")] = []
+    first_seconds: Annotated[float | None, Meta(description="From the request to the first frames.")] = None
+    late: Annotated[int, Meta(description="Chunks that took longer than they play.")] = 0
+    stopped: Annotated[Stopped | None, Meta(description="What ended it before its length.")] = None
+
+
 class Video(Struct, kw_only=True):
     """A video as it is stored. Times are seconds since 1970.
 
@@ -68,6 +93,7 @@ class Video(Struct, kw_only=True):
         unwanted: whether it is to be cancelled, while it runs.
         idempotency: the client's key for it.
         fingerprint: digest of the request, to compare with another one under the same key.
+        live: what makes it live; None for a video that is answered once it is made.
     """
 
     id: str = field(default_factory=lambda: f"video_{secrets.token_hex(16)}")
@@ -91,11 +117,22 @@ class Video(Struct, kw_only=True):
     unwanted: bool = False
     idempotency: str | None = None
     fingerprint: str = ""
+    live: Live | None = None
 
     @property
     def took(self) -> float | None:
         """Seconds from the last begin to the end; None before the end, and if it was never begun."""
         return None if self.started is None or self.ended is None else round(self.ended - self.started, 2)
+
+    @property
+    def plays(self) -> bool:
+        """Whether there are frames to answer: all of a video that is completed, or those of a live one."""
+        return self.status == "completed" or (self.live is not None and self.live.made > 0)
+
+    def stopped_by(self, what: Stopped) -> None:
+        """Notes what ends a live video before its length; the first one counts."""
+        if self.live is not None and self.live.stopped is None:
+            self.live.stopped = what
 
     @property
     def over(self) -> bool:

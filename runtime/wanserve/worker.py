@@ -24,11 +24,13 @@ from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, la
 from wanrun.generation.parts import remove_spool, spool_of
 from wanrun.job.line import Passed, in_line
 from wanrun.job.previews import Previews
+from wanserve.chunks import Chunks
 from wanserve.messages import (
     Begin,
     Broken,
     Cancel,
     ChangedError,
+    Go,
     InternalError,
     Look,
     Make,
@@ -36,6 +38,7 @@ from wanserve.messages import (
     OutOfMemoryError,
     Preview,
     Ready,
+    Steer,
     line,
     to_worker,
 )
@@ -66,21 +69,27 @@ class Worker:
         self._send, self._pipelines = send, pipelines
         self._tokens: dict[str, wanrun.CancelToken] = {}
         self._previews: dict[str, Previews] = {}
+        self._live: dict[str, Chunks] = {}
         self.jobs: queue.SimpleQueue[Make | None] = queue.SimpleQueue()
 
-    def take(self, message: Make | Cancel | Look) -> None:
-        """Queues a job, cancels one, or has a preview made of one; from any thread."""
-        if isinstance(message, Look):
-            if (previews := self._previews.get(message.id)) is not None:
-                previews.look()
-            return
-        if isinstance(message, Cancel):
-            if (token := self._tokens.get(message.id)) is not None:
-                token.cancel()
-            return
-        self._tokens[message.job.id] = wanrun.CancelToken()
-        self._previews[message.job.id] = Previews(partial(self._preview, message.job.id))
-        self.jobs.put(message)
+    def take(self, message: Make | Cancel | Look | Go | Steer) -> None:
+        """Queues a job, cancels one, has a preview made of one, or lets a live one go on; from any thread."""
+        match message:
+            case Look():
+                if (previews := self._previews.get(message.id)) is not None:
+                    previews.look()
+            case Cancel():
+                if (token := self._tokens.get(message.id)) is not None:
+                    token.cancel()
+            case Go() | Steer():
+                if (live := self._live.get(message.id)) is not None:
+                    live.take(message)
+            case Make():
+                self._tokens[message.job.id] = wanrun.CancelToken()
+                self._previews[message.job.id] = Previews(partial(self._preview, message.job.id))
+                if message.live is not None:
+                    self._live[message.job.id] = Chunks(message.live, self._send)
+                self.jobs.put(message)
 
     def _preview(self, id: str, done: int, frames: np.ndarray) -> None:
         self._send(Preview(id, done, moving(frames)))
@@ -110,6 +119,7 @@ class Worker:
             outcome = progress.outcome(told(error))
         self._tokens.pop(message.job.id, None)
         self._previews.pop(message.job.id, None)
+        self._live.pop(message.job.id, None)
         self._send(outcome)
         if isinstance(outcome.error, OutOfMemoryError):
             self.jobs.put(None)
@@ -123,6 +133,8 @@ class Worker:
         finally:  # others may have been released for it
             self._send(Ready(self._pipelines.loaded))
         job = message.job.unpack(pipeline.manifest)
+        if (live := self._live.get(job.id)) is not None:
+            return live.run(pipeline, job, progress, token)
         look, spool = self._previews[message.job.id].step, spool_of(job.outputs[0].path)
         given: dict[str, Any] = {"look": look, "spool": spool, "passed": passed}
         try:

@@ -331,7 +331,7 @@ def test_a_job_that_has_no_room_holds_up_no_other(
         small = [await house.ask() for _ in range(2)]
         monkeypatch.setattr(house.queue.room, "left", lambda: frames_bytes(plain) * 3 // 2)
         first = await house.queue.turns.next(Held())
-        assert first is small[0] and house.queue.lack() is None
+        assert first is small[0] and house.queue.room.lack_logged() is None
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(house.queue.turns.next(Held()), 0.02)
         assert house.queue.waiting == [large, small[1]]

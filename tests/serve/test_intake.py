@@ -53,7 +53,7 @@ class Slow:
 def test_one_request_of_each_client_is_looked_at_at_a_time() -> None:
     """A server that ends waits for none."""
     nobody: Any = None
-    intake, slow = Intake(nobody, nobody, nobody), Slow()
+    intake, slow = Intake(nobody, nobody, nobody, nobody), Slow()
     body: Any = SimpleNamespace(model=SimpleNamespace(resolve=lambda options, spell: slow), spell=str)
 
     async def ask(name: str) -> None:

@@ -89,12 +89,13 @@ def test_a_refusal_is_one_line_in_the_form_of_openai() -> None:
 
 def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"# people\n\nalice {KEY}a\nbob {KEY}b 3\n")
+    file.write_text(f"# people\n\nalice {KEY}a\nbob {KEY}b 3 60\n")
     file.chmod(0o600)
     keys = read_keys(file, f"carol {KEY}c; dave {KEY}d")
     for name, limit in (("alice", None), ("bob", 3), ("carol", None), ("dave", None)):
         found = keys.of({"authorization": f"Bearer {KEY}{name[0]}"})
         assert found is not None and (found.name, found.max_waiting) == (name, limit)
+        assert found.max_live_seconds == (None if limit is None else 60)
     found = keys.of({"cookie": f'a={{"b":1}}; {COOKIE}={KEY}b'})
     assert found is not None and found.name == "bob"
     for headers in (
@@ -113,6 +114,7 @@ def test_keys(tmp_path: Path) -> None:
     [
         ("alice", "line 1 of .* is no key; expected NAME KEY"),
         ("\nalice short", "the key in line 2 of .* is short; expected 16 characters"),
+        (f"alice {KEY} 1 1 1", "line 1 of .* is no key"),
         (f"alice {KEY} many", "line 1 of .* is no key"),
         (f"alice {KEY} \N{SUPERSCRIPT TWO}", "line 1 of .* is no key"),
         (f"alice {KEY}\nalice {KEY}b", "a name comes twice"),

@@ -15,6 +15,7 @@ from wanrun.timing.timings import Timings
 LOADING: Final = "loading"
 
 _PHASES: Final = (
+    ("live", "live"),
     ("encode_video", "encode"),
     ("decode", "decode"),
     ("denoise", "steps"),
@@ -31,7 +32,8 @@ class Event(Struct, frozen=True, tag=True):
 
     Attributes:
         id: the job.
-        phase: ``loading``, ``media``, ``text``, ``steps``, ``decode`` or ``encode``.
+        phase: ``loading``, ``media``, ``text``, ``steps``, ``decode`` or ``encode``; ``live`` for all that is
+            done for a video that goes on.
         step: denoising steps that are done.
         steps: all denoising steps; None before the first one.
     """

@@ -1,0 +1,252 @@
+"""Live videos on the server: the fragments that are there, who reads them, and how far a worker may go.
+
+A worker writes each chunk as a file that can be played, and readers get the files one after the other, so no
+frame waits in memory. A worker makes at most ``AHEAD`` chunks more than the reader that is furthest has
+taken: a reader alone decides the pace, and a slow one beside others does not hold them up. It reads what is
+on disk, and is taken to the newest fragment when its next one is not kept any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from wanserve.folders import Folders
+from wanserve.live_files import Piece
+from wanserve.messages import Fragment, Go, Steer
+from wanserve.metrics import Metrics
+from wanserve.settings import Settings
+from wanserve.video import Steered, Stopped, Video
+
+AHEAD: Final = 2
+"""Chunks that a worker may make before the furthest reader has taken them."""
+
+PROMPTS: Final = 20
+"""The newest prompts of a live video that are kept: each may have 100 000 characters."""
+
+Stop = Callable[[Video, Stopped], Awaitable[None]]
+Tell = Callable[[Go | Steer], object]
+
+
+@dataclass(eq=False)
+class Reader:
+    """One who reads a live video; ``next`` is the number of the fragment that comes next."""
+
+    next: int
+
+
+class LiveJob:
+    """A live video until it has ended.
+
+    Args:
+        video: the video.
+        folders: the files.
+        wait_seconds: how long it waits for a reader.
+        stop: ends it.
+    """
+
+    def __init__(self, video: Video, folders: Folders, wait_seconds: float, stop: Stop) -> None:
+        assert video.live is not None
+        self.video, self._live = video, video.live
+        self._wait_seconds, self._stop = wait_seconds, stop
+        self._files = folders.live(video)
+        self._kept, self._bytes, self._made = deque[tuple[Piece, int]](), 0, 0
+        self._readers, self._changed, self._over = set[Reader](), asyncio.Event(), False
+        self._tell: Tell = lambda message: None
+        self._timers, self._stopping = dict[str, asyncio.TimerHandle](), set[asyncio.Task[None]]()
+        self._chunks, self._prompt = AHEAD, None  # type: int, str | None
+
+    # What its worker does.
+
+    def begin(self, tell: Tell) -> None:
+        """Lets a worker go on; ``tell`` sends it a message."""
+        self._tell = tell
+        tell(Go(self.video.id, self._chunks))
+        if self._prompt is not None:
+            tell(Steer(self.video.id, self._prompt))
+        self._arm("limit", self._live.seconds)
+        self._watch()
+
+    def take(self, fragment: Fragment) -> None:
+        """Takes a fragment that is there, and drops the oldest if more than the limit is kept."""
+        live = self._live
+        live.made, live.media_type = fragment.first + fragment.frames, fragment.media_type
+        if not live.prompts or live.prompts[-1].prompt != fragment.prompt:
+            live.prompts = [*live.prompts, Steered(fragment.first, fragment.prompt)][-PROMPTS:]
+        if live.first_seconds is None:
+            live.first_seconds = round(time.time() - self.video.created, 3)
+        self._kept.append((Piece(fragment.number, fragment.first, fragment.frames), fragment.nbytes))
+        self._made, self._bytes = fragment.number + 1, self._bytes + fragment.nbytes
+        while self._bytes > live.bytes and len(self._kept) > 1:
+            piece, nbytes = self._kept.popleft()
+            self._files.drop(piece)
+            self._bytes, live.dropped = self._bytes - nbytes, piece.first + piece.frames
+        self._wake()
+
+    def steer(self, prompt: str) -> None:
+        """Changes the prompt from the next chunk on."""
+        self._prompt = prompt
+        self._tell(Steer(self.video.id, prompt))
+
+    def rest(self) -> None:
+        """Says that no worker has it any more."""
+        self._tell = lambda message: None
+        while self._timers:
+            self._timers.popitem()[1].cancel()
+
+    def end(self) -> None:
+        """Says that no fragment comes any more."""
+        self.rest()
+        self._over = True
+        self._wake()
+
+    # Who reads it.
+
+    def join(self) -> Reader:
+        """Adds a reader: from the beginning if all of it is kept, else from the newest fragment."""
+        reader = Reader(0 if self._live.dropped == 0 else self._made - 1)
+        self._readers.add(reader)
+        if (timer := self._timers.pop("no_reader", None)) is not None:
+            timer.cancel()
+        return reader
+
+    def leave(self, reader: Reader) -> None:
+        """Takes a reader away; without any the video ends after a while."""
+        self._readers.discard(reader)
+        self._watch()
+
+    async def begun(self) -> bool:
+        """Waits for the first fragment; returns whether one came."""
+        return await self._there(0)
+
+    async def read(self, reader: Reader) -> AsyncIterator[bytes]:
+        """Yields the initialization segment, and the fragments as they come."""
+        with suppress(OSError):  # the video was removed
+            yield await asyncio.to_thread(self._files.head)
+            while await self._there(reader.next):
+                yield await self._fragment(reader)
+                reader.next += 1
+                self._go(reader)
+
+    async def _fragment(self, reader: Reader) -> bytes:
+        """Returns a reader's next fragment, or the newest if that is not kept; raises OSError if none is."""
+        while True:
+            if reader.next < self._kept[0][0].number:
+                reader.next = self._made - 1
+            number = reader.next - self._kept[0][0].number
+            piece, nbytes = self._kept[number]
+            before = sum(size for _, size in islice(self._kept, number))
+            try:
+                return await asyncio.to_thread(self._files.read, piece, before, nbytes)
+            except OSError:
+                if reader.next >= self._kept[0][0].number:  # else it was dropped meanwhile
+                    raise
+
+    async def _there(self, number: int) -> bool:
+        while number >= self._made and not self._over:
+            await self._changed.wait()
+        return number < self._made
+
+    def _go(self, reader: Reader) -> None:
+        """Lets the worker go on as far as a reader allows."""
+        if (chunks := reader.next + AHEAD) > self._chunks:
+            self._chunks = chunks
+            self._tell(Go(self.video.id, chunks))
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    @property
+    def runs(self) -> bool:
+        """Whether a worker has it."""
+        return "limit" in self._timers
+
+    def _watch(self) -> None:
+        """Ends it after a while if a worker has it, and nobody reads."""
+        if self.runs and not self._readers:
+            self._arm("no_reader", self._wait_seconds)
+
+    def _arm(self, why: Stopped, seconds: float) -> None:
+        def stop() -> None:
+            ending = asyncio.ensure_future(self._stop(self.video, why))
+            self._stopping.add(ending)
+            ending.add_done_callback(self._stopping.discard)
+
+        if (before := self._timers.get(why)) is not None:
+            before.cancel()
+        self._timers[why] = asyncio.get_running_loop().call_later(seconds, stop)
+
+
+class LiveJobs:
+    """The live videos that have not ended.
+
+    Args:
+        settings: the limits.
+        folders: the files.
+        metrics: what is counted.
+        stop: ends one.
+    """
+
+    def __init__(self, settings: Settings, folders: Folders, metrics: Metrics, stop: Stop) -> None:
+        self._settings, self._folders, self._metrics, self._stop = settings, folders, metrics, stop
+        self._here = dict[str, LiveJob]()
+
+    def of(self, video: Video) -> LiveJob:
+        """Returns a live video that has not ended."""
+        if (one := self._here.get(video.id)) is None:
+            one = LiveJob(video, self._folders, self._settings.live_wait_seconds, self._stop)
+            self._here[video.id] = one
+        return one
+
+    def begin(self, video: Video, tell: Tell) -> None:
+        """Lets the worker that has a video go on, if it is live."""
+        if video.live is not None:
+            self.of(video).begin(tell)
+
+    def rest(self, video: Video) -> None:
+        """Says that no worker has a video any more, which waits again."""
+        if (one := self._here.get(video.id)) is not None:
+            one.rest()
+
+    def take(self, fragment: Fragment) -> Video | None:
+        """Takes a fragment that is there, and returns its video; None if that has ended."""
+        if (one := self._here.get(fragment.id)) is None:
+            return None
+        one.take(fragment)
+        live, playing = one.video.live, fragment.frames / one.video.shape["fps"]
+        assert live is not None
+        late = fragment.number > 0 and fragment.seconds > playing
+        live.late += late
+        self._metrics.chunk(
+            fragment.frames, fragment.seconds, late, live.first_seconds if fragment.number == 0 else None
+        )
+        return one.video
+
+    async def close(self) -> None:
+        """Ends those that workers have: the server ends."""
+        with suppress(sqlite3.Error):
+            await asyncio.gather(
+                *(self._stop(one.video, "server") for one in self._here.values() if one.runs)
+            )
+
+    async def join(self, video: Video) -> None:
+        """Makes one file of what is kept of a video that ends, if it is live."""
+        if (live := video.live) is None:
+            return
+        if live.made >= live.seconds * video.shape["fps"] and live.made != live.frames:
+            video.stopped_by("limit")
+        with suppress(OSError):  # a full disk: the fragments stay, and are joined at the next start
+            await asyncio.to_thread(self._folders.live(video).join)
+
+    def end(self, video: Video) -> None:
+        """Says that a video has ended."""
+        if (one := self._here.pop(video.id, None)) is not None:
+            one.end()

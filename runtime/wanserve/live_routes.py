@@ -1,0 +1,112 @@
+"""The route of live videos, which answers what is made as it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from wanserve.fields import FORMATS
+from wanserve.folders import Folders
+from wanserve.keys import owner_of
+from wanserve.live import LiveJob, Reader
+from wanserve.protocol import TRANSPORT
+from wanserve.queue import Queue
+from wanserve.refusal import RefusedError
+from wanserve.route import BINARY, Content, gone, route
+from wanserve.video import Video
+
+LIVE_FILE: Final = Content(BINARY, (FORMATS["mp4"],))
+HEADERS: Final[Mapping[str, str]] = {"x-accel-buffering": "no"}
+
+SEND_BYTES: Final = 128 << 10
+"""Of a live video that the system holds for a reader: what it holds counts as read."""
+
+
+class LiveRoutes:
+    """The route of live videos.
+
+    Args:
+        queue: the jobs.
+        folders: the files.
+    """
+
+    def __init__(self, queue: Queue, folders: Folders) -> None:
+        self._queue, self._folders = queue, folders
+
+    @route("GET", "/v1/videos/{id}/live", answer=LIVE_FILE)
+    async def live(self, request: Request) -> Response:
+        """Answers a live video while it is made, as MP4 in fragments; waits for its first one.
+
+        It begins with the video, or with the newest fragment if the first one is not kept any more. Many may
+        read. A worker is two chunks ahead of the fastest reader, and waits for it. Who is so slow that a
+        fragment is not kept any more goes on with the newest. Of a video that has ended it is what was kept.
+        """
+        video = self._queue.find(request.path_params["id"], owner_of(request))
+        if video.live is None:
+            what = "the video is not live; ask for one with live: true"
+            raise RefusedError(what, 409, code="not_live")
+        if video.over:
+            return self._ended(video)
+        job = self._queue.lives.of(video)
+        reader = job.join()
+        try:
+            if not await _unless_gone(request, job):
+                job.leave(reader)
+                return self._ended(self._queue.find(video.id, None))
+        except BaseException:
+            job.leave(reader)
+            raise
+        _hold_little(request)
+        return _Reading(job, reader, media_type=video.live.media_type, headers=dict(HEADERS))
+
+    def _ended(self, video: Video) -> Response:
+        """Answers what is kept of a live video; raises RefusedError if nothing was made."""
+        if not video.over:
+            return Response(status_code=499)
+        if video.error is not None and not video.plays:
+            raise RefusedError(video.error.message, 500, code=video.error.code)
+        path = self._folders.result(video, 0, "video")
+        if not (video.plays and path.exists()):
+            raise RefusedError(f"there is no content: the video is {video.status}", 409, code=video.status)
+        assert video.live is not None
+        return FileResponse(path, media_type=video.live.media_type or FORMATS["mp4"])
+
+
+class _Reading(StreamingResponse):
+    """What a reader is answered, who leaves with it."""
+
+    def __init__(self, job: LiveJob, reader: Reader, **given: Any) -> None:
+        super().__init__(job.read(reader), **given)
+        self._job, self._reader = job, reader
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.leave(self._reader)
+
+
+async def _unless_gone(request: Request, job: LiveJob) -> bool:
+    """Waits for the first fragment; returns False if none comes, or the client has gone."""
+    waits = [asyncio.ensure_future(job.begun()), asyncio.ensure_future(gone(request))]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return waits[0].done() and waits[0].result() is True
+    finally:
+        for one in waits:
+            one.cancel()
+
+
+def _hold_little(request: Request) -> None:
+    """Lets the system hold little for a reader: else one that does not read would seem to for megabytes."""
+    transport = request.scope.get("state", {}).get(TRANSPORT)
+    if transport is not None and (open := transport.get_extra_info("socket")) is not None:
+        with suppress(OSError):
+            open.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)

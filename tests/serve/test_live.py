@@ -1,0 +1,367 @@
+"""Live videos over HTTP: what readers get, who decides the pace, how they end, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.asked import asked, catalog
+from helpers.living import FRAMES, HEAD, TYPE, House, house, part_of, run
+from helpers.videos import video
+from wanrun.media.read_video import read_video
+from wanrun.media.write_video import read_metadata
+from wanserve import store as stored
+from wanserve.catalog import Model
+from wanserve.folders import Folders
+from wanserve.keys import Client, Keys
+from wanserve.live import AHEAD
+from wanserve.live_files import Piece
+from wanserve.restore import restored
+from wanserve.store import Store
+from wanserve.video import Live
+
+
+def whole(there: House, chunks: int, seed: int = 0) -> bytes:
+    return HEAD + b"".join(part_of(there.colours, number, seed=seed) for number in range(chunks))
+
+
+async def content(there: House, id: str, variant: str = "video") -> bytes:
+    answer = await there.call("GET", f"/v1/videos/{id}/content?variant={variant}")
+    assert answer.status == 200, answer.body
+    return bytes(answer.body)
+
+
+async def still(there: House) -> int:
+    """The number of chunks that were made, once no more are made."""
+    made = -1
+    while made != len(there.colours.made):
+        made = len(there.colours.made)
+        await asyncio.sleep(0.15)
+    return made
+
+
+def test_a_live_video_plays_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file at the end is what was read; the same seed gives the same bytes."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch) as there:
+            there.colours.seconds = 0.05
+            for seed in (5, 6):
+                there.colours.made.clear()
+                id = await there.ask(num_frames=13, seed=seed)
+                first, second = [await there.read(id) for _ in range(2)]
+                await first.begin()
+                assert first.status == 200 and TYPE in first.headers
+                parts = [await first.part() for _ in range(2)]
+                assert len(there.colours.made) <= 2
+                parts += [part async for part in first.parts()]
+                assert await (await second.begin()).rest() == b"".join(parts)
+                job = await there.ended(id)
+                assert (job["status"], job["num_frames"], job["live"]["stopped"]) == ("completed", 13, None)
+                assert b"".join(parts) == whole(there, 4, seed) == await content(there, id)
+                assert (await there.call("GET", f"/v1/videos/{id}/live")).body == b"".join(parts)
+                assert (await content(there, id, "thumbnail"))[:4] == b"RIFF"
+                assert (await content(there, id, "last_frame"))[1:4] == b"PNG"
+            metrics = (await there.call("GET", "/metrics")).body.decode()
+            assert "wanserve_live_first_frame_seconds_count 2.0" in metrics
+            assert "wanserve_live_frames_total 26.0" in metrics
+
+    run(test())
+
+
+def test_it_is_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H.264 with its metadata, whole or without the fragments that are not kept."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch, encodes=True, live_bytes=1000) as there:
+            id = await there.ask(num_frames=1 + 4 * FRAMES)
+            reading = await (await there.read(id)).begin()
+            assert 'codecs="avc1.' in reading.headers
+            live, job = await reading.rest(), await there.ended(id)
+            kept = await content(there, id)
+            for name, data, first in (("live", live, 0), ("kept", kept, job["live"]["dropped"])):
+                (file := tmp_path / f"{name}.mp4").write_bytes(data)
+                assert len(list(read_video(file, "--video"))) == 17 - first
+                assert read_metadata(file)["prompt"] == "a fox"
+            assert 0 < job["live"]["dropped"] < 17
+
+    run(test())
+
+
+def test_the_fastest_reader_decides_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not read stops the device; it does not stop others, and gets all of it later."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch) as there:
+            there.colours.nbytes = 1 << 18
+            id = await there.ask()
+            slow = await (await there.read(id)).begin()
+            assert await slow.part() == HEAD
+            before = await still(there)
+            assert before < 10
+            fast = await (await there.read(id)).begin()
+            assert await fast.part() == HEAD
+            for number in range(before + 10):
+                assert await fast.part() == part_of(there.colours, number)
+            assert await still(there) > before + 10
+            for number in range(before + 10):
+                assert await slow.part() == part_of(there.colours, number)
+            assert (await there.call("POST", f"/v1/videos/{id}/cancel")).status == 200
+            job = await there.ended(id)
+            assert (job["status"], job["live"]["stopped"]) == ("completed", "client")
+            rest = [part async for part in slow.parts()]
+            assert len(there.colours.made) == before + 10 + len(rest) and rest == [
+                part_of(there.colours, before + 10 + number) for number in range(len(rest))
+            ]
+            assert await content(there, id) == whole(there, len(there.colours.made))
+
+    run(test())
+
+
+def test_the_oldest_fragments_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes later, or is too slow, goes on with the newest."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch, live_bytes=3 << 18) as there:
+            there.colours.nbytes = 1 << 18
+            id = await there.ask()
+            slow = await (await there.read(id)).begin()
+            assert await slow.part() == HEAD
+            fast = await (await there.read(id)).begin()
+            for _ in range(16):
+                await fast.part()
+            made = await still(there)
+            late = await (await there.read(id)).begin()
+            assert await late.part() == HEAD
+            assert await late.part() == part_of(there.colours, made - 1)
+            parts = [part_of(there.colours, number) for number in range(2 * made)]
+            numbers = [parts.index(await slow.part()) for _ in range(made // 2)]
+            assert numbers == sorted(set(numbers)) and numbers[0] == 0
+            skipped = [one for one, other in pairwise(numbers) if other > one + 1]
+            assert len(skipped) == 1
+            await there.call("POST", f"/v1/videos/{id}/cancel")
+            job, made = await there.ended(id), len(there.colours.made)
+            assert await content(there, id) == HEAD + b"".join(
+                part_of(there.colours, number) for number in range(made - 3, made)
+            )
+            assert job["live"]["dropped"] == 1 + FRAMES * (made - 4)
+
+    run(test())
+
+
+def test_a_prompt_changes_the_next_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch) as there:
+            id = await there.ask()
+            reading = await (await there.read(id)).begin()
+            seen = [await reading.part()]
+            for number in range(10):
+                answer = await there.call("PATCH", f"/v1/videos/{id}", {"prompt": f"a hare {number}"})
+                assert answer.status == 200, answer.body
+                made = len(there.colours.made)
+                new = part_of(there.colours, made + 1, f"a hare {number}")
+                while (part := await reading.part()) != new:
+                    seen.append(part)
+                    assert len(seen) < made + 4
+                seen.append(part)
+            for body in ({"prompt": "x", "seed": 1}, {"seed": 1}, {"prompt": "x", "position": 1}, {}):
+                answer = await there.call("PATCH", f"/v1/videos/{id}", body)
+                assert answer.status == 400 and b"\\n" not in answer.body
+            await there.call("POST", f"/v1/videos/{id}/cancel")
+            job = await there.ended(id)
+            prompts = [one["prompt"] for one in job["live"]["prompts"]]
+            assert prompts[0] == "a fox" and prompts[-1] == "a hare 9" and len(prompts) == 11
+            answer = await there.call("PATCH", f"/v1/videos/{id}", {"prompt": "late"})
+            assert answer.status == 409
+
+    run(test())
+
+
+def test_readers_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty are cut off, and twenty are slow: nothing hangs, and those who stay get the same bytes."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch) as there:
+            there.colours.seconds, chance = 0.002, random.Random(0)
+            id = await there.ask(num_frames=1 + 60 * FRAMES)
+
+            async def cut(parts: int) -> None:
+                reading = await there.read(id)
+                if parts:
+                    await reading.begin()
+                for _ in range(parts):
+                    await reading.part()
+                reading.leave()
+
+            async def slow(seconds: float) -> bytes:
+                reading, parts = await (await there.read(id)).begin(), list[bytes]()
+                async for part in reading.parts():
+                    parts.append(part)
+                    await asyncio.sleep(seconds)
+                return b"".join(parts)
+
+            cuts = [cut(chance.randrange(40)) for _ in range(20)]
+            slows = [slow(chance.random() * 0.01) for _ in range(20)]
+            results = await asyncio.gather(*slows, *cuts)
+            assert results[:20] == [whole(there, 61)] * 20
+            assert (await there.ended(id))["status"] == "completed"
+            assert there.colours.made == list(range(61))
+
+    run(test())
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["nobody comes", "the last one goes"])
+def test_without_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    """No more than two chunks are made for nobody, and it ends after a while; the next job runs."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch, live_wait_seconds=0.3) as there:
+            id, after = await there.ask(), await there.ask(num_frames=1, seed=1)
+            most = AHEAD
+            if reads:
+                reading = await (await there.read(id)).begin()
+                for _ in range(4):
+                    await reading.part()
+                reading.leave()
+                await asyncio.sleep(0.05)
+                most = len(there.colours.made) + AHEAD
+            next_one = await there.read(after)
+            job = await there.ended(id)
+            assert (job["status"], job["live"]["stopped"]) == ("completed", "no_reader")
+            await next_one.begin()
+            assert there.colours.made.index(0, 1) <= most and await next_one.rest() == whole(there, 1, 1)
+
+    run(test())
+
+
+def test_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made plays, and the job fails with the reason; one that nobody saw a part of runs again."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch) as there:
+            id = await there.ask()
+            reading = await (await there.read(id)).begin()
+            parts = [await reading.part() for _ in range(3)]
+            there.workers[-1].kill()
+            parts.append(await reading.rest())
+            job = await there.ended(id)
+            assert (job["status"], job["error"]["code"]) == ("failed", "worker_died")
+            assert "signal 9" in job["error"]["message"]
+            assert b"".join(parts) == await content(there, id) == whole(there, len(parts[3]) // 1024 + 2)
+            there.colours.seconds = 0.2
+            id = await there.ask(num_frames=5)
+            reading = await there.read(id)
+            while (await there.look(id))["phase"] != "live":
+                await asyncio.sleep(0.01)
+            there.workers[-1].kill()
+            assert await (await reading.begin()).rest() == whole(there, 2)
+            assert (await there.ended(id))["attempts"] == 2
+
+    run(test())
+
+
+def test_how_a_live_video_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the limit, by an error after a chunk, by a cancel before one, and with the server."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch, max_live_seconds=3.0) as there:
+
+            async def ended(id: str) -> dict[str, Any]:
+                await (await (await there.read(id)).begin()).rest()
+                return await there.ended(id)
+
+            job = await ended(await there.ask())
+            assert (job["num_frames"], job["live"]["stopped"]) == (49, "limit")
+            there.colours.fails[2] = MemoryError()
+            id = await there.ask()
+            assert (await ended(id))["error"]["code"] == "out_of_memory"
+            assert await content(there, id) == whole(there, 2)
+            there.colours.seconds = 0.3
+            id = await there.ask()
+            reading = await there.read(id)
+            await there.call("POST", f"/v1/videos/{id}/cancel")
+            assert (await there.ended(id))["status"] == "cancelled"
+            assert (await reading.begin()).status == 409
+            there.colours.seconds = 0.0
+            there.colours.fails.clear()
+            last = await there.ask()
+            await (await (await there.read(last)).begin()).part()
+            video = there.service.queue.find(last, None)
+        assert (video.status, video.live and video.live.stopped) == ("completed", "server")
+        path = there.service._folders.result(video, 0, "video")
+        assert path.read_bytes() == whole(there, (path.stat().st_size - len(HEAD)) // 1024)
+
+    run(test())
+
+
+def test_the_server_was_killed(tmp_path: Path) -> None:
+    """What plays has failed, and is one file; what does not runs again."""
+
+    async def test() -> None:
+        folders = Folders(tmp_path)
+        store = Store(folders.database)
+        live = {"seconds": 9.0, "bytes": 99}
+        names = [f"video_{number:032}" for number in range(3)]
+        for id in names:
+            one = video(
+                id=id, status="in_progress", attempts=1, live=Live(**live) if id != names[2] else None
+            )
+            await store.change(partial(stored.add, video=one))
+            folders.out(one)
+        files = folders.live(video(id=names[0]))
+        files.begin(HEAD)
+        for number in (3, 4):
+            files.add(Piece(number, 1 + 4 * number, 4), b"%d" % number)
+        waiting = await restored(store, folders)
+        assert [one.id for one in waiting] == names[1:]
+        found = store.find(names[0])
+        assert found is not None and found.error is not None and found.live is not None
+        assert (found.status, found.error.code, found.attempts) == ("failed", "worker_died", 1)
+        assert (found.live.dropped, found.live.made, found.bytes) == (13, 21, len(HEAD) + 2)
+        assert folders.result(found, 0, "video").read_bytes() == HEAD + b"34" and files.pieces == []
+        store.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "line"),
+    [
+        ({"num_frames": 160}, 200, None, ""),
+        ({"seconds": "10", "live": "true"}, 200, None, ""),
+        ({"num_frames": 161}, 400, "num_frames", "at most 10 seconds, 160 frames; found 161 frames"),
+        ({"seconds": 10.1}, 400, "seconds", "found 162 frames"),
+        ({"num_frames": 0}, 400, "num_frames", "expected 1 to 1000000000"),
+        ({"live": "yes"}, 400, "live", "expected true or false"),
+        ({"format": "webm"}, 400, "format", "live and format exclude each other"),
+        ({"n": 2}, 400, "n", "live and n exclude each other"),
+        ({"seeds": "1,2"}, 400, "seeds", "live and seeds exclude each other"),
+        ({"model": "full"}, 400, "live", "full makes no chunks"),
+    ],
+    ids=lambda value: None,
+)
+def test_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: Any, status: int, param: Any, line: str
+) -> None:
+    monkeypatch.setattr(Model, "live", property(lambda model: model.name == "text"))
+
+    async def test() -> None:
+        keys = Keys([Client("a", hashlib.sha256(b"a" * 20).digest(), None, 10)])
+        async with asked(tmp_path, catalog().models, keys) as server:
+            body = {"model": "text", "prompt": "a fox", "live": True, **fields}
+            answer = await server.call("POST", "/v1/videos", body, authorization=f"Bearer {'a' * 20}")
+            assert answer.status == status, answer.body
+            if status == 200:
+                assert answer.json["live"]["frames"] == 160 and answer.json["live"]["seconds"] == 10
+            else:
+                error = answer.json["error"]
+                assert (error["param"], line in error["message"]) == (param, True), error
+
+    run(test())
