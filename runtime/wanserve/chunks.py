@@ -68,11 +68,10 @@ class Chunks:
                 if last is None:
                     raise
         progress.stop()
-        if last is None:
-            return progress.outcome()
-        metadata = {**metadata, "num_frames": last.first + last.frames.shape[1]}
-        _picture(job, "last_frame", last, metadata)
-        return progress.outcome(metadata=plain(metadata))
+        metadata["num_frames"] = 0 if last is None else last.first + last.frames.shape[1]
+        if last is not None:
+            _picture(job, "last_frame", last, metadata)
+        return progress.outcome(metadata=plain(metadata), warnings=list(job.generation.warnings))
 
     def _made(self, pipeline: Any, job: Job, token: CancelToken) -> Generator[Any]:
         """Yields the chunks as the server lets them be made, up to the length of the job."""

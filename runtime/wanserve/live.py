@@ -20,6 +20,7 @@ from typing import Final
 
 from wanserve.folders import Folders
 from wanserve.live_files import Piece
+from wanserve.log import LOG
 from wanserve.messages import Fragment, Go, Steer
 from wanserve.metrics import Metrics
 from wanserve.settings import Settings
@@ -237,14 +238,21 @@ class LiveJobs:
                 *(self._stop(one.video, "server") for one in self._here.values() if one.runs)
             )
 
+    def release(self) -> None:
+        """Lets those go who wait for videos that this server does not make any more."""
+        for one in self._here.values():
+            one.end()
+
     async def join(self, video: Video) -> None:
         """Makes one file of what is kept of a video that ends, if it is live."""
         if (live := video.live) is None:
             return
         if live.made >= live.seconds * video.shape["fps"] and live.made != live.frames:
             video.stopped_by("limit")
-        with suppress(OSError):  # a full disk: the fragments stay, and are joined at the next start
+        try:
             await asyncio.to_thread(self._folders.live(video).join)
+        except OSError as error:  # a full disk: the fragments stay
+            LOG.error("%s is one file only after the next start: %s", video.id, error)
 
     def end(self, video: Video) -> None:
         """Says that a video has ended."""

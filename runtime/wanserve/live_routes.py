@@ -18,7 +18,7 @@ from wanserve.keys import owner_of
 from wanserve.live import LiveJob, Reader
 from wanserve.protocol import TRANSPORT
 from wanserve.queue import Queue
-from wanserve.refusal import RefusedError
+from wanserve.refusal import RefusedError, closing
 from wanserve.route import BINARY, Content, gone, route
 from wanserve.video import Video
 
@@ -63,13 +63,16 @@ class LiveRoutes:
         except BaseException:
             job.leave(reader)
             raise
+        if request.method == "HEAD":
+            job.leave(reader)
+            return Response(media_type=video.live.media_type)
         _hold_little(request)
         return _Reading(job, reader, media_type=video.live.media_type, headers=dict(HEADERS))
 
     def _ended(self, video: Video) -> Response:
         """Answers what is kept of a live video; raises RefusedError if nothing was made."""
-        if not video.over:
-            return Response(status_code=499)
+        if not video.over:  # or the client has gone
+            raise closing()
         if video.error is not None and not video.plays:
             raise RefusedError(video.error.message, 500, code=video.error.code)
         path = self._folders.result(video, 0, "video")

@@ -162,6 +162,7 @@ def test_a_prompt_changes_the_next_chunk(tmp_path: Path, monkeypatch: pytest.Mon
             id = await there.ask()
             reading = await (await there.read(id)).begin()
             seen = [await reading.part()]
+            assert (await there.call("HEAD", f"/v1/videos/{id}/live")).headers["content-type"] == TYPE
             for number in range(10):
                 answer = await there.call("PATCH", f"/v1/videos/{id}", {"prompt": f"a hare {number}"})
                 assert answer.status == 200, answer.body
@@ -217,20 +218,24 @@ def test_readers_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run(test())
 
 
-@pytest.mark.parametrize("reads", [False, True], ids=["nobody comes", "the last one goes"])
-def test_without_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+@pytest.mark.parametrize(
+    "reads", [0, 4, 1], ids=["nobody comes", "the last one goes", "the last one is dead"]
+)
+def test_without_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
     """No more than two chunks are made for nobody, and it ends after a while; the next job runs."""
 
     async def test() -> None:
-        async with house(tmp_path, monkeypatch, live_wait_seconds=0.3) as there:
+        async with house(tmp_path, monkeypatch, live_wait_seconds=0.3, body_seconds=0.3) as there:
+            there.colours.nbytes = 1 << 18 if reads == 1 else 1024
             id, after = await there.ask(), await there.ask(num_frames=1, seed=1)
             most = AHEAD
             if reads:
                 reading = await (await there.read(id)).begin()
-                for _ in range(4):
+                for _ in range(reads):
                     await reading.part()
-                reading.leave()
-                await asyncio.sleep(0.05)
+                if reads > 1:
+                    reading.leave()
+                await asyncio.sleep(0.1)
                 most = len(there.colours.made) + AHEAD
             next_one = await there.read(after)
             job = await there.ended(id)
