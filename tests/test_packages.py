@@ -70,7 +70,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
                 "devices live_files log loras names process refusal retention settings video",
                 "held room route sizes",
                 "catalog folders forms hub keys messages metrics progress protocol values",
-                "chunks live lora_fields pipelines resolved store turns uploads",
+                "chunks live live_fields lora_fields pipelines resolved store turns uploads",
                 "bodies builds estimate fields previews restore",
                 "shown worker",
                 "board openapi",

@@ -137,7 +137,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @_limits(
     "--live-wait",
     type=Number(0.1, MOST_SECONDS),
-    default=30.0,
+    default=10.0,
     show_default=True,
     help="Seconds that a live video waits for a reader.",
 )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 LARGER = 2
 """Times the pixels of its largest profile that a shape of a model may have to be built, unless told."""
-
-CHUNKS: Final = "chunks"
-"""The form of the denoising loop that makes a video chunk by chunk."""
 
 PYTHON_ONLY = ("profile",)
 """Options that a client has no use for, beside those of its shape; they are understood."""
@@ -130,7 +127,7 @@ class Model:
     @property
     def live(self) -> bool:
         """Whether it makes videos chunk by chunk, which play meanwhile."""
-        return any(CHUNKS in profile.options.forms for profile in self._profiles)
+        return self.manifest.model.chunks is not None
 
     @property
     def _profiles(self) -> list[Any]:

@@ -17,10 +17,7 @@ from wanserve.live_files import LiveFiles, Piece
 from wanserve.messages import Fragment, Go, Going, Steer
 
 if TYPE_CHECKING:
-    from wanrun import CancelToken, Job, Pipeline
-
-Write = Callable[[Any], None]
-"""Takes a chunk, once the one before it is written."""
+    from wanrun import CancelToken, Chunk, Job, Live, Pipeline
 
 
 class Chunks:
@@ -35,7 +32,7 @@ class Chunks:
         self._going, self._send = going, send
         self._changed = threading.Condition()
         self._most, self._prompt = 0, None  # type: int, str | None
-        self._live: Any = None
+        self._live: Live | None = None
 
     def take(self, message: Go | Steer) -> None:
         """Lets it make more chunks, or changes the prompt from the next one on; from any thread."""
@@ -73,12 +70,12 @@ class Chunks:
             _picture(job, "last_frame", last, metadata)
         return progress.outcome(metadata=plain(metadata), warnings=list(job.generation.warnings))
 
-    def _made(self, pipeline: Any, job: Job, token: CancelToken) -> Generator[Any]:
+    def _made(self, pipeline: Pipeline, job: Job, token: CancelToken) -> Generator[Chunk]:
         """Yields the chunks as the server lets them be made, up to the length of the job."""
         going, number = self._going, 0
         most = going.seconds * job.generation.fps
         given: dict[str, Any] = {**going.options, "media": job.generation.media}
-        with pipeline.live(**given, frames=going.frames, cancel=token) as live:
+        with pipeline.live(**given, max_frames=going.frames, cancel=token) as live:
             with self._changed:
                 self._live = live
                 if self._prompt is not None:
@@ -122,7 +119,7 @@ class _Files:
         self._job, self._metadata, self._send, self._parts = job, metadata, send, parts
         self._files, self._media_type = LiveFiles(job.outputs[0].path), ""
 
-    def write(self, video: LiveVideo, chunk: Any) -> None:
+    def write(self, video: LiveVideo, chunk: Chunk) -> None:
         """Encodes and writes a chunk; of the first one a picture too."""
         video.write(chunk.frames[0])
         if chunk.number == 0:
@@ -148,7 +145,9 @@ class _Files:
 
 
 @contextmanager
-def _writing(job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None]) -> Iterator[Write]:
+def _writing(
+    job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None]
+) -> Iterator[Callable[[Chunk], None]]:
     """Gives what writes chunks on a thread of its own, while the next one is made."""
     parts, profile, waiting = list[bytes](), job.generation.profile, list[Future[None]]()
     files = _Files(job, metadata, send, parts)
@@ -157,7 +156,7 @@ def _writing(job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None
         ThreadPoolExecutor(1, thread_name_prefix="wanrun live") as threads,
     ):
 
-        def write(chunk: Any) -> None:
+        def write(chunk: Chunk) -> None:
             finish()
             waiting.append(threads.submit(files.write, video, chunk))
 
@@ -169,7 +168,7 @@ def _writing(job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None
         finish()
 
 
-def _picture(job: Job, kind: str, chunk: Any, metadata: dict[str, Any]) -> None:
+def _picture(job: Job, kind: str, chunk: Chunk, metadata: dict[str, Any]) -> None:
     """Writes a picture of a chunk, if the job has one of this kind."""
     shown = Result(chunk.frames, chunk.latents, metadata, Timings())
     for output in job.outputs:

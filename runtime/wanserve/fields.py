@@ -14,6 +14,7 @@ from wanrun.request.elsewhere import ALIKE, nearest
 from wanrun.request.written import parse_size
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
+from wanserve.live_fields import is_live, nearest_frames, take_live
 from wanserve.lora_fields import read_loras, single_lora
 from wanserve.names import (
     INSTEAD,
@@ -48,12 +49,6 @@ MAX_NAME = 200
 
 OWN = ("model", "live", "seeds", "seconds", "width", "height", "format", "output_format")
 """Fields beside the options of the record."""
-
-NOT_LIVE = ("clips", "clip_prompts", "window_frames", "num_videos")
-"""Options of a whole video."""
-
-MOST_FRAMES = 10**9
-"""Of a live video."""
 
 MOST_SEEDS = 100
 """Videos of one request."""
@@ -110,7 +105,7 @@ def read_body(
     if not isinstance(named, str | None):
         raise mistyped("model", "a string", named)
     body = Body(catalog.find(named))
-    body.live = _switch(given.pop("live", live), "live")
+    body.live = is_live(given.pop("live", live))
     if (suffix := _format(given)) is not None:
         body.format, body.spelled["format"] = suffix, "format"
     seconds, seeds = given.pop("seconds", None), given.pop("seeds", None)
@@ -132,7 +127,7 @@ def read_body(
         _take_seconds(seconds, body)
     _take_seeds(seeds, body)
     if body.live:
-        _check_live(body)
+        take_live(body)
     if len(arrived) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for one in arrived:
@@ -284,7 +279,8 @@ def _take_seconds(value: Any, body: Body) -> None:
             )
         return
     if body.live:
-        body.options["num_frames"], body.spelled["num_frames"] = max(round(number * rate), 1), "seconds"
+        frames = nearest_frames(body.model.manifest, number * rate)
+        body.options["num_frames"], body.spelled["num_frames"] = frames, "seconds"
         return
     built = sorted({shape["num_frames"] for shape in body.model.shapes()})
     fitting = [frames for frames in built if abs(frames - number * rate) <= 1]
@@ -310,28 +306,6 @@ def _take_seeds(value: Any, body: Body) -> None:
     if not 1 <= len(seeds) <= MOST_SEEDS or any(type(one) is not int for one in seeds):
         raise mistyped("seeds", f"1 to {MOST_SEEDS} whole numbers", value)
     body.seeds, body.spelled["seed"] = seeds, "seeds"
-
-
-def _switch(value: Any, name: str) -> bool:
-    """Returns a field that is true or false, also as a form has it."""
-    if value not in (True, False, "true", "false") or type(value) is int:
-        raise mistyped(name, "true or false", value)
-    return value in (True, "true")
-
-
-def _check_live(body: Body) -> None:
-    """Takes the length of a live video. Raises RefusedError for what goes with none."""
-    if not body.model.live:
-        what = f"{body.model.name} makes no chunks, so its videos cannot be live"
-        raise RefusedError(f"{what}; leave live out, or choose a model whose live is true", param="live")
-    given = [name for name in NOT_LIVE if name in body.options]
-    given += [name for name in ("seeds",) if body.seeds is not None]
-    given += [name for name in ("format",) if body.format != "mp4"]
-    if given:
-        name = body.spell(given[0])
-        raise RefusedError(f"live and {name} exclude each other; leave one out", param=name)
-    if (frames := body.options.pop("num_frames", None)) is not None:
-        body.frames = whole(frames, 1, MOST_FRAMES, body.spell("num_frames"))
 
 
 def _option_of(name: str) -> str:

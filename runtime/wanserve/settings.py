@@ -67,7 +67,7 @@ class Settings:
     keep_seconds: float | None = None
     keep_bytes: int | None = None
     max_live_seconds: float = 600.0
-    live_wait_seconds: float = 30.0
+    live_wait_seconds: float = 10.0
     live_bytes: int = 10**9
 
     def kept_seconds(self, status: str) -> float | None:

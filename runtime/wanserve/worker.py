@@ -24,7 +24,6 @@ from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, la
 from wanrun.generation.parts import remove_spool, spool_of
 from wanrun.job.line import Passed, in_line
 from wanrun.job.previews import Previews
-from wanserve.chunks import Chunks
 from wanserve.messages import (
     Begin,
     Broken,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wanrun import Pipeline
+    from wanserve.chunks import Chunks
 
 OUT_OF_MEMORY: Final = 12
 """Exit code of a worker that ends because a job has taken the memory."""
@@ -88,6 +88,8 @@ class Worker:
                 self._tokens[message.job.id] = wanrun.CancelToken()
                 self._previews[message.job.id] = Previews(partial(self._preview, message.job.id))
                 if message.live is not None:
+                    from wanserve.chunks import Chunks  # with an encoder, which most workers do not need
+
                     self._live[message.job.id] = Chunks(message.live, self._send)
                 self.jobs.put(message)
 

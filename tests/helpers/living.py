@@ -57,9 +57,9 @@ class Colours:
 
     @contextlib.contextmanager
     def live(
-        self, prompt: str, seed: int, frames: int | None, cancel: Any, media: Any, **options: Any
+        self, prompt: str, seed: int, max_frames: int | None, cancel: Any, media: Any, **options: Any
     ) -> Iterator[_Live]:
-        yield _Live(self, prompt, seed, frames, cancel)
+        yield _Live(self, prompt, seed, max_frames, cancel)
 
     def close(self) -> None:
         pass

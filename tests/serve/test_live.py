@@ -312,12 +312,10 @@ def test_the_server_was_killed(tmp_path: Path) -> None:
     async def test() -> None:
         folders = Folders(tmp_path)
         store = Store(folders.database)
-        live = {"seconds": 9.0, "bytes": 99}
         names = [f"video_{number:032}" for number in range(3)]
         for id in names:
-            one = video(
-                id=id, status="in_progress", attempts=1, live=Live(**live) if id != names[2] else None
-            )
+            live = None if id == names[2] else Live(seconds=9.0, bytes=99)
+            one = video(id=id, status="in_progress", attempts=1, live=live)
             await store.change(partial(stored.add, video=one))
             folders.out(one)
         files = folders.live(video(id=names[0]))
@@ -339,16 +337,17 @@ def test_the_server_was_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "param", "line"),
     [
-        ({"num_frames": 160}, 200, None, ""),
-        ({"seconds": "10", "live": "true"}, 200, None, ""),
+        ({"num_frames": 157}, 200, None, ""),
+        ({"seconds": "9.9", "live": "true"}, 200, None, ""),
         ({"num_frames": 161}, 400, "num_frames", "at most 10 seconds, 160 frames; found 161 frames"),
-        ({"seconds": 10.1}, 400, "seconds", "found 162 frames"),
+        ({"seconds": 10.1}, 400, "seconds", "found 161 frames"),
+        ({"num_frames": 156}, 400, "num_frames", "one more than a multiple of 4"),
         ({"num_frames": 0}, 400, "num_frames", "expected 1 to 1000000000"),
         ({"live": "yes"}, 400, "live", "expected true or false"),
         ({"format": "webm"}, 400, "format", "live and format exclude each other"),
         ({"n": 2}, 400, "n", "live and n exclude each other"),
         ({"seeds": "1,2"}, 400, "seeds", "live and seeds exclude each other"),
-        ({"model": "full"}, 400, "live", "full makes no chunks"),
+        ({"model": "full"}, 400, "live", "full makes a video at once"),
     ],
     ids=lambda value: None,
 )
@@ -364,7 +363,7 @@ def test_a_request(
             answer = await server.call("POST", "/v1/videos", body, authorization=f"Bearer {'a' * 20}")
             assert answer.status == status, answer.body
             if status == 200:
-                assert answer.json["live"]["frames"] == 160 and answer.json["live"]["seconds"] == 10
+                assert answer.json["live"]["frames"] == 157 and answer.json["live"]["seconds"] == 10
             else:
                 error = answer.json["error"]
                 assert (error["param"], line in error["message"]) == (param, True), error
