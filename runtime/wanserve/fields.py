@@ -127,7 +127,8 @@ def read_body(
         _take_seconds(seconds, body)
     _take_seeds(seeds, body)
     if body.live:
-        take_live(body)
+        others = ["seeds"] * (body.seeds is not None) + ["format"] * (body.format != "mp4")
+        body.frames = take_live(body.model, body.options, others, body.spell)
     if len(arrived) > MAX_FILES:
         raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
     for one in arrived:

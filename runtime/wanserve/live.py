@@ -51,6 +51,9 @@ class LiveJob:
         folders: the files.
         wait_seconds: how long it waits for a reader.
         stop: ends it.
+
+    Attributes:
+        made: the number of fragments that its worker has told of.
     """
 
     def __init__(self, video: Video, folders: Folders, wait_seconds: float, stop: Stop) -> None:
@@ -58,7 +61,7 @@ class LiveJob:
         self.video, self._live = video, video.live
         self._wait_seconds, self._stop = wait_seconds, stop
         self._files = folders.live(video)
-        self._kept, self._bytes, self._made = deque[tuple[Piece, int]](), 0, 0
+        self._kept, self._bytes, self.made = deque[tuple[Piece, int]](), 0, 0
         self._readers, self._changed, self._over = set[Reader](), asyncio.Event(), False
         self._tell: Tell = lambda message: None
         self._timers, self._stopping = dict[str, asyncio.TimerHandle](), set[asyncio.Task[None]]()
@@ -84,7 +87,7 @@ class LiveJob:
         if live.first_seconds is None:
             live.first_seconds = round(time.time() - self.video.created, 3)
         self._kept.append((Piece(fragment.number, fragment.first, fragment.frames), fragment.nbytes))
-        self._made, self._bytes = fragment.number + 1, self._bytes + fragment.nbytes
+        self.made, self._bytes = fragment.number + 1, self._bytes + fragment.nbytes
         while self._bytes > live.bytes and len(self._kept) > 1:
             piece, nbytes = self._kept.popleft()
             self._files.drop(piece)
@@ -112,7 +115,7 @@ class LiveJob:
 
     def join(self) -> Reader:
         """Adds a reader: from the beginning if all of it is kept, else from the newest fragment."""
-        reader = Reader(0 if self._live.dropped == 0 else self._made - 1)
+        reader = Reader(0 if self._live.dropped == 0 else self.made - 1)
         self._readers.add(reader)
         if (timer := self._timers.pop("no_reader", None)) is not None:
             timer.cancel()
@@ -140,7 +143,7 @@ class LiveJob:
         """Returns a reader's next fragment, or the newest if that is not kept; raises OSError if none is."""
         while True:
             if reader.next < self._kept[0][0].number:
-                reader.next = self._made - 1
+                reader.next = self.made - 1
             number = reader.next - self._kept[0][0].number
             piece, nbytes = self._kept[number]
             before = sum(size for _, size in islice(self._kept, number))
@@ -151,9 +154,9 @@ class LiveJob:
                     raise
 
     async def _there(self, number: int) -> bool:
-        while number >= self._made and not self._over:
+        while number >= self.made and not self._over:
             await self._changed.wait()
-        return number < self._made
+        return number < self.made
 
     def _go(self, reader: Reader) -> None:
         """Lets the worker go on as far as a reader allows."""
@@ -249,8 +252,9 @@ class LiveJobs:
             return
         if live.made >= live.seconds * video.shape["fps"] and live.made != live.frames:
             video.stopped_by("limit")
+        told = self._here[video.id].made if video.id in self._here else 0
         try:
-            await asyncio.to_thread(self._folders.live(video).join)
+            await asyncio.to_thread(self._folders.live(video).join, told)
         except OSError as error:  # a full disk: the fragments stay
             LOG.error("%s is one file only after the next start: %s", video.id, error)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from wanserve.catalog import Model
 from wanserve.refusal import RefusedError, whole
 from wanserve.values import mistyped
 
 if TYPE_CHECKING:
     import wanrun
-    from wanserve.fields import Body
 
 NOT_LIVE: Final = ("clips", "clip_prompts", "window_frames", "num_videos")
 """Options of a whole video."""
@@ -30,25 +31,30 @@ def nearest_frames(manifest: wanrun.Manifest, frames: float) -> int:
     return 1 + each * max(round((frames - 1) / each), 0)
 
 
-def take_live(body: Body) -> None:
-    """Takes the length of a live video out of the options of a request.
+def take_live(
+    model: Model, options: dict[str, Any], others: Sequence[str], spell: Callable[[str], str]
+) -> int | None:
+    """Takes the length of a live video out of the options of a request, and returns it; None for no end.
+
+    Args:
+        model: the model.
+        options: the options by Python name.
+        others: fields that are given, and go with no live video.
+        spell: returns the client's name of an option.
 
     Raises:
         RefusedError: if the model makes no such length, or no live videos, and for what goes with none.
     """
-    if not body.model.live:
-        what = f"{body.model.name} makes a video at once, so it cannot be live"
+    if not model.live:
+        what = f"{model.name} makes a video at once, so it cannot be live"
         raise RefusedError(f"{what}; leave live out, or choose a model whose live is true", param="live")
-    given: list[str] = [name for name in NOT_LIVE if name in body.options]
-    given += ["seeds"] * (body.seeds is not None) + ["format"] * (body.format != "mp4")
-    if given:
-        name = body.spell(given[0])
-        raise RefusedError(f"live and {name} exclude each other; leave one out", param=name)
-    if (frames := body.options.pop("num_frames", None)) is None:
-        return
-    name = body.spell("num_frames")
-    body.frames = whole(frames, 1, MOST_FRAMES, name)
-    if body.frames != nearest_frames(body.model.manifest, body.frames):
-        each = body.model.manifest.model.vae_temporal
-        what = f"{name} of a live video cannot be {body.frames}"
+    if given := [*(spell(name) for name in NOT_LIVE if name in options), *others]:
+        raise RefusedError(f"live and {given[0]} exclude each other; leave one out", param=given[0])
+    if (asked := options.pop("num_frames", None)) is None:
+        return None
+    name, each = spell("num_frames"), model.manifest.model.vae_temporal
+    frames = whole(asked, 1, MOST_FRAMES, name)
+    if frames != nearest_frames(model.manifest, frames):
+        what = f"{name} of a live video cannot be {frames}"
         raise RefusedError(f"{what}; expected one more than a multiple of {each}", param=name)
+    return frames

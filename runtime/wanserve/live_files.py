@@ -95,13 +95,16 @@ class LiveFiles:
         names = (_NAME.fullmatch(file.name) for file in self._folder.iterdir())
         return sorted((Piece(*map(int, name.groups())) for name in names if name), key=lambda one: one.number)
 
-    def join(self) -> tuple[int, int]:
+    def join(self, told: int | None = None) -> tuple[int, int]:
         """Makes one file of the fragments that are kept, if there are any.
+
+        Args:
+            told: the number of fragments that readers may have; None for any.
 
         Returns:
             The numbers of the first and of the last but one frame; 0 and 0 without fragments.
         """
-        pieces = self.pieces
+        pieces = [one for one in self.pieces if told is None or one.number < told]
         if pieces:
             with wanrun.temporary_path(self._whole) as temporary:
                 with temporary.open("wb") as file:
