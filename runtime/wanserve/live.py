@@ -54,6 +54,7 @@ class LiveJob:
 
     Attributes:
         made: the number of fragments that its worker has told of.
+        runs: whether a worker has it.
     """
 
     def __init__(self, video: Video, folders: Folders, wait_seconds: float, stop: Stop) -> None:
@@ -64,6 +65,7 @@ class LiveJob:
         self._kept, self._bytes, self.made = deque[tuple[Piece, int]](), 0, 0
         self._readers, self._changed, self._over = set[Reader](), asyncio.Event(), False
         self._tell: Tell = lambda message: None
+        self.runs = False
         self._timers, self._stopping = dict[str, asyncio.TimerHandle](), set[asyncio.Task[None]]()
         self._chunks, self._prompt = AHEAD, None  # type: int, str | None
 
@@ -75,8 +77,7 @@ class LiveJob:
         tell(Go(self.video.id, self._chunks))
         if self._prompt is not None:
             tell(Steer(self.video.id, self._prompt))
-        self._arm("limit", self._live.seconds)
-        self._watch()
+        self.runs = True
 
     def take(self, fragment: Fragment) -> None:
         """Takes a fragment that is there, and drops the oldest if more than the limit is kept."""
@@ -92,6 +93,9 @@ class LiveJob:
             piece, nbytes = self._kept.popleft()
             self._files.drop(piece)
             self._bytes, live.dropped = self._bytes - nbytes, piece.first + piece.frames
+        if fragment.number == 0:
+            self._arm("limit", live.seconds)
+            self._watch()
         self._wake()
 
     def steer(self, prompt: str) -> None:
@@ -101,7 +105,7 @@ class LiveJob:
 
     def rest(self) -> None:
         """Says that no worker has it any more."""
-        self._tell = lambda message: None
+        self._tell, self.runs = lambda message: None, False
         while self._timers:
             self._timers.popitem()[1].cancel()
 
@@ -168,14 +172,9 @@ class LiveJob:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    @property
-    def runs(self) -> bool:
-        """Whether a worker has it."""
-        return "limit" in self._timers
-
     def _watch(self) -> None:
-        """Ends it after a while if a worker has it, and nobody reads."""
-        if self.runs and not self._readers:
+        """Ends it after a while if a worker has it, a part of it is made, and nobody reads."""
+        if self.runs and self.made and not self._readers:
             self._arm("no_reader", self._wait_seconds)
 
     def _arm(self, why: Stopped, seconds: float) -> None:
