@@ -1,8 +1,8 @@
 // The connection: the stream of events with its back-off, and the bar that says it is lost.
 
 import { listVideos } from "./api.js";
+import { say } from "./dialogs.js";
 import { byId } from "./dom.js";
-import { say } from "./live.js";
 import { forget, learn, placed } from "./videos.js";
 
 const FIRST_DELAY = 300;

@@ -2,8 +2,8 @@
 
 import { deleteVideo, listVideos } from "./api.js";
 import { fillCard, makeCard } from "./card.js";
+import { confirmed, say } from "./dialogs.js";
 import { arrange, byId, debounce, together } from "./dom.js";
-import { confirmed, say } from "./live.js";
 import { all, find, forget, isActive, learn, now, onVideo, untouched } from "./videos.js";
 
 const LIMIT = 24;

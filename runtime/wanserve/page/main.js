@@ -3,11 +3,11 @@
 import { onTrouble } from "./api.js";
 import { resumeChange, startChanges } from "./change.js";
 import { connect, lost } from "./connection.js";
+import { say } from "./dialogs.js";
 import { byId, hasMouse } from "./dom.js";
 import { load } from "./draft.js";
 import { fill, loadModels, startForm } from "./form.js";
 import { loadGallery, startGallery } from "./gallery.js";
-import { say } from "./live.js";
 import { loadQueue, startQueue } from "./queue.js";
 import { showReady, startReady } from "./ready.js";
 import { startSending } from "./send.js";

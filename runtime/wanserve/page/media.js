@@ -1,8 +1,8 @@
 // The files of a request: one drop zone for each input of the model, filled by choosing, dropping or pasting.
 
+import { say } from "./dialogs.js";
 import { byId, icon, make } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
-import { say } from "./live.js";
 import { label, plain } from "./words.js";
 
 const held = new Map();

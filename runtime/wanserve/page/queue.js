@@ -2,9 +2,9 @@
 
 import { cancelVideo, listVideos, moveVideo } from "./api.js";
 import { beginChange } from "./change.js";
+import { say } from "./dialogs.js";
 import { arrange, byId, setText, together } from "./dom.js";
 import { dragRows } from "./drag.js";
-import { say } from "./live.js";
 import { fillRow, makeRow, showTrouble } from "./row.js";
 import { all, find, forget, isActive, learn, now, onVideo, untouched } from "./videos.js";
 import { place, promptWords } from "./words.js";

@@ -2,10 +2,10 @@
 
 import { changeVideo, createVideo, formOf, newKey } from "./api.js";
 import { changing, leave } from "./change.js";
+import { say } from "./dialogs.js";
 import { byId, hasMouse } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
 import { given, isComplete } from "./form.js";
-import { say } from "./live.js";
 import { mediaFiles } from "./media.js";
 import { learn, now } from "./videos.js";
 

@@ -1,9 +1,9 @@
 // The key: asks for it when the server wants one, and signs out.
 
 import { closeSession, openSession } from "./api.js";
+import { openDialog } from "./dialogs.js";
 import { byId } from "./dom.js";
 import { load, save } from "./draft.js";
-import { openDialog } from "./live.js";
 
 const MARK = "signed-in";
 let pending = null;

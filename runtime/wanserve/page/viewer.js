@@ -2,11 +2,11 @@
 
 import { contentPath, deleteVideo, getFile, getVideo } from "./api.js";
 import { filesOf, useImage, useSettings } from "./change.js";
+import { confirmed, openDialog, say } from "./dialogs.js";
 import { byId, make, wait } from "./dom.js";
 import { showFacts } from "./facts.js";
 import { modelsWith } from "./form.js";
 import { focusAfter, indexOf } from "./gallery.js";
-import { confirmed, openDialog, say } from "./live.js";
 import { postOnce } from "./send.js";
 import { find, forget, learn, now, onVideo } from "./videos.js";
 import { aspect, whenFull } from "./words.js";

@@ -1,4 +1,4 @@
-// The polite live region, and dialogs, which take it along: what is outside an open dialog is not read out.
+// What is said aloud, in a polite region, and dialogs, which take it along: what is outside an open one is not read out.
 
 import { byId } from "./dom.js";
 
@@ -6,7 +6,7 @@ let clearing = 0;
 
 /** Says a sentence to screen readers. Sentences that come together are read together. */
 export function say(sentence) {
-  const region = byId("live");
+  const region = byId("said");
   const line = document.createElement("p");
   line.textContent = sentence;
   region.append(line);
@@ -30,7 +30,7 @@ export function confirmed(title, words) {
 export function openDialog(dialog) {
   if (dialog.open) return;
   dialog.showModal();
-  dialog.append(byId("live"));
-  const takeBack = () => (document.querySelector("dialog[open]") ?? document.body).append(byId("live"));
+  dialog.append(byId("said"));
+  const takeBack = () => (document.querySelector("dialog[open]") ?? document.body).append(byId("said"));
   dialog.addEventListener("close", takeBack, { once: true });
 }
