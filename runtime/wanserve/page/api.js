@@ -67,6 +67,7 @@ export const getSchema = async () => (await askJson("/openapi.json")).components
 export const getVideo = (id) => askJson(at(id));
 export const listVideos = (query, signal) => askJson(`/v1/videos?${new URLSearchParams(query)}`, { signal });
 export const moveVideo = (id, position) => askJson(at(id), json("PATCH", { position }));
+export const steerVideo = (id, prompt) => askJson(at(id), json("PATCH", { prompt }));
 export const changeVideo = (id, form) => askJson(at(id), { method: "PATCH", body: form });
 export const cancelVideo = (id) => askJson(`${at(id)}/cancel`, { method: "POST" });
 export const deleteVideo = (id) => askJson(at(id), { method: "DELETE" });
@@ -81,6 +82,9 @@ export const previewPath = (id, step) => `${at(id)}/preview?step=${step}`;
 
 export const contentPath = (id, index = 0, variant = "video") => `${at(id)}/content?index=${index}&variant=${variant}`;
 export const mediaPath = (id, { option, index }) => `${at(id)}/media/${encodeURIComponent(option)}/${index}`;
+
+/** A live video as it streams. */
+export const getLive = (id, signal) => ask(`${at(id)}/live`, { signal });
 
 /** Fetches a file of the server's as a File with a name. */
 export async function getFile(path, name) {

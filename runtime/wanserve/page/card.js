@@ -2,6 +2,7 @@
 
 import { contentPath } from "./api.js";
 import { icon, make, setText } from "./dom.js";
+import { isSeen } from "./videos.js";
 import { aspect, lengthWords, promptWords, when } from "./words.js";
 
 const HOVER_DELAY = 150;
@@ -23,7 +24,7 @@ export function makeCard(video) {
 }
 
 export function fillCard(card, video) {
-  const done = video.status === "completed";
+  const done = isSeen(video);
   if (card.dataset.status !== video.status) {
     card.dataset.status = video.status;
     card.querySelector(".frame").replaceChildren(done ? thumbnail(video) : unfinished(video));

@@ -8,8 +8,9 @@ import { fillLoras, loraValues, showLoras, typedLoras } from "./loras.js";
 import { missingInput, showInputs, watchFiles } from "./media.js";
 import { fillOptions, optionValues, setAside, showOptions, typedOptions, wrongOption } from "./options.js";
 import { builtCounts, chooseShape, shapeValues, showShapes, slotRank, wrongShape } from "./shapes.js";
+import { isLive } from "./videos.js";
 
-const IN_FORM = ["prompt", "negative_prompt", "size", "num_frames", "schedule", "lora", "seed", "model"];
+const IN_FORM = ["prompt", "negative_prompt", "size", "num_frames", "schedule", "lora", "seed", "model", "live"];
 let models = [];
 let schemas = {};
 let model = null;
@@ -27,6 +28,7 @@ export function startForm() {
   watchFiles();
   byId("model").addEventListener("change", () => showModel(byId("model").value));
   byId("schedule").addEventListener("change", showPreset);
+  byId("play-live").addEventListener("change", () => showKind());
   byId("shapes").addEventListener("change", () => showFields());
   byId("more").querySelector("summary").addEventListener("click", () => {
     // What is opened comes into view, below the fold as it is.
@@ -75,15 +77,23 @@ function showModel(id) {
   byId("negative").hidden = !model.options.includes("negative_prompt");
   byId("negative_prompt").placeholder = model.defaults.negative_prompt ?? "";
   showInputs(model);
-  showShapes(model);
+  byId("live-field").hidden = !model.live;
   showPresets();
-  showFields();
+  showKind();
   modelShown();
+}
+
+/** Whether a live video is asked for. */
+const wantsLive = () => Boolean(model?.live) && byId("play-live").checked;
+
+function showKind() {
+  showShapes(model, wantsLive());
+  showFields();
 }
 
 function showFields() {
   showLoras(model, slotRank());
-  showOptions(model, schemas, builtCounts());
+  showOptions(model, schemas, builtCounts(), wantsLive());
   setAside(byId("schedule").value !== "");
 }
 
@@ -128,6 +138,7 @@ const typedEarly = () => ({
   negative_prompt: byId("negative_prompt").value,
   seed: byId("seed").value,
   random: byId("random").checked,
+  live: byId("play-live").checked,
 });
 
 /** Sets a field without moving the cursor of somebody who is in it. */
@@ -143,6 +154,7 @@ export function fill(values) {
   byId("negative").open = Boolean(values.negative_prompt);
   setValue("seed", values.seed ?? "");
   byId("random").checked = values.random ?? true;
+  byId("play-live").checked = values.live ?? false;
   showSeed();
   fillLoras(values.loras ?? []);
   fillOptions(values.options ?? {});
@@ -158,7 +170,7 @@ export function fill(values) {
 /** A video's settings, as `fill` takes them. */
 export function settingsOf(video) {
   const media = video.media.map(({ option }) => option);
-  const windows = "window_frames" in video.options || "window_overlap" in video.options;
+  const windows = "window_frames" in video.options || "window_overlap" in video.options || isLive(video);
   const elsewhere = [...IN_FORM, ...media].filter((name) => !windows || name !== "num_frames");
   const further = Object.entries(video.options).filter(([name]) => !elsewhere.includes(name));
   const given = video.options.seed;
@@ -167,6 +179,7 @@ export function settingsOf(video) {
     prompt: video.prompt,
     negative_prompt: video.options.negative_prompt,
     size: video.size,
+    live: isLive(video),
     num_frames: windows ? video.options.window_frames : video.num_frames,
     schedule: video.options.schedule,
     loras: video.options.lora ?? [],
@@ -185,6 +198,7 @@ export function given() {
     prompt: byId("prompt").value,
     ...(negative.trim() && !byId("negative").hidden ? { negative_prompt: negative } : {}),
     ...shapeValues(),
+    ...(wantsLive() ? { live: true } : {}),
     ...(preset ? { schedule: preset } : {}),
     ...seedValues(),
     ...loraValues(),

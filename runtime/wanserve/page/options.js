@@ -3,7 +3,7 @@
 import { byId, make, setText } from "./dom.js";
 import { label, plain } from "./words.js";
 
-const ELSEWHERE = ["model", "prompt", "negative_prompt", "size", "num_frames", "profile", "schedule", "lora", "seed"];
+const ELSEWHERE = ["model", "prompt", "negative_prompt", "size", "num_frames", "profile", "schedule", "lora", "seed", "live"];
 /** A preset decides these, and the server refuses them beside one. */
 const BY_PRESET = ["num_steps", "flow_shift", "solver", "timesteps"];
 
@@ -11,10 +11,10 @@ const typed = new Map();
 let fields = [];
 
 /** Shows the fields of a model. `counts` are the numbers of videos that can be made at once. */
-export function showOptions(model, schemas, counts) {
+export function showOptions(model, schemas, counts, isLive) {
   const properties = schemas.CreateVideo?.properties ?? {};
   const media = model.inputs.map((input) => input.name);
-  const windows = model.options.includes("window_frames") ? ["num_frames"] : []; // more of them than a shape has
+  const windows = isLive || model.options.includes("window_frames") ? ["num_frames"] : []; // more than a shape has
   const elsewhere = [...ELSEWHERE, ...media].filter((name) => !windows.includes(name));
   const names = model.options.filter((name) => properties[name] && !elsewhere.includes(name));
   fields = names

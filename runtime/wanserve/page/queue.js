@@ -5,6 +5,7 @@ import { beginChange } from "./change.js";
 import { say } from "./dialogs.js";
 import { arrange, byId, setText, together } from "./dom.js";
 import { dragRows } from "./drag.js";
+import { watch } from "./live.js";
 import { fillRow, makeRow, showTrouble } from "./row.js";
 import { all, find, forget, isActive, learn, now, onVideo, untouched } from "./videos.js";
 import { place, promptWords } from "./words.js";
@@ -96,6 +97,7 @@ async function act(action, id) {
   if (action === "up") await move(id, index - 1);
   if (action === "down") await move(id, index + 1);
   if (action === "change") await tell(id, () => beginChange(find(id)));
+  if (action === "watch") watch(id);
   if (action === "cancel") {
     const asked = now();
     await tell(id, async () => learn(await cancelVideo(id), asked));

@@ -2,7 +2,8 @@
 
 import { contentMark, mediaPictures, preview } from "./pictures.js";
 import { icon, make, setText } from "./dom.js";
-import { left, promptWords, shapeWords, state } from "./words.js";
+import { isLive } from "./videos.js";
+import { left, promptWords, shapeWords, sizeWords, state } from "./words.js";
 
 /** Makes the row of a job; `fillRow` writes what changes. */
 export function makeRow(video) {
@@ -26,6 +27,7 @@ function buttons() {
     make("button", { type: "button", class: "button quiet icon-only", "data-action": "up", title: "Move up" }, icon("up")),
     make("button", { type: "button", class: "button quiet icon-only", "data-action": "down", title: "Move down" }, icon("down")),
     make("button", { type: "button", class: "button quiet small", "data-action": "change", text: "Change" }),
+    make("button", { type: "button", class: "button small", "data-action": "watch", text: "Watch" }),
     make("button", { type: "button", class: "button quiet small", "data-action": "cancel", text: "Cancel" }),
   );
 }
@@ -37,16 +39,18 @@ export function fillRow(row, video, count) {
   row.dataset.status = video.status;
   setText(part(".job-prompt"), promptWords(video));
   setText(part(".job-state"), state(video));
-  setText(part(".job-shape"), shapeWords(video) + (video.num_videos > 1 ? `, ${video.num_videos} videos` : ""));
+  const shape = isLive(video) ? sizeWords(video.size) : shapeWords(video);
+  setText(part(".job-shape"), shape + (video.num_videos > 1 ? `, ${video.num_videos} videos` : ""));
   setText(part(".job-left"), left(waits ? null : video.remaining_seconds) ?? "");
-  fillProgress(part("progress"), video, waits);
+  fillProgress(part("progress"), video, waits || isLive(video));
   fillPictures(part(".job-pictures"), video);
   const name = promptWords(video, 40);
-  const words = { up: "Move up", down: "Move down", change: "Change", cancel: "Cancel" };
+  const words = { up: "Move up", down: "Move down", change: "Change", watch: "Watch", cancel: "Cancel" };
   for (const button of row.querySelectorAll("[data-action]")) {
     button.setAttribute("aria-label", `${words[button.dataset.action]}: ${name}`);
     button.hidden = !waits && button.dataset.action !== "cancel";
   }
+  part("[data-action=watch]").hidden = waits || !isLive(video);
   disable(part("[data-action=up]"), video.position === 1);
   disable(part("[data-action=down]"), video.position === count);
   disable(part("[data-action=cancel]"), video.phase === "cancelling");
@@ -54,8 +58,8 @@ export function fillRow(row, video, count) {
 }
 
 /** A bar without a value is one that cannot say how far it is. */
-function fillProgress(bar, video, waits) {
-  bar.hidden = waits;
+function fillProgress(bar, video, hidden) {
+  bar.hidden = hidden;
   bar.setAttribute("aria-label", `Progress: ${promptWords(video, 40)}`);
   if (video.progress > 0 || video.phase === "steps") bar.value = video.progress;
   else bar.removeAttribute("value");

@@ -6,6 +6,7 @@ import { say } from "./dialogs.js";
 import { byId, hasMouse } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
 import { given, isComplete } from "./form.js";
+import { watch } from "./live.js";
 import { mediaFiles } from "./media.js";
 import { learn, now } from "./videos.js";
 
@@ -47,11 +48,13 @@ async function send() {
 async function makeNew() {
   const values = given();
   const files = mediaFiles();
-  const asked = now();
+  const [asked, moment] = [now(), performance.now()];
   const made = await postOnce(values, files);
-  for (const video of made.data ?? [made]) learn(video, asked);
+  const videos = made.data ?? [made];
+  for (const video of videos) learn(video, asked);
   if (changing()) leave();
   done(made.data ? `Added ${made.data.length} videos to the queue.` : "Added to the queue.");
+  if (values.live) watch(videos[0].id, moment);
 }
 
 /** Posts a new video. After an attempt without an answer, the same request has the same key again. */

@@ -6,15 +6,18 @@ import { aspect, lengthWords, shapeWords, sizeWords } from "./words.js";
 
 const OTHER = "other";
 let shapes = [];
+let live = false;
 let limit = null;
 let chosen = "";
 
 const keyOf = ({ size, num_frames }) => `${size}/${num_frames}`;
 
-/** Shows a model's shapes; the one that was chosen stays, if it is built or can be. */
-export function showShapes(model) {
-  shapes = model.shapes;
-  limit = model.build_limit;
+/** Shows a model's shapes, of a live video its sizes alone; the one that was chosen stays, if it is built or can be. */
+export function showShapes(model, isLive) {
+  live = isLive;
+  const sizes = model.shapes.map(({ size }) => size);
+  shapes = model.shapes.filter(({ size }, index) => !live || sizes.indexOf(size) === index);
+  limit = live ? null : model.build_limit;
   const keys = shapes.map(keyOf);
   if (!keys.includes(chosen) && !(limit && chosen === OTHER)) chosen = keys[0] ?? "";
   const single = shapes.filter((shape, index) => keys.indexOf(keyOf(shape)) === index);
@@ -40,7 +43,8 @@ function chip(shape, single) {
   const ratio = aspect(shape.size);
   glyph.style.width = `${ratio >= 1 ? 18 : 18 * ratio}px`;
   glyph.style.height = `${ratio >= 1 ? 18 / ratio : 18}px`;
-  const parts = [sizeWords(shape.size), lengthWords(shape.seconds), ...(alike ? [`${shape.num_frames} frames`] : [])];
+  const length = live ? [] : [lengthWords(shape.seconds)];
+  const parts = [sizeWords(shape.size), ...length, ...(alike ? [`${shape.num_frames} frames`] : [])];
   const unbroken = parts.flatMap((text, index) => [index ? " " : "", make("b", { text: index < parts.length - 1 ? `${text},` : text })]);
   return make("label", { class: "chip" }, radio(keyOf(shape)), make("span", { class: "glyph-box" }, glyph), make("span", {}, ...unbroken));
 }
@@ -57,11 +61,12 @@ export function chooseShape({ size, num_frames: frames }) {
   choose(wanted ? keyOf(wanted) : "");
 }
 
-/** The size and the frames that are chosen. */
+/** The size and the frames that are chosen; a live video has as many as it gets. */
 export function shapeValues() {
   const other = { size: byId("other-size").value.trim(), num_frames: byId("other-frames").value.trim() };
   const shape = chosen === OTHER ? other : shapes.find((each) => keyOf(each) === chosen);
-  return shape ? { size: shape.size, num_frames: String(shape.num_frames) } : {};
+  if (!shape) return {};
+  return { size: shape.size, ...(live ? {} : { num_frames: String(shape.num_frames) }) };
 }
 
 /** What is wrong with another shape, as `showError` takes it; the server knows what can be built. */

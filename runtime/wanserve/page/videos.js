@@ -43,3 +43,7 @@ export const untouched = (id, asked) => (known.get(id)?.moment ?? 0) <= asked;
 export const find = (id) => known.get(id)?.video ?? null;
 export const all = () => [...known.values()].map((entry) => entry.video);
 export const isActive = (video) => video.status === "queued" || video.status === "in_progress";
+/** Whether it plays while it is made. */
+export const isLive = (video) => Boolean(video.live);
+/** Whether there is something to see at its end: all of it, or what there is of a live one. */
+export const isSeen = (video) => video.status === "completed" || (!isActive(video) && video.live?.made > 0);

@@ -8,7 +8,7 @@ import { showFacts } from "./facts.js";
 import { modelsWith } from "./form.js";
 import { focusAfter, indexOf } from "./gallery.js";
 import { postOnce } from "./send.js";
-import { find, forget, learn, now, onVideo } from "./videos.js";
+import { find, forget, isSeen, learn, now, onVideo } from "./videos.js";
 import { aspect, whenFull } from "./words.js";
 
 let shown = null;
@@ -39,7 +39,7 @@ export async function openViewer(id) {
   const prefix = { failed: "Failed, ", cancelled: "Cancelled, " }[shown.status] ?? "";
   byId("viewer-title").textContent = prefix + whenFull(shown.created_at);
   byId("viewer-prompt").textContent = shown.prompt || "No prompt";
-  showError("");
+  showError((isSeen(shown) && shown.error?.message) || "");
   showWarnings(shown.warnings ?? []);
   showFacts(byId("facts"), shown);
   showTakes();
@@ -51,7 +51,7 @@ export async function openViewer(id) {
 }
 
 function showStage() {
-  const done = shown.status === "completed";
+  const done = isSeen(shown);
   byId("stage").replaceChildren(done ? player() : note());
   byId("stage").style.setProperty("--aspect", done ? aspect(shown.size) : 2);
   showActions(done);
@@ -77,7 +77,7 @@ function player() {
 
 /** Several videos of one job: a thumbnail for each. */
 function showTakes() {
-  const count = shown.status === "completed" ? shown.num_videos : 1;
+  const count = isSeen(shown) ? shown.num_videos : 1;
   const buttons = Array.from({ length: count > 1 ? count : 0 }, (_, index) => {
     const picture = make("img", { src: contentPath(shown.id, index, "thumbnail"), alt: "" });
     const button = make("button", { type: "button", class: "take", "aria-label": `Video ${index + 1} of ${count}` }, picture);

@@ -48,6 +48,7 @@ export function place(position) {
 export function state(video) {
   if (video.status === "queued") return video.position ? place(video.position) : "Waiting";
   if (video.status === "in_progress") {
+    if (video.live && video.phase === "steps") return "Live";
     const clips = video.options.clips ?? 1;
     const clip = Math.min(Math.floor((video.step * clips) / video.steps) + 1, clips);
     const part = clips > 1 && video.step ? `Clip ${clip} of ${clips}: ` : "";
