@@ -9,10 +9,10 @@ import { aspect, short, took } from "./words.js";
 
 const EACH = 500; // milliseconds between two looks at the figures
 const LOOKS = 8; // that the frames a second are of
+const SLOW = 0.85; // of the frames a second that it should play
 const STATES = {
   waiting: ({ status }) => (status === "queued" ? "It waits for its turn" : "Waiting for the first frame"),
-  playing: () => "Live",
-  late: () => "Live, but made slower than it plays",
+  playing: () => (watched.isSlow ? "Live, but made slower than it plays" : "Live"),
   paused: () => "Paused. It goes on, and plays from its newest frame",
   ended: ({ live }) => ENDS[live?.stopped] ?? "It has ended",
   lost: () => "The connection is lost",
@@ -59,7 +59,7 @@ export function startLive(open) {
 
 /** Opens the dialog on a live video; `asked` is when it was asked for, of `performance.now()`. */
 export function watch(id, asked = performance.now()) {
-  const element = make("video", { autoplay: true, controls: true, playsinline: true, "aria-label": "The live video" });
+  const element = make("video", { controls: true, playsinline: true, "aria-label": "The live video" });
   element.muted = true;
   byId("live-stage").replaceChildren(element);
   byId("live-stage").style.setProperty("--aspect", aspect(find(id).size));
@@ -68,6 +68,7 @@ export function watch(id, asked = performance.now()) {
   watched.timer = setInterval(look, EACH);
   element.addEventListener("loadeddata", () => (watched.first = performance.now() - asked), { once: true });
   byId("next-prompt").value = "";
+  setText(byId("live-rate"), "–");
   showError("");
   showState("waiting");
   look();
@@ -119,16 +120,17 @@ function showPrompt(video) {
 /** Looks at what plays, and shows the figures of the last few seconds. */
 function look() {
   const { id, element, player, state, first, looks } = watched;
-  showPrompt(find(id));
+  showVideo(find(id));
   setText(byId("live-first"), first ? `after ${took(first / 1000)}` : "–");
-  if (state === "ended") return;
+  setText(byId("live-behind"), first ? `${player.behind.toFixed(1)} s` : "–");
+  if (state !== "playing") return looks.splice(0);
   const { totalVideoFrames: frames, droppedVideoFrames: dropped } = element.getVideoPlaybackQuality();
   looks.push({ frames: frames - dropped, moment: performance.now() });
   if (looks.length > LOOKS + 1) looks.shift();
   const [oldest, newest] = [looks[0], looks.at(-1)];
   const rate = (newest.frames - oldest.frames) / ((newest.moment - oldest.moment) / 1000);
-  setText(byId("live-rate"), first && rate ? rate.toFixed(1) : "–");
-  setText(byId("live-behind"), first ? `${player.behind.toFixed(1)} s` : "–");
+  watched.isSlow = looks.length > LOOKS && rate < SLOW * find(id).fps;
+  setText(byId("live-rate"), looks.length > 2 ? rate.toFixed(1) : "–");
 }
 
 /** Sends what is to be shown from the next part on. */

@@ -8,19 +8,17 @@ const KEPT = 10; // seconds before the newest frame that stay, however long some
 const FAR = 4; // seconds behind the newest frame from which it jumps
 const LEAD = 1; // seconds behind the newest frame where it lands, and to which it hurries
 const HURRY = 1.1;
-const CALM = 4000; // milliseconds: two stops within them are late, none is no longer so
-const AGAIN = 700; // and before it connects once more
+const AGAIN = 700; // milliseconds before it connects once more
 
 /** Safari on telephones has the managed one alone. */
 const Source = window.ManagedMediaSource ?? window.MediaSource;
 
-/** Plays a live video in a video element; `tell` hears each state: waiting, playing, late, paused, ended, lost, unplayable. */
+/** Plays a live video in a video element; `tell` hears each state: waiting, playing, paused, ended, lost, unplayable. */
 export class Player {
   #element;
   #id;
   #tell;
   #state = "waiting";
-  #stopped = -Infinity;
   #ending = new AbortController();
   #source = null;
   #buffer = null;
@@ -31,8 +29,9 @@ export class Player {
     this.#tell = tell;
     element.disableRemotePlayback = true; // as the managed one wants it
     const { signal } = this.#ending;
-    element.addEventListener("playing", () => this.#state !== "late" && this.#say("playing"), { signal });
-    element.addEventListener("waiting", () => this.#stops(), { signal });
+    // Firefox would gather seconds before it plays by itself.
+    element.addEventListener("loadeddata", () => element.play().catch(() => {}), { once: true, signal });
+    element.addEventListener("playing", () => this.#say("playing"), { signal });
     element.addEventListener("pause", () => element.ended || this.#say("paused"), { signal });
     element.addEventListener("play", () => this.#stayNear(), { signal });
     element.addEventListener("ended", () => this.#say("ended"), { signal });
@@ -42,15 +41,13 @@ export class Player {
   async run() {
     if (!Source) return this.#say("unplayable");
     let tries = 2;
-    while (tries > 0 && !this.#ending.signal.aborted) {
-      try {
-        await this.#stream(() => (tries = 2));
-        if (!isActive(await getVideo(this.#id))) return this.#finish();
-      } catch (error) {
-        if (this.#ending.signal.aborted) return;
-        if (error.name === "NotSupportedError") return this.#say("unplayable");
-        if (error.status >= 400 && error.status < 500) return this.#say("lost", error.message);
-      }
+    while (tries > 0) {
+      const error = await this.#stream(() => (tries = 2)).catch((thrown) => thrown);
+      const isOver = await this.#isOver();
+      if (this.#ending.signal.aborted) return;
+      if (isOver) return this.#finish();
+      if (error?.name === "NotSupportedError") return this.#say("unplayable");
+      if (error?.status >= 400 && error.status < 500) return this.#say("lost", error.message);
       tries -= 1;
       if (tries) await wait(AGAIN);
     }
@@ -68,13 +65,6 @@ export class Player {
   get behind() {
     const { buffered, currentTime } = this.#element;
     return buffered.length ? Math.max(0, buffered.end(buffered.length - 1) - currentTime) : 0;
-  }
-
-  /** What has begun to play waits for frames; once more soon after, they come slower than they are played. */
-  #stops() {
-    const moment = performance.now();
-    if (this.#state === "playing" && moment - this.#stopped < CALM) this.#say("late");
-    this.#stopped = moment;
   }
 
   async #stream(came) {
@@ -113,7 +103,6 @@ export class Player {
     }
     await heard(this.#buffer, "updateend");
     this.#stayNear();
-    if (this.#state === "late" && performance.now() - this.#stopped > CALM) this.#say("playing");
     await this.#trim(KEPT);
   }
 
@@ -136,6 +125,14 @@ export class Player {
     if (!buffered.length || until - buffered.start(0) < 1) return;
     this.#buffer.remove(0, until);
     await heard(this.#buffer, "updateend");
+  }
+
+  async #isOver() {
+    try {
+      return !isActive(await getVideo(this.#id));
+    } catch {
+      return false;
+    }
   }
 
   #finish() {
