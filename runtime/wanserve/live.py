@@ -3,7 +3,8 @@
 A worker writes each chunk as a file that can be played, and readers get the files one after the other, so no
 frame waits in memory. A worker makes at most ``AHEAD`` chunks more than the reader that is furthest has
 taken: a reader alone decides the pace, and a slow one beside others does not hold them up. It reads what is
-on disk, and is taken to the newest fragment when its next one is not kept any more.
+on disk, and is taken to the newest fragment when its next one is not kept any more. A reader that plays is
+given no more than it plays: what the system and a browser hold for it may be minutes of a small video.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from wanserve.video import Steered, Stopped, Video
 AHEAD: Final = 2
 """Chunks that a worker may make before the furthest reader has taken them."""
 
+LEAD_SECONDS: Final = 1.0
+"""Of a video that a reader that plays is given before it has played them."""
+
 PROMPTS: Final = 20
 """The newest prompts of a live video that are kept: each may have 100 000 characters."""
 
@@ -38,9 +42,17 @@ Tell = Callable[[Go | Steer], object]
 
 @dataclass(eq=False)
 class Reader:
-    """One who reads a live video; ``next`` is the number of the fragment that comes next."""
+    """One who reads a live video.
+
+    Attributes:
+        next: the number of the fragment that comes next.
+        plays: whether it plays the video, and so is given no more than that.
+        played: when it will have played what it was given, by the loop's clock.
+    """
 
     next: int
+    plays: bool = False
+    played: float = 0.0
 
 
 class LiveJob:
@@ -117,9 +129,10 @@ class LiveJob:
 
     # Who reads it.
 
-    def join(self) -> Reader:
-        """Adds a reader: from the beginning if all of it is kept, else from the newest fragment."""
-        reader = Reader(0 if self._live.dropped == 0 else self.made - 1)
+    def join(self, plays: bool = False) -> Reader:
+        """Adds a reader: from the beginning if all is kept and it does not play, else from the newest."""
+        whole = self._live.dropped == 0 and not plays
+        reader = Reader(0 if whole else max(self.made - 1, 0), plays)
         self._readers.add(reader)
         if (timer := self._timers.pop("no_reader", None)) is not None:
             timer.cancel()
@@ -139,11 +152,20 @@ class LiveJob:
         with suppress(OSError):  # the video was removed
             yield await asyncio.to_thread(self._files.head)
             while await self._there(reader.next):
-                yield await self._fragment(reader)
+                piece, data = await self._fragment(reader)
+                yield data
+                await self._play(reader, piece.frames / self.video.shape["fps"])
                 reader.next += 1
                 self._go(reader)
 
-    async def _fragment(self, reader: Reader) -> bytes:
+    async def _play(self, reader: Reader, seconds: float) -> None:
+        """Waits until one that plays has little left of what it was given."""
+        now = asyncio.get_running_loop().time()
+        reader.played = max(reader.played, now) + seconds
+        if reader.plays and not self._over:
+            await asyncio.sleep(reader.played - now - LEAD_SECONDS)
+
+    async def _fragment(self, reader: Reader) -> tuple[Piece, bytes]:
         """Returns a reader's next fragment, or the newest if that is not kept; raises OSError if none is."""
         while True:
             if reader.next < self._kept[0][0].number:
@@ -152,7 +174,7 @@ class LiveJob:
             piece, nbytes = self._kept[number]
             before = sum(size for _, size in islice(self._kept, number))
             try:
-                return await asyncio.to_thread(self._files.read, piece, before, nbytes)
+                return piece, await asyncio.to_thread(self._files.read, piece, before, nbytes)
             except OSError:
                 if reader.next >= self._kept[0][0].number:  # else it was dropped meanwhile
                     raise

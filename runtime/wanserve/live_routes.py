@@ -19,9 +19,14 @@ from wanserve.live import LiveJob, Reader
 from wanserve.protocol import TRANSPORT
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, closing
-from wanserve.route import BINARY, Content, gone, route
+from wanserve.route import BINARY, Content, Parameter, gone, route
 from wanserve.video import Video
 
+PACE: Final = Parameter(
+    "pace",
+    {"enum": ["made", "played"], "default": "made"},
+    "As it is made; or as it plays, from the newest fragment on.",
+)
 LIVE_FILE: Final = Content(BINARY, (FORMATS["mp4"],))
 HEADERS: Final[Mapping[str, str]] = {"x-accel-buffering": "no"}
 
@@ -40,7 +45,7 @@ class LiveRoutes:
     def __init__(self, queue: Queue, folders: Folders) -> None:
         self._queue, self._folders = queue, folders
 
-    @route("GET", "/v1/videos/{id}/live", answer=LIVE_FILE)
+    @route("GET", "/v1/videos/{id}/live", PACE, answer=LIVE_FILE)
     async def live(self, request: Request) -> Response:
         """Answers a live video while it is made, as MP4 in fragments; waits for its first one.
 
@@ -55,7 +60,7 @@ class LiveRoutes:
         if video.over:
             return self._ended(video)
         job = self._queue.lives.of(video)
-        reader = job.join()
+        reader = job.join(PACE.choice(request) == "played")
         try:
             if not await _unless_gone(request, job):
                 job.leave(reader)

@@ -10,9 +10,10 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,12 +209,12 @@ class House:
                 await asyncio.sleep(0.01)
         return job
 
-    async def read(self, id: str) -> Reading:
+    async def read(self, id: str, query: str = "") -> Reading:
         """Begins to read a live video; little of it waits on this side."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 12)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         self._writers.append(writer)
-        writer.write(f"GET /v1/videos/{id}/live HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        writer.write(f"GET /v1/videos/{id}/live{query} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         return Reading(reader, writer)
 
     def close(self) -> None:
@@ -274,6 +275,27 @@ async def house(
         there.close()
         service._end.set()
         await serving
+
+
+@contextmanager
+def house_beside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    """Runs a server whose videos are H.264 in a thread while the block runs."""
+    monkeypatch.setattr(Service, "_take_signals", lambda self: None)
+    opened = SimpleQueue[tuple[House, asyncio.AbstractEventLoop, asyncio.Event]]()
+
+    async def serve() -> None:
+        async with house(folder, monkeypatch, encodes=True) as there:
+            opened.put((there, asyncio.get_running_loop(), end := asyncio.Event()))
+            await end.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    there, loop, end = opened.get(timeout=20)
+    try:
+        yield there
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
 
 
 def run(test: Any) -> None:

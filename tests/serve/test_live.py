@@ -21,7 +21,7 @@ from wanserve import store as stored
 from wanserve.catalog import Model
 from wanserve.folders import Folders
 from wanserve.keys import Client, Keys
-from wanserve.live import AHEAD
+from wanserve.live import AHEAD, LEAD_SECONDS
 from wanserve.live_files import Piece
 from wanserve.restore import restored
 from wanserve.store import Store
@@ -367,5 +367,27 @@ def test_a_request(
             else:
                 error = answer.json["error"]
                 assert (error["param"], line in error["message"]) == (param, True), error
+
+    run(test())
+
+
+def test_who_plays_is_given_what_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast it is made and taken; who comes later begins with the newest fragment."""
+
+    async def test() -> None:
+        async with house(tmp_path, monkeypatch) as there:
+            id = await there.ask()
+            fps = there.service.queue.find(id, None).shape["fps"]
+            played = await (await there.read(id, "?pace=played")).begin()
+            rest = asyncio.create_task(played.rest())
+            for seconds in (0.0, 0.5):
+                await asyncio.sleep(seconds)
+                most = (LEAD_SECONDS + seconds + 0.2) * fps / FRAMES + AHEAD + 1
+                assert len(there.colours.made) <= most
+            late = await (await there.read(id, "?pace=played")).begin()
+            assert await late.part() == HEAD
+            assert await late.part() == part_of(there.colours, there.colours.made[-1])
+            await there.call("POST", f"/v1/videos/{id}/cancel")
+            await rest
 
     run(test())

@@ -83,8 +83,8 @@ export const previewPath = (id, step) => `${at(id)}/preview?step=${step}`;
 export const contentPath = (id, index = 0, variant = "video") => `${at(id)}/content?index=${index}&variant=${variant}`;
 export const mediaPath = (id, { option, index }) => `${at(id)}/media/${encodeURIComponent(option)}/${index}`;
 
-/** A live video as it streams. */
-export const getLive = (id, signal) => ask(`${at(id)}/live`, { signal });
+/** A live video as it streams, no faster than it plays. */
+export const getLive = (id, signal) => ask(`${at(id)}/live?pace=played`, { signal });
 
 /** Fetches a file of the server's as a File with a name. */
 export async function getFile(path, name) {
