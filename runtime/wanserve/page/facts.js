@@ -41,10 +41,17 @@ function factsOf(video) {
     ["LoRAs", (options.lora ?? []).map(loraWords).join(", ")],
     ...further.map(([name, value]) => [label(name), Array.isArray(value) ? value.join(", ") : value]),
     ["Negative prompt", options.negative_prompt],
+    ["Prompts", prompts(video)],
     ...video.media.map(({ option, name }) => [label(option), name]),
     ["Model", video.model],
     ["Id", video.id],
   ];
+}
+
+/** The prompts of a live video, each with the second from which it was followed. */
+function prompts({ live, fps }) {
+  const each = live?.prompts ?? [];
+  return each.length > 1 ? each.map(({ first, prompt }) => `${lengthWords(first / fps)}: ${prompt}`).join("\n") : null;
 }
 
 function time({ started_at: started, completed_at: completed, stage_durations: durations }) {

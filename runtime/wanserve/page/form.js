@@ -174,6 +174,7 @@ export function settingsOf(video) {
   const elsewhere = [...IN_FORM, ...media].filter((name) => !windows || name !== "num_frames");
   const further = Object.entries(video.options).filter(([name]) => !elsewhere.includes(name));
   const given = video.options.seed;
+  const frames = video.live?.frames ? { num_frames: video.live.frames } : {};
   return {
     model: video.model,
     prompt: video.prompt,
@@ -185,7 +186,7 @@ export function settingsOf(video) {
     loras: video.options.lora ?? [],
     seed: String(video.seed ?? given ?? ""),
     random: given === undefined || given === null || given === "random",
-    options: Object.fromEntries(further.filter(([, value]) => value !== null)),
+    options: { ...frames, ...Object.fromEntries(further.filter(([, value]) => value !== null)) },
   };
 }
 

@@ -2,7 +2,7 @@
 
 import { getLive, getVideo } from "./api.js";
 import { wait } from "./dom.js";
-import { isActive } from "./videos.js";
+import { find, isActive } from "./videos.js";
 
 const KEPT = 10; // seconds before the newest frame that stay, however long somebody pauses
 const FAR = 4; // seconds behind the newest frame from which it jumps
@@ -129,7 +129,8 @@ export class Player {
 
   async #isOver() {
     try {
-      return !isActive(await getVideo(this.#id));
+      const known = find(this.#id);
+      return !isActive(known && !isActive(known) ? known : await getVideo(this.#id));
     } catch {
       return false;
     }

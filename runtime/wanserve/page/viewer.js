@@ -7,8 +7,9 @@ import { byId, make, wait } from "./dom.js";
 import { showFacts } from "./facts.js";
 import { modelsWith } from "./form.js";
 import { focusAfter, indexOf } from "./gallery.js";
+import { watch } from "./live.js";
 import { postOnce } from "./send.js";
-import { find, forget, isSeen, learn, now, onVideo } from "./videos.js";
+import { find, forget, isLive, isSeen, learn, now, onVideo } from "./videos.js";
 import { aspect, whenFull } from "./words.js";
 
 let shown = null;
@@ -137,10 +138,16 @@ const ACTIONS = {
     attempt = { id: video.id, files };
     const inputs = Object.keys(files);
     const given = Object.entries(video.options).filter(([name]) => !inputs.includes(name));
-    const asked = now();
-    learn(await postOnce({ ...Object.fromEntries(given), model: video.model, seed: video.seed }, files), asked);
+    const [asked, moment] = [now(), performance.now()];
+    const live = isLive(video) ? { live: true, num_frames: video.live.frames } : {};
+    const made = await postOnce({ ...Object.fromEntries(given), ...live, model: video.model, seed: video.seed }, files);
+    learn(made, asked);
     attempt = null;
     say("Added to the queue.");
+    if (isLive(made)) {
+      byId("viewer").close();
+      return watch(made.id, moment);
+    }
     const text = button.textContent;
     button.textContent = "Added to the queue";
     await wait(2500);
