@@ -10,6 +10,7 @@ import { aspect, short, took } from "./words.js";
 const EACH = 500; // milliseconds between two looks at the figures
 const LOOKS = 8; // that the frames a second are of
 const SLOW = 0.85; // of the frames a second that it should play
+const HELP = "Enter sends it. It is followed from the next part of the video on.";
 const STATES = {
   waiting: ({ status }) => (status === "queued" ? "It waits for its turn" : "Waiting for the first frame"),
   playing: () => (watched.isSlow ? "Live, but made slower than it plays" : "Live"),
@@ -114,7 +115,7 @@ function showPrompt(video) {
   const shown = prompts.findLast(({ first }) => first <= frame)?.prompt ?? video.prompt;
   if (shown === next) watched.next = null;
   setText(byId("live-prompt"), shown);
-  setText(byId("next-help"), watched.next ? `Next: ${short(watched.next, 80)}` : "It is followed from the next part of the video on.");
+  setText(byId("next-help"), watched.next ? `Next: ${short(watched.next, 80)}` : HELP);
 }
 
 /** Looks at what plays, and shows the figures of the last few seconds. */
