@@ -5,14 +5,14 @@ import { openDialog, say } from "./dialogs.js";
 import { byId, hasMouse, make, setText } from "./dom.js";
 import { Player } from "./player.js";
 import { find, isActive, isSeen, learn, now, onVideo } from "./videos.js";
-import { aspect, short, took } from "./words.js";
+import { aspect, short, state, took } from "./words.js";
 
 const EACH = 500; // milliseconds between two looks at the figures
 const LOOKS = 8; // that the frames a second are of
 const SLOW = 0.85; // of the frames a second that it should play
 const HELP = "Enter sends it. It is followed from the next part of the video on.";
 const STATES = {
-  waiting: ({ status }) => (status === "queued" ? "It waits for its turn" : "Waiting for the first frame"),
+  waiting: (video) => (["steps", "live", null].includes(video.phase) ? "Waiting for the first frame" : state(video)),
   playing: () => (watched.isSlow ? "Live, but made slower than it plays" : "Live"),
   paused: () => "Paused. It goes on, and plays from its newest frame",
   ended: ({ live }) => ENDS[live?.stopped] ?? "It has ended",
