@@ -13,6 +13,7 @@ from flax import nnx
 from wanbuild.config import ConfigClass, parse_config
 from wanbuild.mapping.animate import ANIMATE_RULES
 from wanbuild.mapping.clip import CLIP_RULES
+from wanbuild.mapping.helios import HELIOS_RULES
 from wanbuild.mapping.rules import Rule
 from wanbuild.mapping.tiny_vae import TINY_VAE_RULES
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
@@ -26,6 +27,7 @@ from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.eight_bit import store_in_eight_bits
+from wanbuild.models.helios import HeliosConfig, HeliosTransformer
 from wanbuild.models.tiny_vae import TinyVAE
 from wanbuild.models.tiny_vae_config import TinyVAEConfig
 from wanbuild.models.transformer import WanTransformer
@@ -83,6 +85,7 @@ _VARIANTS: tuple[ComponentKind, ...] = (
     _transformer(AnimateConfig, ANIMATE_RULES, AnimateTransformer),
     _transformer(AnyFlowConfig, TRANSFORMER_RULES, AnyFlowTransformer),
     _transformer(AnyFlowFARConfig, TRANSFORMER_RULES, AnyFlowFARTransformer),
+    _transformer(HeliosConfig, HELIOS_RULES, HeliosTransformer),
 )
 """The kinds of transformer whose class is not the base class, ``WanTransformer3DModel``."""
 

@@ -59,20 +59,27 @@ def modulated(
     """
     y = layer_norm(x, eps)
     if groups is not None:
-        return y * (1 + scale[:, groups]) + shift[:, groups]
+        return y * (1 + _of_tokens(scale, groups)) + _of_tokens(shift, groups)
     return (_in_groups(y, scale) * (1 + scale[:, :, None]) + shift[:, :, None]).reshape(x.shape)
 
 
 def gated(x: jax.Array, gate: jax.Array, groups: jax.Array | None = None) -> jax.Array:
     """Multiplies x (B, S, D) by a gate (1 or B, G, D); rows apply to tokens as in ``modulated``."""
     if groups is not None:
-        return x * gate[:, groups]
+        return x * _of_tokens(gate, groups)
     return (_in_groups(x, gate) * gate[:, :, None]).reshape(x.shape)
 
 
 def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
     """Reshapes (B, S, D) to (B, G, S / G, D) for rows (..., G, D)."""
     return x.reshape(len(x), rows.shape[1], -1, x.shape[-1])
+
+
+def _of_tokens(rows: jax.Array, groups: jax.Array) -> jax.Array:
+    """Returns the row of each token, (1 or B, S, D), of rows (1 or B, G, D)."""
+    if rows.shape[1] == 2:  # a choice is a part of what reads it, and a gather is not on every chip
+        return jnp.where(groups[:, None] == 0, rows[:, :1], rows[:, 1:])
+    return rows[:, groups]
 
 
 def kept_dtype(x: jax.Array) -> Any:
@@ -260,9 +267,13 @@ class WanBlock(nnx.Module):
         out = self.attn1.project(heads)
         x = (x.astype(jnp.float32) + gated(out, gate_1, groups)).astype(x.dtype)
 
-        y = self.norm2(x).astype(x.dtype)
-        x = (x.astype(jnp.float32) + self.attn2(y, kv, attention)).astype(x.dtype)
+        x = self.prompted(x, kv, attention)
 
         y = modulated(x, scale_2, shift_2, self.eps, groups).astype(x.dtype)
         x = (x.astype(jnp.float32) + gated(self.ffn(y), gate_2, groups)).astype(x.dtype)
         return constrain(x, "videos", "tokens", None)
+
+    def prompted(self, x: jax.Array, kv: KV, attention: TokenAttention) -> jax.Array:
+        """Adds to tokens (B, S, D) what they take from the prompt."""
+        y = self.norm2(x).astype(x.dtype)
+        return (x.astype(jnp.float32) + self.attn2(y, kv, attention)).astype(x.dtype)

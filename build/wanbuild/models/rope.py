@@ -24,10 +24,10 @@ def axis_dims(head_dim: int) -> tuple[int, int, int]:
     return head_dim - rows - columns, rows, columns
 
 
-def axis_angles(length: int, dim: int) -> np.ndarray:
-    """Returns the angles of positions 0..length-1 in float64, of shape (length, dim // 2)."""
+def axis_angles(positions: np.ndarray, dim: int) -> np.ndarray:
+    """Returns the angles of positions in float64, of shape (positions, dim // 2)."""
     frequencies = 1.0 / THETA ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
-    return np.arange(length, dtype=np.float64)[:, None] * frequencies
+    return positions.astype(np.float64)[:, None] * frequencies
 
 
 def directions(length: int, dim: int, pooled: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ def directions(length: int, dim: int, pooled: int = 1) -> tuple[np.ndarray, np.n
         dim: the axis' part of the head dimension.
         pooled: how many positions of the table each of these covers: it has their mean direction.
     """
-    angles = axis_angles(length * pooled, dim).reshape(length, pooled, -1)
+    angles = axis_angles(np.arange(length * pooled), dim).reshape(length, pooled, -1)
     cos, sin = np.cos(angles).mean(1), np.sin(angles).mean(1)
     norm = np.hypot(cos, sin)
     return cos / norm, sin / norm
@@ -47,9 +47,6 @@ def directions(length: int, dim: int, pooled: int = 1) -> tuple[np.ndarray, np.n
 def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, jax.Array]:
     """Computes cosines and sines for every token of a patch grid, on the device.
 
-    Only the three per-axis tables are constants of the program; at 720p the full table would add 38 MB of
-    StableHLO.
-
     Args:
         grid: patches along frames, rows and columns; S is their product.
         head_dim: K.
@@ -57,7 +54,32 @@ def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, j
     Returns:
         Two float32 arrays of shape (S, K // 2).
     """
-    angles = [axis_angles(length, dim) for length, dim in zip(grid, axis_dims(head_dim), strict=True)]
+    frames, rows, columns = (np.arange(length) for length in grid)
+    return pooled_tables((frames, rows, columns), head_dim, 1)
+
+
+def pooled_tables(
+    positions: tuple[np.ndarray, np.ndarray, np.ndarray], head_dim: int, pool: int
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the means of cosines and sines over blocks of positions, on the device.
+
+    Only the three per-axis tables are constants of the program; at 720p the full table would add 38 MB of
+    StableHLO. Each value depends on one axis, so that the mean over a block is that over its axis.
+
+    Args:
+        positions: those of frames, rows and columns.
+        head_dim: K.
+        pool: positions of a block along each axis; the last position is repeated where a block has fewer.
+
+    Returns:
+        Two float32 arrays of shape (S, K // 2), S the product of the blocks along the axes.
+    """
+    angles = [axis_angles(axis, dim) for axis, dim in zip(positions, axis_dims(head_dim), strict=True)]
+    grid = tuple(-(-len(axis) // pool) for axis in positions)
+
+    def over_blocks(table: np.ndarray) -> np.ndarray:
+        whole = np.pad(table, ((0, -len(table) % pool), (0, 0)), mode="edge")
+        return whole.reshape(-1, pool, table.shape[1]).mean(axis=1)
 
     def over_grid(table: np.ndarray, axis: int) -> jax.Array:
         shape = [1, 1, 1, table.shape[1]]
@@ -66,7 +88,7 @@ def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, j
         return jnp.broadcast_to(jnp.asarray(table.astype(np.float32)).reshape(shape), full)
 
     def full_table(function: np.ufunc) -> jax.Array:
-        parts = [over_grid(function(table), axis) for axis, table in enumerate(angles)]
+        parts = [over_grid(over_blocks(function(table)), axis) for axis, table in enumerate(angles)]
         return jnp.concatenate(parts, axis=-1).reshape(-1, head_dim // 2)
 
     return full_table(np.cos), full_table(np.sin)

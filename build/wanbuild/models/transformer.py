@@ -110,6 +110,14 @@ def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
     return T, h, w
 
 
+def in_patches(latents: jax.Array, patch: tuple[int, int, int]) -> jax.Array:
+    """Returns the raw values of latents (B, C, T, h, w) by patches of a size, (B, S, C·patch volume)."""
+    B, C = latents.shape[:2]
+    (pt, ph, pw), (T, H, W) = patch, spatial_shape(latents)
+    x = latents.reshape(B, C, T // pt, pt, H // ph, ph, W // pw, pw).transpose(0, 2, 4, 6, 1, 3, 5, 7)
+    return x.reshape(B, -1, C * pt * ph * pw)
+
+
 def padded(tokens: jax.Array, multiple: int) -> tuple[jax.Array, jax.Array | None]:
     """Pads tokens (1, I, D) with zeros to a multiple; returns their mask, bool (I,), None if all real."""
     count = tokens.shape[1]
@@ -217,12 +225,8 @@ class WanTransformer(nnx.Module):
 
         On a mesh S has padding, and devices share the tokens.
         """
-        B, C = latents.shape[:2]
-        grid = self.config.grid(spatial_shape(latents))
-        pt, ph, pw = self.config.patch_size
-        t, h, w = grid
-        x = latents.reshape(B, C, t, pt, h, ph, w, pw).transpose(0, 2, 4, 6, 1, 3, 5, 7)
-        return shared_tokens(x.reshape(B, t * h * w, C * pt * ph * pw), 1)
+        self.config.grid(spatial_shape(latents))
+        return shared_tokens(in_patches(latents, self.config.patch_size), 1)
 
     def unpatchify(self, tokens: jax.Array, latent_shape: tuple[int, int, int]) -> jax.Array:
         """(B, S, patch volume·C) -> (B, C, T, h, w)."""

@@ -1,0 +1,145 @@
+"""The transformer of Helios against diffusers' HeliosTransformer3DModel, every parameter random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers import HeliosTransformer3DModel
+
+from helpers.fast_compile import fast_jit
+from helpers.naive import load_params
+from helpers.reference_models import randomise, relative_error
+from wanbuild.config import ConfigError
+from wanbuild.mapping.helios import HELIOS_RULES
+from wanbuild.models.attention import blocked_attention
+from wanbuild.models.helios import PAST, HeliosConfig, HeliosTransformer, remembered
+from wanbuild.models.params import bind
+
+FIELDS: Mapping[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 20,
+    "ffn_dim": 56,
+    "num_layers": 3,
+    "text_dim": 32,
+    "freq_dim": 64,
+    "rope_dim": (8, 6, 6),
+}
+FLOAT32 = 1e-5  # seen: 4e-7
+SIZE = (6, 10)
+"""Rows and columns of latents of which neither ``patch_mid`` nor ``patch_long`` makes whole patches."""
+
+
+class Pair:
+    """The reference and ours, of one config."""
+
+    def __init__(self, **changes: Any) -> None:
+        fields = {**FIELDS, **changes}
+        self.reference = HeliosTransformer3DModel(**fields).eval()
+        module = HeliosTransformer(HeliosConfig(**fields), jnp.float32)
+        self.params = load_params(randomise(self.reference, seed=7), HELIOS_RULES, module)
+
+        def forward(params: Any, x: Any, t: Any, embeddings: Any, first: Any, past: Any) -> Any:
+            model = bind(module, params)
+            kv, _ = model.prepare(embeddings, x.shape[2:], jnp.float32)
+            rope = model.rope(x.shape[2:], past.shape[3:])
+            condition = {"first": first, "past": past}
+            return model(x, t, kv, rope, condition, blocked_attention, jnp.float32)
+
+        self.forward = fast_jit(forward)
+
+    def expected(self, x: Any, t: float, embeddings: Any, first: Any, past: Any) -> np.ndarray:
+        """The reference's velocity, given what its pipeline gives it."""
+        ends = np.cumsum([1, 16, 2, 1, x.shape[2]])
+        zero, long, mid, recent, chunk = np.split(np.arange(ends[-1]), ends[:-1])
+        indices = {"hidden_states": chunk, "latents_history_short": np.concatenate([zero, recent])}
+        indices |= {"latents_history_mid": mid, "latents_history_long": long}
+        history = {
+            "latents_history_short": np.concatenate([first, past[:, :, -1:]], axis=2),
+            "latents_history_mid": past[:, :, -3:-1],
+            "latents_history_long": past[:, :, :16],
+        }
+        with torch.no_grad():
+            return self.reference(  # type: ignore[no-any-return]
+                torch.from_numpy(x),
+                torch.full((len(x),), t),
+                torch.from_numpy(embeddings),
+                **{f"indices_{name}": torch.from_numpy(at)[None] for name, at in indices.items()},
+                **{name: torch.from_numpy(value) for name, value in history.items()},
+                return_dict=False,
+            )[0].numpy()
+
+
+def inputs(shape: tuple[int, int, int], size: tuple[int, int], filled: int, batch: int = 1) -> Any:
+    """A chunk, a timestep, a prompt, and a past of which the last latent frames are filled."""
+    rng = np.random.default_rng(filled)
+    x, first, past = (
+        rng.standard_normal((batch, 16, *wanted)).astype(np.float32)
+        for wanted in (shape, (1, *size), (PAST, *size))
+    )
+    past[:, :, : PAST - filled] = 0
+    embeddings = rng.standard_normal((batch, 512, 32)).astype(np.float32)
+    return x, np.float32(333.25), embeddings, first * (filled > 0), past
+
+
+@pytest.fixture(scope="module")
+def published() -> Pair:
+    return Pair()
+
+
+@pytest.mark.parametrize("filled", [PAST, 9, 1, 0])
+def test_the_published_config(published: Pair, filled: int) -> None:
+    """A full past, that behind one chunk, behind an image alone, and none."""
+    given = inputs((9, *SIZE), SIZE, filled)
+    expected = published.expected(*given)
+    assert relative_error(published.forward(published.params, *given), expected) < FLOAT32
+
+
+@pytest.mark.parametrize(("batch", "shape", "tokens"), [(1, (2, 4, 4), 128), (2, (3, 2, 6), 129)])
+def test_a_smaller_chunk(published: Pair, batch: int, shape: tuple[int, int, int], tokens: int) -> None:
+    """As in a pyramid: the past keeps its size."""
+    given = inputs(shape, (8, 24), PAST, batch)
+    expected = published.expected(*given)
+    assert relative_error(published.forward(published.params, *given), expected) < FLOAT32
+    module = HeliosTransformer(HeliosConfig(**FIELDS), jnp.float32)
+    assert len(module.rope(shape, (8, 24))["cos"]) == tokens
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"zero_history_timestep": False, "is_amplify_history": True},
+        {"guidance_cross_attn": False, "is_amplify_history": True, "history_scale_mode": "scalar"},
+    ],
+)
+def test_other_configs(published: Pair, changes: Mapping[str, Any]) -> None:
+    other, given = Pair(**changes), inputs((2, *SIZE), SIZE, 9)
+    expected = other.expected(*given)
+    assert relative_error(other.forward(other.params, *given), expected) < FLOAT32
+    assert relative_error(published.expected(*given), expected) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"rope_dim": (44, 42, 42)}, r"rope_dim is \[44, 42, 42\], and a head here has \[8, 6, 6\]"),
+        ({"patch_size": (1, 1, 2)}, r"patch_size is \[1, 1, 2\], and Helios has \[1, 2, 2\]"),
+        ({"image_dim": 8, "added_kv_proj_dim": 40}, "image_dim is 8"),
+    ],
+)
+def test_unknown_configs_are_refused(changes: Mapping[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        HeliosConfig(**{**FIELDS, **changes})
+
+
+def test_what_is_remembered() -> None:
+    """The last latent frames of all, also where the chunk has more."""
+    frames = np.arange(PAST + 30, dtype=np.float32)[None, None, :, None, None]
+    past, short, long = np.split(frames, [PAST, PAST + 9], axis=2)
+    after = remembered(jnp.asarray(past), jnp.asarray(short))
+    assert after.ravel().tolist() == frames.ravel()[9 : PAST + 9].tolist()
+    assert remembered(after, jnp.asarray(long)).ravel().tolist() == frames.ravel()[-PAST:].tolist()
