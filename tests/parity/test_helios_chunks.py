@@ -14,9 +14,10 @@ from diffusers import HeliosDMDScheduler, HeliosPipeline, HeliosPyramidPipeline,
 
 from helpers.helios import Pair
 from helpers.reference_models import relative_error
-from wanbuild.models.helios import PAST, remembered
+from wanbuild.models.helios import remembered
 from wanbuild.programs.denoiser import solver_step
 from wanrun.denoising.noise import Noise
+from wanrun.denoising.past import Encoded, Past, of_image, of_nothing, of_video
 from wanrun.denoising.pyramid import Stage, chunk_stages, enlarged, halved
 from wanrun.denoising.solvers import HISTORY
 
@@ -30,13 +31,30 @@ FLOAT32 = 1e-5
 GAMMA = 0.3  # at the published 1/3 the reference's factor of the noise is not defined on CPUs
 
 
-class NoDecoder(torch.nn.Module):
-    """The pipelines decode each chunk, also for latents."""
+DEVIATION = 0.5
+
+
+def mean_of(frames: torch.Tensor) -> torch.Tensor:
+    """Stands for the encoder: the latents' mode of frames (B, 3, F, H, W)."""
+    scales = torch.linspace(-1, 1, 16)[:, None, None, None]
+    return frames[:, :1, ::4, ::8, ::8] * scales + frames[:, 1:2, ::4, 4::8, 4::8].flip(2)
+
+
+class NoVAE(torch.nn.Module):
+    """What the pipelines call: they decode each chunk, also for latents."""
 
     dtype, device = torch.float32, torch.device("cpu")
     config = SimpleNamespace(
         latents_mean=[0.0], latents_std=[1.0], z_dim=1, scale_factor_temporal=4, scale_factor_spatial=8
     )
+
+    def encode(self, frames: torch.Tensor) -> Any:
+        mean = mean_of(frames)
+
+        def sample(generator: torch.Generator) -> torch.Tensor:
+            return mean + DEVIATION * torch.randn(mean.shape, generator=generator)
+
+        return SimpleNamespace(latent_dist=SimpleNamespace(sample=sample))
 
     def decode(self, latents: torch.Tensor, return_dict: bool) -> tuple[torch.Tensor]:
         del return_dict
@@ -50,7 +68,7 @@ def embeddings() -> np.ndarray:
 def expected(pair: Pair, pipeline: Any, scheduler: Any, settings: Mapping[str, Any]) -> np.ndarray:
     positive, negative = (torch.from_numpy(one)[None] for one in embeddings())
     made = {name: settings[name] for name in ("is_distilled", "is_cfg_zero_star") if name in settings}
-    pipe = pipeline(None, None, NoDecoder(), scheduler, pair.reference, **made)
+    pipe = pipeline(None, None, NoVAE(), scheduler, pair.reference, **made)
     pipe.set_progress_bar_config(disable=True)
     latents = pipe(
         prompt_embeds=positive,
@@ -73,13 +91,13 @@ class Chunks:
     ) -> None:
         self.pair, self.draw = pair, Noise(SEED)
         self.guidance, self.projected, self.zero_steps = guidance, projected, zero_steps
-        self.first = np.zeros((1, 16, 1, *SIZE), np.float32)
-        self.past = np.zeros((1, 16, PAST, *SIZE), np.float32)
+        self.past = of_nothing((1, 16, FRAMES, *SIZE))
 
     def velocity(self, x: np.ndarray, t: np.float32) -> np.ndarray:
         def of(prompt: int) -> np.ndarray:
             text = embeddings()[prompt : prompt + 1]
-            return np.asarray(self.pair.forward(self.pair.params, x, t, text, self.first, self.past))
+            first = np.zeros_like(self.past.frames[:, :, :1]) if self.past.first is None else self.past.first
+            return np.asarray(self.pair.forward(self.pair.params, x, t, text, first, self.past.frames))
 
         if self.guidance == 1:
             return of(0)
@@ -105,8 +123,9 @@ class Chunks:
             for index, stage in enumerate(stages):
                 x = enlarged(x, stage, self.draw, GAMMA) if index else x
                 x = self.steps(x, stage, 0 if index else self.zero_steps)
-            self.first = self.first if made else x[:, :, :1]
-            self.past = np.asarray(remembered(jnp.asarray(self.past), jnp.asarray(x)))
+            first = x[:, :, :1] if self.past.first is None else self.past.first
+            frames = np.asarray(remembered(jnp.asarray(self.past.frames), jnp.asarray(x)))
+            self.past = Past(frames, first)
             made.append(x)
         return np.concatenate(made, axis=2)
 
@@ -146,3 +165,40 @@ def test_distilled(pair: Pair) -> None:
     reference = expected(pair, HeliosPyramidPipeline, scheduler, settings)
     first, later = (chunk_stages("dmd", (steps,) * 3, TOKENS, "linear", GAMMA) for steps in (4, 2))
     assert relative_error(Chunks(pair).make(first, later), reference) < FLOAT32
+
+
+def encoded(frames: np.ndarray) -> Encoded:
+    """What ``NoVAE`` makes of frames (F, H, W, 3)."""
+    video = torch.from_numpy(frames).permute(3, 0, 1, 2)[None]
+    mean = mean_of(2 * video - 1).numpy()
+    return Encoded(mean, np.full_like(mean, DEVIATION))
+
+
+def test_from_an_image(pair: Pair) -> None:
+    """The noise of the image, and the latents of a video that stands still, before the first chunk."""
+    image = np.random.default_rng(8).random((1, 8 * SIZE[0], 8 * SIZE[1], 3), np.float32)
+    settings = {
+        "num_inference_steps": 2,
+        "guidance_scale": 1.0,
+        "image": torch.from_numpy(image).movedim(3, 1),
+    }
+    reference = expected(pair, HeliosPipeline, HeliosScheduler(stages=1), settings)
+    chunks, stages = Chunks(pair), chunk_stages("unipc", (2,), TOKENS)
+    chunks.past = of_image(encoded(image), encoded(image.repeat(33, axis=0)), chunks.draw)
+    before = chunks.past.frames[:, :, -1:]
+    found = np.concatenate([before, chunks.make(stages, stages)], axis=2)
+    assert relative_error(found, reference) < FLOAT32
+
+
+@pytest.mark.parametrize("frames", [40, 70])
+def test_from_a_video(pair: Pair, frames: int) -> None:
+    """Of one and of two chunks, which leave out frames at its beginning."""
+    video = np.random.default_rng(9).random((frames, 8 * SIZE[0], 8 * SIZE[1], 3), np.float32)
+    given = torch.from_numpy(video).movedim(3, 1)[None]
+    settings = {"num_inference_steps": 2, "guidance_scale": 1.0, "video": given}
+    reference = expected(pair, HeliosPipeline, HeliosScheduler(stages=1), settings)
+    chunks, stages = Chunks(pair), chunk_stages("unipc", (2,), TOKENS)
+    whole = [encoded(part) for part in np.split(video[frames % 33 :], frames // 33)]
+    chunks.past = of_video(encoded(video[:1]), whole, chunks.draw)
+    made = chunks.make(stages, stages)
+    assert relative_error(made, reference[:, :, -made.shape[2] :]) < FLOAT32

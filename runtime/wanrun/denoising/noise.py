@@ -68,6 +68,10 @@ class Noise:
         flat = _small(self._generator, size) if size < _BLOCK else _blocks(self._generator, size)
         return flat.reshape(tuple(shape))
 
+    def uniform(self, count: int) -> np.ndarray:
+        """Returns the next numbers of [0, 1), float32 (count,): those of ``torch.rand``."""
+        return ((_draws(self._generator, count) & np.uint32(2**24 - 1)) * 2.0**-24).astype(np.float32)
+
 
 def initial_noise(seed: int, shape: Sequence[int]) -> np.ndarray:
     """Returns the first array of ``Noise(seed)``; arguments and errors are the same."""
