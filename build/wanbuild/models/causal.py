@@ -46,15 +46,17 @@ def frames_before(chunks: Chunking, number: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Ring:
-    """The frames that a buffer keeps: the newest ones of all that were put into it.
+    """The frames that a buffer keeps: the first ones of all that were put into it, and the newest.
 
     Args:
         capacity: frames of the buffer.
         total: frames that were put into it, int32.
+        sink: the first frames that are never replaced, fewer than ``capacity``.
     """
 
     capacity: int
     total: jax.Array
+    sink: int = 0
 
     @property
     def count(self) -> jax.Array:
@@ -64,12 +66,15 @@ class Ring:
     @property
     def order(self) -> jax.Array:
         """The order in time of the frames in all slots, int32 (capacity,)."""
-        oldest = jnp.where(self.total > self.capacity, self.total % self.capacity, 0)
-        return (jnp.arange(self.capacity) - oldest) % self.capacity
+        turning, slots = self.capacity - self.sink, jnp.arange(self.capacity)
+        oldest = jnp.where(self.total > self.capacity, (self.total - self.sink) % turning, 0)
+        return jnp.where(slots < self.sink, slots, self.sink + (slots - self.sink - oldest) % turning)
 
     def slots(self, frames: int) -> list[jax.Array]:
         """Returns where so many further frames go."""
-        return [(self.total + index) % self.capacity for index in range(frames)]
+        turning = self.capacity - self.sink
+        numbers = [self.total + index for index in range(frames)]
+        return [jnp.where(n < self.sink, n, self.sink + (n - self.sink) % turning) for n in numbers]
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,9 @@ def normalised(keys: Unrotated, heads: int, dtype: Any) -> jax.Array:
     return values.reshape(*values.shape[:-1], heads, -1).astype(dtype)
 
 
-def written(buffer: jax.Array, layer: jax.Array, slots: Sequence[jax.Array], frames: jax.Array) -> jax.Array:
+def written(
+    buffer: jax.Array, layer: jax.Array, slots: Sequence[jax.Array | int], frames: jax.Array
+) -> jax.Array:
     """Returns a buffer (L, B, F, S, N, K) with new frames in slots of a layer.
 
     Args:
@@ -182,12 +189,25 @@ def written(buffer: jax.Array, layer: jax.Array, slots: Sequence[jax.Array], fra
         slots: of each frame, int32.
         frames: tokens of all of them, (B, T, N, K).
     """
-    bits = to_bits(buffer)
-    each = to_bits(frames).reshape(frames.shape[0], len(slots), -1, *frames.shape[2:])
+    each = frames.reshape(frames.shape[0], len(slots), -1, *frames.shape[2:])
+    return placed(buffer, layer, slots, each[None])
+
+
+def placed(
+    buffer: jax.Array, layer: jax.Array | int, slots: Sequence[jax.Array | int], frames: jax.Array
+) -> jax.Array:
+    """Returns a buffer (L, B, F, S, N, K) with new frames in slots.
+
+    Args:
+        buffer: what it was.
+        layer: the first of the frames' layers, int32.
+        slots: of each frame, int32.
+        frames: (layers, B, slots, S, N, K).
+    """
+    bits, each = to_bits(buffer), to_bits(frames)
     for index, slot in enumerate(slots):
-        bits = jax.lax.dynamic_update_slice(
-            bits, each[None, :, index : index + 1], (layer, 0, slot, *(0,) * (bits.ndim - 3))
-        )
+        where = (layer, 0, slot, *(0,) * (bits.ndim - 3))
+        bits = jax.lax.dynamic_update_slice(bits, each[:, :, index : index + 1], where)
     return from_bits(bits, buffer.dtype)
 
 
