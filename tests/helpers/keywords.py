@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+from wanrun.artifact.model import SolverName
 from wanrun.request.rows import rows
 from wanrun.rows import Row
 
@@ -24,6 +25,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from wanrun.artifact.model import SolverName
 from wanrun.request.lora import LoraChoice
 
 File = str | os.PathLike[str]
@@ -52,6 +54,8 @@ def _kind(row: Row) -> str:
         return "File | Sequence[File]" if row.many else "File"
     if row.record:  # a text, its fields, or several of these
         return "Lora | Sequence[Lora]"
+    if row.choices == get_args(SolverName):  # whose names fill a line
+        return "SolverName"
     if row.choices:
         return f"Literal[{', '.join(map(_quoted, row.choices))}]"
     if row.numbers:

@@ -240,9 +240,20 @@ SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
         "flow-map": MappingProxyType(
             {"_class_name": "FlowMapEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 5.0}
         ),
+        "self-forcing": MappingProxyType(
+            {
+                "_class_name": "SelfForcingFlowMatchScheduler",
+                "extra_one_step": True,
+                "num_inference_steps": 1000,
+                "shift": 5.0,
+                "sigma_min": 0.0,
+                "training": True,
+            }
+        ),
     }
 )
-"""One per solver, with every field that diffusers 0.42.1 saves; Wan itself is published with ``unipc``."""
+"""One per solver, with every field that diffusers 0.42.1 saves, or FastVideo for ``self-forcing``; Wan itself
+is published with ``unipc``."""
 
 
 def scheduler_config(solver: str, flow_shift: float) -> dict[str, Any]:

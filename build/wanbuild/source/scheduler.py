@@ -2,7 +2,8 @@
 
 A field that changes the timesteps, the sigmas or the update has one supported value. The fields of the
 variance-preserving schedule (betas, timestep spacing) are ignored, because flow sigmas replace that schedule.
-Field names and defaults: diffusers 0.42.1, the four classes' ``__init__``.
+Field names and defaults: diffusers 0.42.1, the four classes' ``__init__``;
+FastVideo's SelfForcingFlowMatchScheduler.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from wanbuild.config import Number, parse_config, shown
 from wanrun.errors import SourceError
 
-Solver = Literal["unipc", "dpm++", "euler", "flow-map"]
+Solver = Literal["unipc", "dpm++", "euler", "flow-map", "self-forcing"]
 
 CLASS_SHIFT = 1.0
 """The shift of each class where the file has none: the noise levels are as they are."""
@@ -130,6 +131,28 @@ class FlowMapEulerConfig:
 
 
 @dataclass(frozen=True)
+class SelfForcingSchedulerConfig:
+    """FastVideo's SelfForcingFlowMatchScheduler; its field is ``shift`` too, others are its grid's."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("SelfForcingFlowMatchScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            "num_train_timesteps": 1000,
+            "num_inference_steps": 1000,
+            "sigma_max": 1.0,
+            "sigma_min": 0.0,
+            "extra_one_step": True,
+            "inverse_timesteps": False,
+            "reverse_sigmas": False,
+        }
+    )
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"training"})  # weights of its loss
+    SOLVER: ClassVar[Solver] = "self-forcing"
+
+    shift: Number
+
+
+@dataclass(frozen=True)
 class SchedulerDefaults:
     """The defaults of generation.
 
@@ -150,6 +173,8 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
         return "euler", parse_config(FlowMatchEulerConfig, config, where).shift
     if class_name in FlowMapEulerConfig.CLASS_NAMES:
         return "flow-map", parse_config(FlowMapEulerConfig, config, where).shift
+    if class_name in SelfForcingSchedulerConfig.CLASS_NAMES:
+        return "self-forcing", parse_config(SelfForcingSchedulerConfig, config, where).shift
     multistep: UniPCConfig | DPMSolverConfig
     if class_name == "UniPCMultistepScheduler":
         multistep = parse_config(UniPCConfig, config, where)
@@ -158,7 +183,8 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
     else:
         raise SourceError(
             f"{where} describes a scheduler that is not supported",
-            expected="UniPCMultistep-, DPMSolverMultistep-, FlowMatchEuler- or FlowMapEulerDiscreteScheduler",
+            expected="UniPCMultistep-, DPMSolverMultistep-, FlowMatchEulerDiscrete-, FlowMapEulerDiscrete- "
+            "or SelfForcingFlowMatchScheduler",
             found=shown(class_name),
             remedy="replace scheduler/ by a supported scheduler's",
         )
@@ -182,7 +208,7 @@ def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.jso
         where: the file's name, for messages.
 
     Raises:
-        SourceError: if the class is not one of the four, a field is unknown or has an unsupported value,
+        SourceError: if the class is not one of these, a field is unknown or has an unsupported value,
             or the shift is out of range.
     """
     solver, shift = _read_shift(config, where)

@@ -25,6 +25,7 @@ SCHEDULERS = (
     "diffusers.DPMSolverMultistepScheduler",
     "diffusers.FlowMatchEulerDiscreteScheduler",
     "diffusers.FlowMapEulerDiscreteScheduler",
+    "diffusers.SelfForcingFlowMatchScheduler",
 )
 
 IMAGE_ENCODER, IMAGE_PROCESSOR = "image_encoder", "image_processor"
@@ -142,7 +143,7 @@ class Variant:
     leading_latents: int = 0
     expand_timesteps: bool = False
     flow_map: bool = False
-    solver: Literal["unipc", "flow-map"] = "unipc"
+    solver: Literal["unipc", "flow-map", "self-forcing"] = "unipc"
     steps: int = 50
     guidance_scale: float = 5.0
     options: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))

@@ -19,7 +19,9 @@ MAX_STEPS: Final = 10_000
 
 MAX_FLOAT32: Final = 3.4028234663852886e38
 
-SolverName = Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"]
+SolverName = Literal[
+    "unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map", "self-forcing"
+]  # fmt: skip
 
 # Integers are numbers too, as the JSON has them: 16 stays 16, so that a manifest that is read and written
 # again has the same digest.

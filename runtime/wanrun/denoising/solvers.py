@@ -79,8 +79,9 @@ def solver_table(
             (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). ``dmd`` is lcm
             at the noise levels of training (CausVid, FastVideo). ``rcm-ode`` and ``rcm-sde`` are euler and
             lcm that begin with noise of the first sigma's size (NVlabs/rcm). ``flow-map`` is euler on the
-            grid of FlowMapEulerDiscreteScheduler, which ends one step before sigma 0. Grids are those of the
-            classes. ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
+            grid of FlowMapEulerDiscreteScheduler, which ends one step before sigma 0. ``self-forcing`` is
+            lcm on that grid. Grids are those of the classes. ``unipc`` and ``dpm++`` round grid timesteps
+            down to whole numbers.
         num_steps: denoising steps, at least 1.
         flow_shift: positive; a larger shift moves the grid towards high noise.
         num_train_timesteps: the timestep of pure noise, at least 2.
@@ -360,6 +361,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "rcm-ode": Solver(_euler_grid, _euler_rows, scales_start=True),
         "rcm-sde": Solver(_euler_grid, _lcm_rows, adds_noise=True, scales_start=True),
         "flow-map": Solver(_flow_map_grid, _euler_rows),
+        "self-forcing": Solver(_flow_map_grid, _lcm_rows, adds_noise=True),
     }
 )
 """By name."""

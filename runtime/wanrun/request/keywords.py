@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from wanrun.artifact.model import SolverName
 from wanrun.request.lora import LoraChoice
 
 File = str | os.PathLike[str]
@@ -107,11 +108,11 @@ class Options(TypedDict, total=False):
     flow_shift: float | None
     sample_shift: float | None
     shift: float | None
-    solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
-    sample_solver: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
-    sampler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
-    sampler_name: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
-    scheduler: Literal["unipc", "dpm++", "euler", "lcm", "dmd", "rcm-ode", "rcm-sde", "flow-map"] | None
+    solver: SolverName | None
+    sample_solver: SolverName | None
+    sampler: SolverName | None
+    sampler_name: SolverName | None
+    scheduler: SolverName | None
     timesteps: Sequence[float] | None
     schedule: str | None
     lora: Lora | Sequence[Lora] | None

@@ -309,9 +309,9 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     solver: Annotated[
         SolverName | None,
         option(
-            "Solver, on its diffusers class's own grid; lcm and dmd, for distilled models, add noise between "
-            "steps.",
-            page="Solver of the steps; lcm and dmd, for distilled models, add noise between them.",
+            "Solver, on its diffusers class's own grid; lcm, dmd and self-forcing, for distilled models, add "
+            "noise between steps.",
+            page="Solver of the steps; lcm, dmd and self-forcing, for distilled models, add noise.",
             default=ARTIFACT,
             also="sample_solver sampler sampler_name scheduler",
             parse=parse_solver,

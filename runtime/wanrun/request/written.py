@@ -63,6 +63,7 @@ _SOLVERS: Mapping[str, str] = MappingProxyType(
             ("euler", "flowmatcheulerdiscretescheduler"),
             ("lcm", "flowmatchlcmscheduler"),
             ("flow-map", "flowmapeulerdiscretescheduler flowmapdiscretescheduler"),
+            ("self-forcing", "selfforcingflowmatchscheduler"),
         )
         for other in (name, *others.split())
     }

@@ -478,6 +478,7 @@ def test_published_schedulers(solver: str) -> None:
         ("euler", {"stochastic_sampling": True}, "stochastic_sampling"),
         ("euler", {"use_dynamic_shifting": True}, "use_dynamic_shifting"),
         ("flow-map", {"num_train_timesteps": 500}, "num_train_timesteps"),
+        ("self-forcing", {"extra_one_step": False}, "extra_one_step"),
         ("euler", {"_class_name": "DDIMScheduler"}, "scheduler that is not supported"),
     ],
 )

@@ -109,6 +109,27 @@ def test_lcm_is_a_prediction_and_noise() -> None:
         np.testing.assert_allclose(found, (1 - following) * m0, rtol=1e-6)
 
 
+def test_self_forcing_as_published() -> None:
+    """Places 1000, 750, 500 and 250 of a grid; each prediction is made noisy for the next step."""
+    grid = np.linspace(1, 0, 1001)[:-1]
+    grid = np.float32(5 * grid / (1 + 4 * grid))
+    levels = grid[[1000 - place for place in (1000, 750, 500, 250)]]
+    table = solver_table("self-forcing", 4, 5.0)
+    np.testing.assert_array_equal(table.timesteps, np.float32(1000 * levels.astype(np.float64)))
+    random = np.random.default_rng(7)
+    draws = random.standard_normal((4, 3, 5)).astype(np.float32)
+    x = expected = draws[0]
+    for index, row in enumerate(table.coefficients):
+        v = random.standard_normal(x.shape).astype(np.float32)
+        clean = expected - levels[index] * v
+        following = levels[index + 1] if index < 3 else np.float32(0)
+        expected = (1 - following) * clean + following * draws[(index + 1) % 4]
+        c = dict(zip(COLUMNS, row, strict=True))
+        x = with_noise(c["p_0"] * (x - c["sigma"] * v), table.noise[index], draws[(index + 1) % 4])
+        np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(clean, expected)
+
+
 @pytest.mark.parametrize("name", ["unipc", "dpm++", "euler"])
 def test_the_others_add_no_noise(name: str) -> None:
     assert not solver_table(name, 4, 5.0).noise.any()

@@ -56,6 +56,7 @@ def test_numbers() -> None:
         ("FlowMatchEulerDiscreteScheduler", "euler"),
         ("FlowMatchLCMScheduler", "lcm"),
         ("FlowMapEulerDiscreteScheduler", "flow-map"),
+        ("SelfForcingFlowMatchScheduler", "self-forcing"),
         ("rcm-ode", "rcm-ode"),
         ("ddim", "ddim"),
     ],
