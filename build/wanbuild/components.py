@@ -28,6 +28,7 @@ from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.helios import HeliosConfig, HeliosTransformer
+from wanbuild.models.self_forcing import SelfForcingConfig, SelfForcingTransformer
 from wanbuild.models.tiny_vae import TinyVAE
 from wanbuild.models.tiny_vae_config import TinyVAEConfig
 from wanbuild.models.transformer import WanTransformer
@@ -86,6 +87,7 @@ _VARIANTS: tuple[ComponentKind, ...] = (
     _transformer(AnyFlowConfig, TRANSFORMER_RULES, AnyFlowTransformer),
     _transformer(AnyFlowFARConfig, TRANSFORMER_RULES, AnyFlowFARTransformer),
     _transformer(HeliosConfig, HELIOS_RULES, HeliosTransformer),
+    _transformer(SelfForcingConfig, TRANSFORMER_RULES, SelfForcingTransformer),
 )
 """The kinds of transformer whose class is not the base class, ``WanTransformer3DModel``."""
 

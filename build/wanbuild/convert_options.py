@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 import wanrun
 from wanbuild.default_options import DEFAULTS
 from wanbuild.published.samplings import SAMPLINGS
+from wanbuild.variants.table import MODULES
 from wanrun.rows import option
 
 STORED = ("bfloat16", "float32")
@@ -25,6 +26,16 @@ _WEIGHTS = "a .safetensors or .gguf file, or the folder or the index of its shar
 
 class PlainConvert(Struct, frozen=True, kw_only=True):
     """The options of ``wanbuild convert`` that a conversion takes as they are given."""
+
+    variant: Annotated[
+        str | None,
+        option(
+            "The variant of a transformer whose tensors are those of another one: self-forcing-wan2.1.",
+            choices=tuple(MODULES),
+            value="NAME",
+            default="what the tensors or SOURCE say",
+        ),
+    ] = None
 
     revision: Annotated[
         str | None, option("Branch, tag or commit, where SOURCE is a hub id.", default="main")

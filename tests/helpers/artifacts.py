@@ -69,6 +69,7 @@ def build_artifact(
     guiders: Sequence[str] = (),
     video_to_video: bool = False,
     nag: bool = False,
+    variant: str | None = None,
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -89,6 +90,7 @@ def build_artifact(
         guiders: those beside ``cfg``.
         video_to_video: whether steps can begin with a video.
         nag: whether its steps can take a negative prompt without guidance.
+        variant: as ``--variant`` takes it.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -97,7 +99,8 @@ def build_artifact(
     from wanbuild.targets.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
-    convert(ConvertRequest(checkpoint, folder, stored, files=files, quantise=parse_quantise(quantise, ())))
+    own = {"files": files, "quantise": parse_quantise(quantise, ()), "variant": variant}
+    convert(ConvertRequest(checkpoint, folder, stored, **own))
     forms = {guidance: loop} if isinstance(loop, str) else {(one,): loop[one] for one in guidance}
     for (guided, form), count in itertools.product(forms.items(), references):
         request = CompileRequest(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,18 +15,24 @@ import torch
 from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
+from helpers.artifacts import build_artifact
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from helpers.whole_path import LATENTS
+from helpers.single_files import original_transformer
+from helpers.tensor_files import save_file
+from helpers.whole_path import LATENTS, PROMPT
+from wanbuild.check.reference_pipeline import Reference
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
 from wanbuild.models.self_forcing import SelfForcingConfig, SelfForcingTransformer
+from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.model import Chunking
 
 FRAMES, ROWS, COLUMNS = 3, 4, 6
+LATENT_FRAMES = 12
 TIMESTEPS = (1000.0, 937.5, 2500 / 3, 625.0)
-TOKENS = ROWS * COLUMNS // 4
 FIELDS: Mapping[str, Any] = {
     "num_attention_heads": 2,
     "attention_head_dim": 20,
@@ -40,27 +49,34 @@ class Windows(WanAttnProcessor):  # type: ignore[misc]
     Args:
         window: frames that a chunk sees, with its own.
         sink: the first ones, which all see. Without any, positions are the frames' numbers in the video.
+        tokens: of a frame.
     """
 
-    def __init__(self, window: int, sink: int) -> None:
+    def __init__(self, window: int, sink: int, tokens: int) -> None:
         super().__init__()
-        self.window, self.sink = window, sink
+        self.window, self.sink, self.tokens = window, sink, tokens
 
     def __call__(self, attn: Any, x: Any, _: Any, __: Any, rope: Any) -> Any:
         heads = []
-        for first in range(0, x.shape[1] // TOKENS, FRAMES):
+        for first in range(0, x.shape[1] // self.tokens, FRAMES):
             newest = range(max(first + FRAMES - (self.window - self.sink), 0), first + FRAMES)
             seen = [*range(min(self.sink, newest[0])), *newest]
-            places = range(len(seen)) if self.sink else seen
-            tables = tuple(table[:, tokens(places)] for table in rope)
-            heads.append(
-                super().__call__(attn, x[:, tokens(seen)], None, None, tables)[:, -FRAMES * TOKENS :]
-            )
+            tables = tuple(table[:, self._of(range(len(seen)) if self.sink else seen)] for table in rope)
+            made = super().__call__(attn, x[:, self._of(seen)], None, None, tables)
+            heads.append(made[:, -FRAMES * self.tokens :])
         return torch.cat(heads, 1)
 
+    def _of(self, frames: Iterable[int]) -> list[int]:
+        return [frame * self.tokens + token for frame in frames for token in range(self.tokens)]
 
-def tokens(frames: Any) -> list[int]:
-    return [frame * TOKENS + token for frame in frames for token in range(TOKENS)]
+
+def judged(model: Any, chunks: Sequence[Any], t: float, text: Any) -> Any:
+    """The judge's velocity of the last chunk, of which the others are clean."""
+    *_, rows, columns = chunks[-1].shape
+    times = torch.zeros(len(chunks), FRAMES * rows * columns // 4)
+    times[-1] = t
+    with torch.no_grad():
+        return model(torch.cat(list(chunks), 2), times.reshape(1, -1), text).sample[:, :, -FRAMES:]
 
 
 class Made:
@@ -72,7 +88,7 @@ class Made:
         self.module = module = SelfForcingTransformer(config, jnp.float32)
         self.params = load_params(randomise(reference, seed=3), TRANSFORMER_RULES, module)
         for block in reference.blocks:
-            block.attn1.set_processor(Windows(window, sink))
+            block.attn1.set_processor(Windows(window, sink, ROWS * COLUMNS // 4))
         self.reference = reference
         self.rng = np.random.default_rng(4)
         self.embeddings = self.rng.standard_normal((1, 512, 32)).astype(np.float32)
@@ -93,13 +109,9 @@ class Made:
     def _keep(self, params: Any, kv: Any, cache: Any, chunk: Any, x: Any) -> Any:
         return bind(self.module, params).remember(cache, kv, x, chunk, blocked_attention, jnp.float32)
 
-    def expected(self, chunks: list[np.ndarray], t: float) -> np.ndarray:
-        """The velocity of the last one, of which the others are clean."""
-        times = torch.zeros(1, len(chunks) * FRAMES * TOKENS)
-        times[:, -FRAMES * TOKENS :] = t
-        with torch.no_grad():
-            video, text = torch.from_numpy(np.concatenate(chunks, 2)), torch.from_numpy(self.embeddings)
-            return self.reference(video, times, text).sample[:, :, -FRAMES:].numpy()  # type: ignore[no-any-return]
+    def expected(self, chunks: Sequence[np.ndarray], t: float) -> np.ndarray:
+        tensors = [torch.from_numpy(chunk) for chunk in chunks]
+        return judged(self.reference, tensors, t, torch.from_numpy(self.embeddings)).numpy()  # type: ignore[no-any-return]
 
     def drawn(self) -> np.ndarray:
         return self.rng.standard_normal((1, 16, FRAMES, ROWS, COLUMNS)).astype(np.float32)
@@ -123,3 +135,36 @@ def test_chunks_of_the_transformer(window: int, sink: int, last: int) -> None:
 
     assert np.array_equal(found, numbered(last + 8))  # the buffer begins in the same slot
     assert relative_error(found, numbered(last + 1)) > 100 * LATENTS
+
+
+def test_single_files_of_it_are_made_chunk_by_chunk(
+    toy_checkpoint: Path, commands: Any, tmp_path: Path
+) -> None:
+    """Published weights have Wan's own names behind a prefix, and nothing in them says what they are."""
+    file, artifact = tmp_path / "self_forcing_dmd.safetensors", tmp_path / "artifact"
+    save_file(original_transformer(toy_checkpoint / "transformer", "generator_ema.model."), file)
+    own: Mapping[str, Any] = {"files": {"transformer": file}, "variant": "self-forcing-wan2.1"}
+    frames = 4 * LATENT_FRAMES - 3
+    build_artifact(toy_checkpoint, artifact, guidance=(False,), num_frames=frames, **own)
+    manifest = read_manifest(artifact)
+    model, defaults = manifest.model, manifest.model.defaults
+    assert model.variant == own["variant"] and model.chunks == Chunking(first=FRAMES, each=FRAMES)
+    assert (defaults.solver, defaults.num_steps, defaults.flow_shift) == ("self-forcing", 4, 5.0)
+    latents = tmp_path / "latents.npy"
+    commands.succeeds(
+        *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--seed", 3),
+        *("--save-latents", latents, "--output", tmp_path / "video.npy"),
+    )
+    pipe = Reference(toy_checkpoint, "wan2.1-t2v").pipe
+    for block in pipe.transformer.blocks:
+        block.attn1.set_processor(Windows(LATENT_FRAMES, 0, 8 * 12 // 4))
+    text, _ = pipe.encode_prompt(PROMPT, do_classifier_free_guidance=False, max_sequence_length=512)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))
+    made: list[Any] = []
+    for x in draw((1, 16, LATENT_FRAMES, 8, 12)).split(FRAMES, 2):
+        for t, following in pairwise((*TIMESTEPS, 0)):
+            clean = x - t / 1000 * judged(pipe.transformer, [*made, x], t, text)
+            x = (1 - following / 1000) * clean + following / 1000 * draw(x.shape) if following else clean
+        made.append(x)
+    assert relative_error(np.load(latents), torch.cat(made, 2)) < LATENTS
+    assert np.load(tmp_path / "video.npy").shape == (frames, 64, 96, 3)

@@ -41,7 +41,7 @@ from wanbuild.source.experts import check_experts, check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.parts import ADDED, TOKENIZER
 from wanbuild.source.scheduler import read_scheduler
-from wanbuild.source.single_files import open_files
+from wanbuild.source.single_files import open_files, taken_as
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
@@ -285,6 +285,8 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
     check_defaults(request.defaults)
     with ExitStack() as stack:
         source = stack.enter_context(_open(request))
+        if request.variant is not None:
+            source = taken_as(source, request.variant)
         variant = variant_of(source)
         files = {name: source.component(name).files[0] for name in variant.transformers}
         check_experts(files, variant.name, given=not request.files.keys().isdisjoint(files))

@@ -24,11 +24,11 @@ from wanbuild.models.blocks import KV, Rope, WanBlock
 from wanbuild.models.causal import (
     Cache,
     Causal,
-    Chunks,
     PastAttention,
     Ring,
     Rotations,
     abstract_buffer,
+    frames_before,
     layer_of,
     normalised,
     placed,
@@ -36,6 +36,7 @@ from wanbuild.models.causal import (
 )
 from wanbuild.models.params import scan_layers
 from wanbuild.models.transformer_config import TransformerConfig
+from wanrun.artifact.model import Chunking
 
 WHOLE = -1
 """The window of a config that leaves it to the length of a video."""
@@ -69,9 +70,9 @@ class SelfForcingConfig(TransformerConfig):
         return problems
 
     @property
-    def chunks(self) -> Chunks:
+    def chunks(self) -> Chunking:
         """How a video is cut into chunks."""
-        return Chunks(self.num_frames_per_block, self.num_frames_per_block)
+        return Chunking(first=self.num_frames_per_block, each=self.num_frames_per_block)
 
     def kept(self, frames: int) -> int:
         """Returns how many latent frames are kept for a window of as many; one chunk at least."""
@@ -85,11 +86,6 @@ class SelfForcingTransformer(Causal):
     config: SelfForcingConfig
     BUFFERS = ("recent",)
 
-    @property
-    def chunks(self) -> Chunks:
-        """How a video is cut into chunks."""
-        return self.config.chunks
-
     def cache(self, latent_shape: tuple[int, int, int], dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what is kept of earlier chunks, abstract: see ``Causal.cache``."""
         config, (frames, height, width) = self.config, latent_shape
@@ -100,7 +96,7 @@ class SelfForcingTransformer(Causal):
 
     def _ring(self, cache: Cache, chunk: jax.Array) -> Ring:
         """Returns where the frames before a chunk are."""
-        return Ring(cache["recent_k"].shape[2], self.chunks.before(chunk), self.config.sink_size)
+        return Ring(cache["recent_k"].shape[2], frames_before(self.chunks, chunk), self.config.sink_size)
 
     def beside(self, cache: Cache, chunk: jax.Array, latent_shape: tuple[int, int, int]) -> tuple[KV, Rope]:
         """Returns what the steps of a chunk take of the past: see ``Causal.beside``."""

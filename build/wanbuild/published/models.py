@@ -74,6 +74,12 @@ def _anyflow_far(config: Config) -> Config:
     return changed(_anyflow(config), "0.38.0.dev0", **own, **more)
 
 
+def _self_forcing(config: Config) -> Config:
+    """Returns a config of FastVideo's causal class, with the fields of its own that are its defaults."""
+    own = {"local_attn_size": -1, "num_frames_per_block": 3, "sink_size": 0}
+    return changed(config, "0.33.0.dev0", _class_name="CausalWanTransformer3DModel", **own)
+
+
 def _repository(transformer: Config, vae: Config = PUBLISHED_VAE, **more: Config) -> Mapping[str, Config]:
     return MappingProxyType(
         {"transformer": transformer, "vae": vae, "text_encoder": PUBLISHED_TEXT_ENCODER, **more}
@@ -106,7 +112,9 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "AnyFlow-Wan2.1-T2V-14B-Diffusers": _repository(_anyflow(_LARGE)),
         "AnyFlow-FAR-Wan2.1-1.3B-Diffusers": _repository(_anyflow_far(_SMALL)),
         "AnyFlow-FAR-Wan2.1-14B-Diffusers": _repository(_anyflow_far(_LARGE)),
+        "SFWan2.1-T2V-1.3B-Diffusers": _repository(_self_forcing(_SMALL)),
     }
 )
-"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia), then by component with
-weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs' own class."""
+"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia; SFWan: wlsaidhi), then by
+component with weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs'
+own class."""

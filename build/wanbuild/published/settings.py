@@ -339,6 +339,13 @@ MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
             scheduler=["diffusers", "FlowMapEulerDiscreteScheduler"],
             transformer=["diffusers", "AnyFlowFARTransformer3DModel"],
         ),
+        "self-forcing-wan2.1": changed(
+            _MODEL_INDEX,
+            _WAN_2_1,
+            _class_name="WanCausalDMDPipeline",
+            scheduler=["diffusers", "SelfForcingFlowMatchScheduler"],
+            transformer=["diffusers", "CausalWanTransformer3DModel"],
+        ),
     }
 )
 """model_index.json by variant, with the plain image encoder that suffices for every pipeline: Wan 2.1 was

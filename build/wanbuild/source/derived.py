@@ -94,6 +94,18 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
     return {**PUBLISHED_IMAGE_ENCODER, "num_attention_heads": heads, **shown}
 
 
+def as_class(class_name: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """Returns a transformer's config as one of another class, whose own fields are as published.
+
+    Args:
+        class_name: that class.
+        config: of the class that its weights tell.
+        shapes: shape of every tensor, by diffusers' key.
+    """
+    own = _OWN[class_name](shapes) if class_name in _OWN else {}
+    return {**config, **own, "_class_name": class_name}
+
+
 def shown_fields(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
     """Returns the fields of a component's config.json that its shapes show.
 
@@ -147,11 +159,19 @@ def _anyflow_far(shapes: Shapes) -> dict[str, Any]:
     return {**_anyflow(shapes), **{name: published[name] for name in names}}
 
 
+def _self_forcing(shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that only Self-Forcing has, none of which shapes show: as published."""
+    del shapes
+    published = PUBLISHED_MODELS["SFWan2.1-T2V-1.3B-Diffusers"]["transformer"]
+    return {name: published[name] for name in ("local_attn_size", "num_frames_per_block", "sink_size")}
+
+
 _OWN: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
     {
         "WanAnimateTransformer3DModel": _animate,
         "AnyFlowTransformer3DModel": _anyflow,
         "AnyFlowFARTransformer3DModel": _anyflow_far,
+        "CausalWanTransformer3DModel": _self_forcing,
     }
 )
 """The fields of transformers that have more than Wan's class."""

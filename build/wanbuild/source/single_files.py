@@ -17,7 +17,7 @@ from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_part
 from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts, scheduler_beside
-from wanbuild.source.derived import shown_fields
+from wanbuild.source.derived import as_class, shown_fields
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import given_parts, misfits, nearest_misfits
 from wanbuild.source.parts import ADDED, NEEDED, OPTIONS, TOKENIZER
@@ -119,20 +119,43 @@ def _as_published(source: Source, variant: Variant) -> Source:
     )
 
 
+def taken_as(source: Source, name: str) -> Source:
+    """Returns a source as one of a variant whose weights have the tensors of another one's.
+
+    Args:
+        source: as its tensors or its model_index.json tell.
+        name: the variant; what neither the weights nor a given config says is as published for it.
+    """
+    variant, components = variants()[name], dict(source.components)
+    if source.pipeline_class == variant.pipeline_class:
+        return source
+    for part in components.keys() & {*variant.transformers}:
+        (full,) = variant.components[part]
+        found, class_name = components[part], full.rpartition(".")[2]
+        config = as_class(class_name, found.config, found.shapes)
+        components[part] = dataclasses.replace(found, class_name=class_name, config=config)
+    given = source.scheduler_config if SCHEDULER in source.configs else {}
+    taken = dataclasses.replace(source, components=MappingProxyType(components), scheduler_config=given)
+    return _as_published(taken, variant)
+
+
 def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterator[str]:
     """Yields the facts that files of weights do not say, and that decide a video."""
-    if "transformer" not in source.configs:
+    stated = source.components.keys() if source.layout else source.configs.keys()
+    if "transformer" not in stated:
         yield f"heads of {source.component('transformer').config['attention_head_dim']} channels"
         if variant.flow_map:
             yield "how the time at which a step ends is embedded"
-    if "vae" not in source.configs:
+    if (chunk := source.component("transformer").config.get("num_frames_per_block")) is not None:
+        yield f"chunks of {chunk} latent frames"
+    if "vae" not in stated:
         yield "the VAE's means and deviations of latents"
     if not source.scheduler_config:
         solver = "UniPC" if variant.solver == "unipc" else variant.solver
         yield f"{solver} with flow_shift {variant.flow_shift:g}"
     if boundary is not None:
         yield f"boundary {boundary:g} of the experts"
-    if source.image_processor is not None:
+    if source.image_processor is not None and source.image_processor_file is None:
         yield "how images are prepared"
 
 

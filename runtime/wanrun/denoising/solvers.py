@@ -339,6 +339,8 @@ class Solver:
         rows: returns coefficients (N, 8), all columns but sigma, for sigmas (N + 1,).
         below_one: whether a first sigma of 1 is lowered.
         adds_noise: whether noise of the next sigma's size is added after each step.
+        draws_last: whether that noise is drawn after the last step too, where its size is 0: the next chunk
+            or window has other noise then.
         trained_levels: whether explicit timesteps have the noise levels of training that are nearest.
         scales_start: whether the initial noise has the first sigma's size, instead of 1.
     """
@@ -347,6 +349,7 @@ class Solver:
     rows: Callable[[np.ndarray], np.ndarray]
     below_one: bool = False
     adds_noise: bool = False
+    draws_last: bool = True
     trained_levels: bool = False
     scales_start: bool = False
 
@@ -361,7 +364,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "rcm-ode": Solver(_euler_grid, _euler_rows, scales_start=True),
         "rcm-sde": Solver(_euler_grid, _lcm_rows, adds_noise=True, scales_start=True),
         "flow-map": Solver(_flow_map_grid, _euler_rows),
-        "self-forcing": Solver(_flow_map_grid, _lcm_rows, adds_noise=True),
+        "self-forcing": Solver(_flow_map_grid, _lcm_rows, adds_noise=True, draws_last=False),
     }
 )
 """By name."""

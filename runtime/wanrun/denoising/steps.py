@@ -20,7 +20,7 @@ from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.guidance import guided_steps, skipping_steps
-from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
+from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
@@ -300,8 +300,8 @@ class Call:
         arguments: the steps it takes, as the program's inputs.
         first: index of its first step.
         last: one past its last step.
-        noise: weight of the noise added to the latents after the call; None for a solver that adds none.
-            After the last step it is 0, and the noise is still drawn, as in the reference.
+        noise: weight of the noise added to the latents after the call; None if none is drawn. After the last
+            step it may be 0, and the noise is still drawn: see ``Solver.draws_last``.
     """
 
     arguments: Mapping[str, Any]
@@ -382,8 +382,10 @@ def _guided_by(steps: ExpertRange, name: str, shape: tuple[int, ...]) -> np.ndar
 
 
 def _noise_after(table: SolverTable, index: int) -> float | None:
-    """Returns the weight of the noise after a step; None if the table's solver adds none."""
-    return float(table.noise[index]) if table.noise.any() else None
+    """Returns the weight of the noise after a step; None if none is drawn."""
+    weight = float(table.noise[index])
+    drawn = weight or (table.noise.any() and SOLVERS[table.name].draws_last)
+    return weight if drawn else None
 
 
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:
