@@ -11,13 +11,15 @@ from msgspec import Meta, Struct
 import wanrun
 from wanbuild.default_options import DEFAULTS
 from wanbuild.published.samplings import SAMPLINGS
-from wanbuild.variants.table import MODULES
 from wanrun.rows import option
 
 STORED = ("bfloat16", "float32")
 """The dtypes that are computed and stored in."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+SAME_TENSORS = ("self-forcing-wan2.1",)
+"""The variants whose weights have the tensors of another one's."""
 
 _EIGHT_BITS = tuple(one.name for one in wanrun.EIGHT_BITS.values())
 
@@ -30,9 +32,8 @@ class PlainConvert(Struct, frozen=True, kw_only=True):
     variant: Annotated[
         str | None,
         option(
-            "The variant of a transformer whose tensors are those of another one: self-forcing-wan2.1.",
-            choices=tuple(MODULES),
-            value="NAME",
+            "The variant, where the transformer's tensors are those of another one.",
+            choices=SAME_TENSORS,
             default="what the tensors or SOURCE say",
         ),
     ] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+from typing import Any
 
 import diffusers
 import torch
@@ -16,6 +17,11 @@ _TRANSFORMERS = {
     "text_encoder": (transformers.UMT5Config, transformers.UMT5EncoderModel),
     "image_encoder": (transformers.CLIPVisionConfig, transformers.CLIPVisionModel),
 }
+
+
+def diffusers_class(name: str) -> Any:
+    """A component's class; that of Self-Forcing, which diffusers lacks, has the tensors of Wan's."""
+    return getattr(diffusers, name.replace("CausalWan", "Wan"))
 
 
 def reference_shapes(component: str, config: Config) -> dict[str, tuple[int, ...]]:
@@ -34,7 +40,7 @@ def _shapes(component: str, serialized: str) -> dict[str, tuple[int, ...]]:
             config_class, model_class = _TRANSFORMERS[component]
             model = model_class(config_class(**config))
         else:
-            cls = getattr(diffusers, config["_class_name"])
+            cls = diffusers_class(config["_class_name"])
             fields = set(inspect.signature(cls.__init__).parameters)  # as from_config drops the others
             model = cls(**{name: value for name, value in config.items() if name in fields})
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}

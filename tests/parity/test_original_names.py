@@ -29,7 +29,10 @@ from wanbuild.source.original_config import derive_config
 from wanrun.errors import SourceError
 
 ANIMATE = "Wan2.2-Animate-14B-Diffusers"
-REPOSITORIES = [name for name in PUBLISHED_MODELS if name != ANIMATE and "AnyFlow" not in name]
+TOLD = [name for name in PUBLISHED_MODELS if not name.startswith("Self-Forcing")]
+"""Self-Forcing's transformer has the tensors of T2V's, which do not tell."""
+
+REPOSITORIES = [name for name in TOLD if name != ANIMATE and "AnyFlow" not in name]
 
 
 def transformer_config(repository: str) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def test_a_published_config_is_derived_field_by_field(repository: str) -> None:
     assert derived(repository, original_config(transformer_config(repository))) == published(repository)
 
 
-@pytest.mark.parametrize("repository", PUBLISHED_MODELS)
+@pytest.mark.parametrize("repository", TOLD)
 def test_every_component_of_a_published_model_is_known_by_its_shapes(repository: str) -> None:
     """Configs derived from single files mean what the published ones do; classes too."""
     for name, config in PUBLISHED_MODELS[repository].items():

@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from helpers.published_shapes import reference_shapes
+from helpers.published_shapes import diffusers_class, reference_shapes
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
@@ -103,8 +103,13 @@ def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: i
     write_toy(tmp_path / "x", variant, stored=Stored(shards=shards), seed=2)
     with open_source(tmp_path / "x") as source:
         for name, component in source.components.items():
-            library = transformers if name.endswith("_encoder") else diffusers
-            state = _load(getattr(library, component.class_name), tmp_path / "x" / name).state_dict()
+            of_text = name.endswith("_encoder")
+            cls = (
+                getattr(transformers, component.class_name)
+                if of_text
+                else diffusers_class(component.class_name)
+            )
+            state = _load(cls, tmp_path / "x" / name).state_dict()
             for key in component.tensors:
                 # transformers 5 drops a prefix that published files have
                 value = state[key.removeprefix("vision_model.")]

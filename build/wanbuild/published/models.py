@@ -112,9 +112,9 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "AnyFlow-Wan2.1-T2V-14B-Diffusers": _repository(_anyflow(_LARGE)),
         "AnyFlow-FAR-Wan2.1-1.3B-Diffusers": _repository(_anyflow_far(_SMALL)),
         "AnyFlow-FAR-Wan2.1-14B-Diffusers": _repository(_anyflow_far(_LARGE)),
-        "SFWan2.1-T2V-1.3B-Diffusers": _repository(_self_forcing(_SMALL)),
+        "Self-Forcing-Wan2.1-1.3B": _repository(_self_forcing(_SMALL)),
     }
 )
-"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia; SFWan: wlsaidhi), then by
-component with weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs'
-own class."""
+"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia), then by component with
+weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs' own class. That
+of Self-Forcing is gdhe17/Self-Forcing's alone, which has no config."""

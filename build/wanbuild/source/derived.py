@@ -162,7 +162,7 @@ def _anyflow_far(shapes: Shapes) -> dict[str, Any]:
 def _self_forcing(shapes: Shapes) -> dict[str, Any]:
     """Returns the fields that only Self-Forcing has, none of which shapes show: as published."""
     del shapes
-    published = PUBLISHED_MODELS["SFWan2.1-T2V-1.3B-Diffusers"]["transformer"]
+    published = PUBLISHED_MODELS["Self-Forcing-Wan2.1-1.3B"]["transformer"]
     return {name: published[name] for name in ("local_attn_size", "num_frames_per_block", "sink_size")}
 
 

@@ -154,7 +154,7 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
             "anyflow-far-wan2.1", TOY_VAE, transformer=_of("AnyFlow-FAR-Wan2.1-1.3B-Diffusers", _SIZES)
         ),
         "self-forcing-wan2.1": _variant(
-            "self-forcing-wan2.1", TOY_VAE, transformer=_of("SFWan2.1-T2V-1.3B-Diffusers", _SIZES)
+            "self-forcing-wan2.1", TOY_VAE, transformer=_of("Self-Forcing-Wan2.1-1.3B", _SIZES)
         ),
     }
 )

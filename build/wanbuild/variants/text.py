@@ -1,4 +1,4 @@
-"""T2V: video from text alone, Wan 2.1, with two experts Wan 2.2, and in chunks Self-Forcing."""
+"""T2V: video from text alone, Wan 2.1, and with two experts Wan 2.2."""
 
 from __future__ import annotations
 
@@ -25,20 +25,5 @@ ROWS = (
         options=MappingProxyType({"guidance_scale_2": 3.0}),
         flow_shift=12.0,
         sizes=((1280, 720), (832, 480)),
-    ),
-    Variant(  # guidance is in the weights
-        name="self-forcing-wan2.1",
-        task="t2v",
-        pipeline_class="WanCausalDMDPipeline",
-        components=MappingProxyType(
-            {
-                **TEXT_TO_VIDEO,
-                "scheduler": ("diffusers.SelfForcingFlowMatchScheduler",),
-                "transformer": ("diffusers.CausalWanTransformer3DModel",),
-            }
-        ),
-        solver="self-forcing",
-        steps=4,
-        guidance_scale=1.0,
     ),
 )

@@ -61,6 +61,12 @@ class SolverTable:
         """The timesteps at which the steps end, (N,) float32: those of the next ones, and 0."""
         return np.append(self.timesteps[1:], np.float32(0))
 
+    def noise_after(self, index: int) -> float | None:
+        """Returns the weight of the noise that is drawn after a step; None for none."""
+        weight = float(self.noise[index])
+        drawn = weight or (self.noise.any() and SOLVERS[self.name].draws_last)
+        return weight if drawn else None
+
 
 def solver_table(
     name: str,

@@ -20,7 +20,7 @@ from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.guidance import guided_steps, skipping_steps
-from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
+from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
@@ -325,7 +325,7 @@ def step_calls(
     rows = _rows(table, steps, guidance, guiding, flow_map)
     for index in range(steps.first, steps.last):
         arguments = {name: column[index] for name, column in rows.items()}
-        yield Call(arguments, index, index + 1, _noise_after(table, index))
+        yield Call(arguments, index, index + 1, table.noise_after(index))
 
 
 def scan_calls(
@@ -350,7 +350,7 @@ def scan_calls(
     for first in range(steps.first, steps.last, length):
         last = first + length
         arguments = {**rows, "first": np.int32(first), "last": np.int32(last)}
-        yield Call(arguments, first, last, _noise_after(table, last - 1))
+        yield Call(arguments, first, last, table.noise_after(last - 1))
 
 
 def _rows(
@@ -379,13 +379,6 @@ def _guided_by(steps: ExpertRange, name: str, shape: tuple[int, ...]) -> np.ndar
     if name == "skip_scale" and steps.skip_scales:
         return np.array(steps.skip_scales)
     return np.full(steps.last - steps.first, name != "skip_scale")
-
-
-def _noise_after(table: SolverTable, index: int) -> float | None:
-    """Returns the weight of the noise after a step; None if none is drawn."""
-    weight = float(table.noise[index])
-    drawn = weight or (table.noise.any() and SOLVERS[table.name].draws_last)
-    return weight if drawn else None
 
 
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:

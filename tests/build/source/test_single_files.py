@@ -35,8 +35,8 @@ from wancli.console import run
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import SourceError, UsageError
 
-ALONE = [name for name in MODULES if name != "wan2.2-animate"]
-"""Animate's motion encoder is of one published size, too large for a toy."""
+ALONE = [name for name in MODULES if name not in ("wan2.2-animate", "self-forcing-wan2.1")]
+"""Animate's motion encoder is of one published size, too large for a toy; Self-Forcing's are T2V's."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -128,6 +128,7 @@ def test_self_forcing_as_published() -> None:
         x = with_noise(c["p_0"] * (x - c["sigma"] * v), table.noise[index], draws[(index + 1) % 4])
         np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(clean, expected)
+    assert [table.noise_after(index) for index in range(4)] == [*levels[1:], None]
 
 
 @pytest.mark.parametrize("name", ["unipc", "dpm++", "euler"])
