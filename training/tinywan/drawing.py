@@ -146,7 +146,7 @@ def draw(scene: Scene, frames: int, height: int, width: int, rng: np.random.Gene
     Returns:
         uint8 (T, H, W, 3).
     """
-    ground = _ground(scene, height, width, rng)
+    ground = draw_ground(scene, height, width, rng)
     video = np.repeat(ground[None], frames, 0)
     for thing, box in zip(scene.things, boxes(scene, width / height), strict=True):
         path = random_path(thing, frames, box, rng)
@@ -189,8 +189,8 @@ def _samples(axis: range, pixels: int, height: int) -> np.ndarray:
     return np.asarray(((samples + 0.5) / (pixels * SAMPLES) - 0.5) * pixels / height)
 
 
-def _ground(scene: Scene, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws the ground, float (H, W, 3)."""
+def draw_ground(scene: Scene, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws the ground, float (H, W, 3); ``rng`` chooses the texture's phase."""
     rows, columns = np.mgrid[:height, :width]
     size = tile(height)
     shift = rng.integers(0, 2 * size, 2)

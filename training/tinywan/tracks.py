@@ -50,6 +50,11 @@ def find(frames: np.ndarray, colours: Iterable[str]) -> Mapping[str, Track]:
     return {name: track for name, track in found.items() if track is not None}
 
 
+def nearest(frames: np.ndarray, colour: str) -> np.ndarray:
+    """Returns which pixels of frames are nearest to a thing's colour, bool (T, H, W)."""
+    return np.asarray(_classes(blurred(frames)) == list(COLOURS).index(colour))
+
+
 def blurred(frames: np.ndarray) -> np.ndarray:
     """Returns the mean over 3x3 pixels, float32 (T, H, W, 3), so that noise does not decide."""
     padded = np.pad(frames.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")

@@ -14,6 +14,7 @@ import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from transformers import CLIPImageProcessor, CLIPVisionModel, UMT5EncoderModel
 
+from tinywan.learning.causal import CONFIG
 from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, SCHEDULER_CONFIGS
 from wanbuild.toy.weights import write_json
 
@@ -48,6 +49,9 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     }
 )
 
+LIVE = Layout(5.0, {"transformer": "live"})
+"""Of the causal model, which shares everything else with the text to video that it begins with."""
+
 IMAGE_PROCESSOR = {
     **PUBLISHED_IMAGE_PROCESSOR,
     "crop_size": {"height": 32, "width": 32},
@@ -70,20 +74,33 @@ def write(trained: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for variant, layout in LAYOUTS.items():
         if all((trained / name).is_dir() for name in layout.transformers.values()):
-            _write_variant(trained, target, variant, layout)
+            _write(trained, target / variant, layout, MODEL_INDEXES[variant])
 
 
-def _write_variant(trained: Path, target: Path, variant: str, layout: Layout) -> None:
-    folder = target / variant
+def write_live(trained: Path, folder: Path) -> None:
+    """Writes the causal model beside the other checkpoints, weights in float16.
+
+    Args:
+        trained: the folder of the trained models.
+        folder: to create, beside ``SHARED``; one that is there is replaced.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    _write(trained, folder, LIVE, MODEL_INDEXES["wan2.1-t2v"])
+    config = folder / "transformer" / "config.json"
+    fields = {"_class_name": "CausalWanTransformer3DModel", **CONFIG}
+    write_json(config, {**json.loads(config.read_text(encoding="utf-8")), **fields})
+
+
+def _write(trained: Path, folder: Path, layout: Layout, index: Mapping[str, Any]) -> None:
     (folder / "scheduler").mkdir(parents=True)
     for component, name in layout.transformers.items():
         _halve(WanTransformer3DModel, trained / name, folder / component)
     for name in layout.shared:
-        _share(trained, target / SHARED, name)
+        _share(trained, folder.parent / SHARED, name)
         (folder / name).symlink_to(Path("..", SHARED, name), target_is_directory=True)
     scheduler = {**SCHEDULER_CONFIGS["unipc"], "flow_shift": layout.flow_shift}
     write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
-    write_json(folder / "model_index.json", MODEL_INDEXES[variant])
+    write_json(folder / "model_index.json", index)
 
 
 def _share(trained: Path, shared: Path, name: str) -> None:

@@ -59,18 +59,19 @@ class ShortText(WanAttnProcessor):  # type: ignore[misc]
     ) -> Tensor:
         """Returns (B, S, D). Tokens of an image, if there are any, come before those of the text."""
         image, text = encoder_hidden_states[:, :-TOKENS], encoder_hidden_states[:, -TOKENS:]
-        query = _heads(attn, attn.norm_q(attn.to_q(hidden_states)))
-        key, value = _heads(attn, attn.norm_k(attn.to_k(text))), _heads(attn, attn.to_v(text))
+        query = heads(attn, attn.norm_q(attn.to_q(hidden_states)))
+        key, value = heads(attn, attn.norm_k(attn.to_k(text))), heads(attn, attn.to_v(text))
         bias = text.new_zeros(TOKENS)
         bias[-1] = math.log(PADDED_TOKENS - TOKENS + 1)
         out = scaled_dot_product_attention(query, key, value, attn_mask=bias.expand(query.shape[2], TOKENS))
         if attn.add_k_proj is not None:
-            key = _heads(attn, attn.norm_added_k(attn.add_k_proj(image)))
-            out = out + scaled_dot_product_attention(query, key, _heads(attn, attn.add_v_proj(image)))
+            key = heads(attn, attn.norm_added_k(attn.add_k_proj(image)))
+            out = out + scaled_dot_product_attention(query, key, heads(attn, attn.add_v_proj(image)))
         return torch.as_tensor(attn.to_out[0](out.transpose(1, 2).flatten(2)))
 
 
-def _heads(attn: WanAttention, tokens: Tensor) -> Tensor:
+def heads(attn: WanAttention, tokens: Tensor) -> Tensor:
+    """Returns tokens (N, S, D) as those of every head, (N, heads, S, width)."""
     return tokens.unflatten(2, (attn.heads, -1)).transpose(1, 2)
 
 
