@@ -46,16 +46,6 @@ def test_a_block_sees_the_first_one_and_those_before_it() -> None:
     ]
 
 
-def test_noise_is_turned_to_what_it_is_like() -> None:
-    torch.manual_seed(3)
-    clean, noise = torch.zeros(2, 16, BLOCK, 4, 6), torch.randn(2, 16, BLOCK, 4, 6)
-    clean[0, :, :, 1, 2], clean[1, :, :, 3, 5] = 1.0, 1.0
-    found = live.alike(noise, clean)
-    places = found.sum((1, 2)).flatten(1).argmax(1)
-    assert places.tolist() == [1 * 6 + 2, 3 * 6 + 5]
-    assert torch.equal(found.flatten().sort().values, noise.flatten().sort().values)
-
-
 def test_a_causal_model_learns_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "EVERY", 4)
     monkeypatch.setattr(live, "BATCH", 1)

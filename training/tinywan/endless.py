@@ -2,7 +2,8 @@
 
 A video is made of blocks, as a causal model makes it, and each block has its scene. Where a scene's motion,
 size, colour, shape or ground is another than before, the thing turns, grows or changes at once. Nothing is
-left to chance but where it begins, so a block follows from the one before it and its caption. Plain NumPy.
+left to chance but where near the middle it begins, so a block follows from the one before it and its caption.
+Plain NumPy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from tinywan.vocabulary import COLOURS, MOTIONS, SHAPES, SIZES
 
 BLOCK = 3
 """Latent frames of a block."""
+
+NEAR = 0.1
+"""How far from the middle a thing begins at most, either way, in heights of a frame."""
 
 SPEED = 2 / HEIGHT
 """Of a straight motion, in heights of a frame: one latent in a latent frame."""
@@ -142,9 +146,7 @@ def draw_story(scenes: Sequence[Scene], rng: np.random.Generator) -> np.ndarray:
         uint8 (F, HEIGHT, WIDTH, 3).
     """
     (first,) = scenes[0].things
-    width = WIDTH / HEIGHT
-    usual = aim(replace(first, motion=None))
-    state = State(rng.uniform(-width / 2, width / 2), rng.uniform(-0.5, 0.5), usual)
+    state = State(*rng.uniform(-NEAR, NEAR, 2), aim(replace(first, motion=None)))
     frames = []
     for number, scene in enumerate(scenes):
         (thing,) = scene.things

@@ -67,27 +67,11 @@ class Lesson:
         sigma = torch.tensor(LEVELS)[self.level]
         share = sigma.view(*sigma.shape, 1, 1, 1, 1)
         noise = torch.randn_like(self.clean)
-        begins = (self.level[:, 0] == 0).view(-1, 1, 1, 1, 1)
-        noise[:, 0] = torch.where(begins, alike(noise[:, 0], self.clean[:, 0]), noise[:, 0])
         noisy = (1 - share) * self.known + share * noise
         haze = AUGMENTED * torch.rand(*sigma.shape, 1, 1, 1, 1)
         before = (1 - haze) * self.before + haze * torch.randn_like(self.clean)
         predicted = velocity(before[:, :-1], noisy, sigma, self.texts, self.turns)
         return mse_loss(predicted, (noisy - self.clean) / share), noisy - share * predicted
-
-
-def alike(noise: Tensor, clean: Tensor) -> Tensor:
-    """Turns noise (B, C, T, H, W) round to where it is most like the videos that it leads to.
-
-    A video may begin anywhere, so from any noise the best answer is a blur of all places. Of noise that is
-    turned the place can be read, and it is noise as any other: drawn ones do not prefer a place.
-    """
-    spectrum = torch.fft.rfft2(clean - clean.mean((-2, -1), keepdim=True)) * torch.fft.rfft2(noise).conj()
-    likeness = torch.fft.irfft2(spectrum.sum((1, 2)), s=clean.shape[-2:]).flatten(1)
-    rows, columns = np.unravel_index(likeness.argmax(1).numpy(), clean.shape[-2:])
-    ways = zip(rows.tolist(), columns.tolist(), strict=True)
-    turned = [torch.roll(one, way, (-2, -1)) for one, way in zip(noise, ways, strict=True)]
-    return torch.stack(turned)
 
 
 class Teacher:
@@ -113,24 +97,20 @@ class Teacher:
         return Lesson(clean, clean, clean, _levels(turns), embedded, turns)
 
     def rehearse(self, lesson: Lesson, velocity: Callable[..., Tensor]) -> Lesson:
-        """Returns a lesson in which half of what is seen was made by the model, from a lesson's own."""
-        with torch.no_grad():
-            made = lesson.errors(velocity)[1]
-        level = _levels(lesson.turns)
-        before = torch.where(_half(made), made, lesson.clean)
-        follows = (level == lesson.level + 1).view(*level.shape, 1, 1, 1, 1)
-        known = torch.where(follows, made, lesson.clean)
-        return Lesson(lesson.clean, before, known, level, lesson.texts, lesson.turns)
+        """Returns the lesson after a lesson: the next level of every block, from what the model made of it.
+
+        Half of what blocks see before them is what it made too.
+        """
+        made = lesson.errors(velocity)[1].detach()  # without gradients torch would compile it anew
+        half = torch.rand(*made.shape[:2], 1, 1, 1, 1) < 0.5
+        before = torch.where(half, made, lesson.clean)
+        level = (lesson.level + 1) % len(LEVELS)
+        return Lesson(lesson.clean, before, made, level, lesson.texts, lesson.turns)
 
 
 def _levels(turns: Tensor) -> Tensor:
     """Draws the level of every block of a batch, each level as often as the others."""
     return torch.randperm(turns.numel()).view(turns.shape) % len(LEVELS)
-
-
-def _half(blocks: Tensor) -> Tensor:
-    """Chooses half of the blocks, bool (B, K, 1, 1, 1, 1)."""
-    return torch.rand(*blocks.shape[:2], 1, 1, 1, 1) < 0.5
 
 
 def encoder() -> Captions:
