@@ -41,7 +41,7 @@ class Pair:
         def forward(params: Any, x: Any, t: Any, embeddings: Any, first: Any, past: Any) -> Any:
             model = bind(module, params)
             kv, _ = model.prepare(embeddings, x.shape[2:], jnp.float32)
-            rope = model.rope(x.shape[2:], past.shape[3:])
+            rope = model.tables(x.shape[2:], past.shape[3:])
             condition = {"first": first, "past": past}
             return model(x, t, kv, rope, condition, blocked_attention, jnp.float32)
 

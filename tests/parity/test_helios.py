@@ -12,7 +12,8 @@ import pytest
 from helpers.helios import FIELDS, Pair
 from helpers.reference_models import relative_error
 from wanbuild.config import ConfigError
-from wanbuild.models.helios import PAST, HeliosConfig, HeliosTransformer, remembered
+from wanbuild.models.attention import blocked_attention
+from wanbuild.models.helios import PAST, HeliosConfig, HeliosTransformer
 
 FLOAT32 = 1e-5  # seen: 4e-7
 SIZE = (6, 10)
@@ -51,7 +52,7 @@ def test_a_smaller_chunk(published: Pair, batch: int, shape: tuple[int, int, int
     expected = published.expected(*given)
     assert relative_error(published.forward(published.params, *given), expected) < FLOAT32
     module = HeliosTransformer(HeliosConfig(**FIELDS), jnp.float32)
-    assert len(module.rope(shape, (8, 24))["cos"]) == tokens
+    assert len(module.tables(shape, (8, 24))["cos"]) == tokens
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,13 @@ def test_unknown_configs_are_refused(changes: Mapping[str, Any], found: str) -> 
 
 
 def test_what_is_remembered() -> None:
-    """The last latent frames of all, also where the chunk has more."""
-    frames = np.arange(PAST + 30, dtype=np.float32)[None, None, :, None, None]
-    past, short, long = np.split(frames, [PAST, PAST + 9], axis=2)
-    after = remembered(jnp.asarray(past), jnp.asarray(short))
-    assert after.ravel().tolist() == frames.ravel()[9 : PAST + 9].tolist()
-    assert remembered(after, jnp.asarray(long)).ravel().tolist() == frames.ravel()[-PAST:].tolist()
+    """The last latent frames of all, and the first one of the first chunk."""
+    module = HeliosTransformer(HeliosConfig(**FIELDS), jnp.float32)
+    frames = jnp.arange(PAST + 18, dtype=jnp.float32)[None, None, :, None, None]
+    cache = {"past": frames[:, :, :PAST], "first": -frames[:, :, :1]}
+    for number in (1, 2):
+        chunk = frames[:, :, PAST + 9 * (number - 1) :][:, :, :9]
+        first = module.remember(cache, {}, chunk, jnp.int32(0), blocked_attention, jnp.float32)["first"]
+        assert first.ravel().tolist() == [PAST + 9 * (number - 1)]
+        cache = module.remember(cache, {}, chunk, jnp.int32(number), blocked_attention, jnp.float32)
+    assert cache["past"].ravel().tolist() == list(range(18, PAST + 18)) and cache["first"].item() == 0

@@ -14,12 +14,12 @@ from diffusers import HeliosDMDScheduler, HeliosPipeline, HeliosPyramidPipeline,
 
 from helpers.helios import Pair
 from helpers.reference_models import relative_error
-from wanbuild.models.helios import remembered
+from wanbuild.models.helios import PAST
 from wanbuild.programs.denoiser import solver_step
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.past import Encoded, Past, of_image, of_nothing, of_video
-from wanrun.denoising.pyramid import Stage, chunk_stages, enlarged, halved
-from wanrun.denoising.solvers import HISTORY
+from wanrun.denoising.pyramid import chunk_table, enlarged, halved
+from wanrun.denoising.solvers import HISTORY, SolverTable
 
 # The reference's schedulers hand tensors to NumPy's old protocol.
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
@@ -106,26 +106,26 @@ class Chunks:
             unconditional = unconditional * (np.vdot(conditional, unconditional) / np.sum(unconditional**2))
         return unconditional + np.float32(self.guidance) * (conditional - unconditional)
 
-    def steps(self, x: np.ndarray, stage: Stage, zero_steps: int) -> np.ndarray:
-        history = dict.fromkeys(HISTORY, jnp.zeros(x.shape))
-        for step, (t, row) in enumerate(zip(stage.table.timesteps, stage.table.coefficients, strict=True)):
-            velocity = np.zeros_like(x) if step < zero_steps else self.velocity(x, t)
+    def steps(self, x: np.ndarray, table: SolverTable) -> np.ndarray:
+        starts, history = {start.step: start for start in table.starts}, dict[str, Any]()
+        for step, (t, row) in enumerate(zip(table.timesteps, table.coefficients, strict=True)):
+            if step in starts:
+                x = enlarged(x, starts[step], self.draw, GAMMA) if step else x
+                history = dict.fromkeys(HISTORY, jnp.zeros(x.shape))
+            velocity = np.zeros_like(x) if step < self.zero_steps else self.velocity(x, t)
             after, history = solver_step(jnp.asarray(x), jnp.asarray(velocity), history, row)
             x = np.asarray(after)
         return x
 
-    def make(self, *chunks: tuple[Stage, ...]) -> np.ndarray:
+    def make(self, *chunks: SolverTable) -> np.ndarray:
         made = []
-        for stages in chunks:
+        for table in chunks:
             x = self.draw((1, 16, FRAMES, *SIZE))
-            for _ in stages[1:]:
+            for _ in table.starts[1:]:
                 x = halved(x)
-            for index, stage in enumerate(stages):
-                x = enlarged(x, stage, self.draw, GAMMA) if index else x
-                x = self.steps(x, stage, 0 if index else self.zero_steps)
+            x = self.steps(x, table)
             first = x[:, :, :1] if self.past.first is None else self.past.first
-            frames = np.asarray(remembered(jnp.asarray(self.past.frames), jnp.asarray(x)))
-            self.past = Past(frames, first)
+            self.past = Past(np.concatenate([self.past.frames, x], axis=2)[:, :, -PAST:], first)
             made.append(x)
         return np.concatenate(made, axis=2)
 
@@ -139,7 +139,7 @@ def pair() -> Pair:
 def test_base(pair: Pair, shift: str | None) -> None:
     scheduler = HeliosScheduler(stages=1, use_dynamic_shifting=shift is not None)
     reference = expected(pair, HeliosPipeline, scheduler, {"num_inference_steps": 4, "guidance_scale": 2.0})
-    stages = chunk_stages("unipc", (4,), TOKENS, shift)
+    stages = chunk_table("unipc", (4,), TOKENS, shift)
     assert relative_error(Chunks(pair, guidance=2.0).make(stages, stages), reference) < FLOAT32
 
 
@@ -152,7 +152,7 @@ def test_mid(pair: Pair) -> None:
         "is_cfg_zero_star": True,
     }
     reference = expected(pair, HeliosPyramidPipeline, scheduler, settings)
-    stages = chunk_stages("unipc", (3, 2, 3), TOKENS, "linear", GAMMA)
+    stages = chunk_table("unipc", (3, 2, 3), TOKENS, "linear", GAMMA)
     found = Chunks(pair, 2.0, projected=True, zero_steps=2).make(stages, stages)
     assert relative_error(found, reference) < FLOAT32
 
@@ -163,7 +163,7 @@ def test_distilled(pair: Pair) -> None:
     settings = {"pyramid_num_inference_steps_list": [2, 2, 2], "guidance_scale": 1.0, "is_distilled": True}
     settings |= {"is_amplify_first_chunk": True}
     reference = expected(pair, HeliosPyramidPipeline, scheduler, settings)
-    first, later = (chunk_stages("dmd", (steps,) * 3, TOKENS, "linear", GAMMA) for steps in (4, 2))
+    first, later = (chunk_table("dmd", (steps,) * 3, TOKENS, "linear", GAMMA) for steps in (4, 2))
     assert relative_error(Chunks(pair).make(first, later), reference) < FLOAT32
 
 
@@ -183,7 +183,7 @@ def test_from_an_image(pair: Pair) -> None:
         "image": torch.from_numpy(image).movedim(3, 1),
     }
     reference = expected(pair, HeliosPipeline, HeliosScheduler(stages=1), settings)
-    chunks, stages = Chunks(pair), chunk_stages("unipc", (2,), TOKENS)
+    chunks, stages = Chunks(pair), chunk_table("unipc", (2,), TOKENS)
     chunks.past = of_image(encoded(image), encoded(image.repeat(33, axis=0)), chunks.draw)
     before = chunks.past.frames[:, :, -1:]
     found = np.concatenate([before, chunks.make(stages, stages)], axis=2)
@@ -197,7 +197,7 @@ def test_from_a_video(pair: Pair, frames: int) -> None:
     given = torch.from_numpy(video).movedim(3, 1)[None]
     settings = {"num_inference_steps": 2, "guidance_scale": 1.0, "video": given}
     reference = expected(pair, HeliosPipeline, HeliosScheduler(stages=1), settings)
-    chunks, stages = Chunks(pair), chunk_stages("unipc", (2,), TOKENS)
+    chunks, stages = Chunks(pair), chunk_table("unipc", (2,), TOKENS)
     whole = [encoded(part) for part in np.split(video[frames % 33 :], frames // 33)]
     chunks.past = of_video(encoded(video[:1]), whole, chunks.draw)
     made = chunks.make(stages, stages)

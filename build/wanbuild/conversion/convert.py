@@ -47,7 +47,7 @@ from wanbuild.variants.variant import Variant
 from wanrun import __version__
 from wanrun.artifact.manifest import Manifest, Tokenizer
 from wanrun.artifact.model import Defaults as DefaultOptions
-from wanrun.artifact.model import Model
+from wanrun.artifact.model import Model, Pyramid
 from wanrun.artifact.record import Dtype
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
@@ -187,7 +187,16 @@ def _model_record(
         expand_timesteps=source.expand_timesteps,
         defaults=DefaultOptions(**everywhere),
         options=defaults,
+        pyramid=_pyramid(source, variant),
     )
+
+
+def _pyramid(source: Source, variant: Variant) -> Pyramid | None:
+    """Returns the scheduler's stages of a chunk; that the first chunk is doubled is in no file."""
+    found, published = read_scheduler(source.scheduler_config).pyramid, variant.pyramid
+    if found is None or published is None:
+        return None
+    return msgspec.structs.replace(found, doubled=published.doubled)
 
 
 def _default_options(source: Source, variant: Variant, request: ConvertRequest) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from wanbuild.default_options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
-from wanrun.artifact.model import ImageProcessor, Model
+from wanrun.artifact.model import ImageProcessor, Model, Pyramid
 from wanrun.denoising.guidance import GUIDED
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import explicit_timesteps
@@ -142,6 +144,7 @@ def model_record(
     expand_timesteps: bool,
     defaults: DefaultOptions,
     options: Mapping[str, Any],
+    pyramid: Pyramid | None = None,
 ) -> Model:
     """Returns the manifest's facts of a model, which the runtime needs because it has no model code.
 
@@ -152,7 +155,9 @@ def model_record(
         expand_timesteps: whether the transformer takes a timestep per token.
         defaults: defaults of the options that every model has.
         options: defaults of the model's own options.
+        pyramid: the stages of a chunk; None for steps of a solver's own grid.
     """
+    chunks = configs["transformer"].chunks
     return Model(
         variant=variant.name,
         task=variant.task_record(configs["transformer"]),
@@ -166,7 +171,7 @@ def model_record(
         num_train_timesteps=NUM_TRAIN_TIMESTEPS,
         expand_timesteps=expand_timesteps,
         flow_map=variant.flow_map,
-        chunks=configs["transformer"].chunks,
+        chunks=chunks if pyramid is None else msgspec.structs.replace(chunks, pyramid=pyramid),
         defaults=defaults,
         options=options,
     )

@@ -225,11 +225,8 @@ def abstract_buffer(
     return {f"{name}_k": one, f"{name}_v": one}
 
 
-class Causal(WanTransformer):
+class Chunked(WanTransformer):
     """A transformer that makes a video chunk by chunk."""
-
-    BUFFERS: ClassVar[tuple[str, ...]]
-    """Names of its buffers, in the order in which their tokens are attended to."""
 
     @property
     def chunks(self) -> Chunking:
@@ -237,11 +234,6 @@ class Causal(WanTransformer):
         chunks = self.config.chunks
         assert chunks is not None
         return chunks
-
-    def zeros(self, tokens: int) -> int:
-        """Returns how many keys that are 0 a chunk of so many tokens attends to."""
-        del tokens
-        return 0
 
     def cache(self, latent_shape: tuple[int, int, int], dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what is kept of earlier chunks, abstract, for a window of latents of this shape."""
@@ -256,10 +248,14 @@ class Causal(WanTransformer):
             latent_shape: latent frames of the chunk, rows and columns.
 
         Returns:
-            The buffers, which are to be beside the keys of text; and the chunk's rotary tables, with those
-            of the past ``past_cos`` and ``past_sin``, of which the first ``real`` tokens count.
+            What is to be beside the keys of text, with a part for each layer; and the chunk's rotary tables.
         """
         raise NotImplementedError
+
+    def condition(self, cache: Cache) -> dict[str, jax.Array]:
+        """Returns what of the past is a condition of the steps of a chunk."""
+        del cache
+        return {}
 
     def remember(
         self,
@@ -286,6 +282,22 @@ class Causal(WanTransformer):
         """Returns nothing: each chunk has tables of its own."""
         del latent_shape
         return {}
+
+
+class Causal(Chunked):
+    """One that keeps keys and values of the past.
+
+    What is ``beside`` those of text are its buffers, and with a chunk's rotary tables are those of the past,
+    ``past_cos`` and ``past_sin``, of which the first ``real`` tokens count.
+    """
+
+    BUFFERS: ClassVar[tuple[str, ...]]
+    """Names of its buffers, in the order in which their tokens are attended to."""
+
+    def zeros(self, tokens: int) -> int:
+        """Returns how many keys that are 0 a chunk of so many tokens attends to."""
+        del tokens
+        return 0
 
     def applying(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -20,14 +21,16 @@ import numpy as np
 
 from wanbuild.models.attention import Attention
 from wanbuild.models.blocks import KV, Rope, WanAttention, WanBlock
+from wanbuild.models.causal import Cache, Chunked
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param, stacked
 from wanbuild.models.partition import ROTARY, mesh_sizes
 from wanbuild.models.passes import Unrotated
 from wanbuild.models.rope import axis_dims, pooled_tables
 from wanbuild.models.sequence import TokenAttention
-from wanbuild.models.transformer import ApplyBlock, Carry, Condition, WanTransformer, in_patches
+from wanbuild.models.transformer import ApplyBlock, Carry, Condition, in_patches
 from wanbuild.models.transformer_config import TransformerConfig
+from wanrun.artifact.model import Chunking
 
 LONG, MID, RECENT = 16, 2, 1
 """Latent frames of the past that are patched by ``patch_long``, ``patch_mid`` and ``patch_short``, the oldest
@@ -38,6 +41,9 @@ PAST = LONG + MID + RECENT
 
 MID_POOL, LONG_POOL = 2, 4
 """How many patches of ``patch_short`` one of ``patch_mid`` and ``patch_long`` has along each axis."""
+
+CHUNK = 9
+"""Latent frames of a chunk."""
 
 MAX_KEY_SCALE = 10.0
 
@@ -72,6 +78,11 @@ class HeliosConfig(TransformerConfig):
         if self.patch_size != (patch := TransformerConfig.patch_size):
             problems.append(f"patch_size is {list(self.patch_size)}, and Helios has {list(patch)}")
         return problems
+
+    @property
+    def chunks(self) -> Chunking:
+        """How a video is cut into chunks."""
+        return Chunking(first=CHUNK, each=CHUNK, alone=True)
 
 
 @dataclass(frozen=True)
@@ -138,8 +149,8 @@ def _past_of(attention: TokenAttention) -> int:
     return attention.past
 
 
-class HeliosTransformer(WanTransformer):
-    """The base and the three patch embeddings of the past.
+class HeliosTransformer(Chunked):
+    """The base and the three patch embeddings of the past, which is all that is kept of earlier chunks.
 
     Its condition is ``past``, float32 (B, C, R, h, w), the last latent frames before the chunk, zeros where
     there are none, and ``first``, (B, C, 1, h, w), the video's first one. The chunk may be of a smaller size.
@@ -157,17 +168,49 @@ class HeliosTransformer(WanTransformer):
         self.patch_mid = Linear(patch_in * MID_POOL**3, config.dim, dtype, ("embed", None))
         self.patch_long = Linear(patch_in * LONG_POOL**3, config.dim, dtype, ("embed", None))
 
-    def rope(
-        self, latent_shape: tuple[int, int, int], past_size: tuple[int, int] | None = None
-    ) -> dict[str, jax.Array]:
+    def cache(self, latent_shape: tuple[int, int, int], dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns ``past`` and ``first``, abstract, for one video of latents of this shape."""
+        del dtype
+        frames, channels = {"past": PAST, "first": 1}, self.config.in_channels
+        return {
+            name: jax.ShapeDtypeStruct((1, channels, count, *latent_shape[1:]), jnp.float32)
+            for name, count in frames.items()
+        }
+
+    def beside(self, cache: Cache, chunk: jax.Array, latent_shape: tuple[int, int, int]) -> tuple[KV, Rope]:
+        """Returns nothing, and the rotary tables, which are those of any chunk."""
+        del chunk
+        _, _, _, rows, columns = cache["past"].shape
+        return {}, self.tables(latent_shape, (rows, columns))
+
+    def condition(self, cache: Cache) -> dict[str, jax.Array]:
+        """Returns all that is kept."""
+        return cache
+
+    def remember(
+        self,
+        cache: Cache,
+        kv: Mapping[str, KV],
+        latents: jax.Array,
+        chunk: jax.Array,
+        attention: Attention,
+        dtype: Any,
+    ) -> Cache:
+        """Returns the last latent frames, and the first one of chunk 0, or that of the chunks before."""
+        del kv, attention, dtype
+        every = jnp.concatenate([cache["past"], latents], axis=2)
+        first = jnp.where(chunk == 0, latents[:, :, :1], cache["first"])
+        return {"past": every[:, :, -PAST:], "first": first}
+
+    def tables(self, latent_shape: tuple[int, int, int], past_size: tuple[int, int]) -> dict[str, jax.Array]:
         """Returns the rotary tables of the past and of a chunk: means, where a patch has several positions.
 
         Args:
             latent_shape: latent frames, rows and columns of the chunk.
-            past_size: rows and columns of the past's latents; None for the chunk's.
+            past_size: rows and columns of the past's latents.
         """
         frames, *chunk_grid = self.config.grid(latent_shape)
-        _, *past_grid = self.config.grid((1, *(past_size or latent_shape[1:])))
+        _, *past_grid = self.config.grid((1, *past_size))
         first, long, mid, recent, chunk = np.split(
             np.arange(1 + PAST + frames), np.cumsum([1, LONG, MID, RECENT])
         )
@@ -242,8 +285,3 @@ class HeliosTransformer(WanTransformer):
         count = math.prod(self.config.grid(latent_shape))
         chunk = {"x": carry["x"][:, -count:]}
         return super().end(chunk, embedding[:, -1:], latent_shape)
-
-
-def remembered(past: jax.Array, chunk: jax.Array) -> jax.Array:
-    """Returns the past (B, C, R, h, w) after a chunk (B, C, T, h, w): the last R of all latent frames."""
-    return jnp.concatenate([past, chunk.astype(past.dtype)], axis=2)[:, :, -past.shape[2] :]

@@ -128,6 +128,7 @@ def _model(variant: Variant, parsed: Mapping[str, Any], boundary: float | None) 
         expand_timesteps=variant.expand_timesteps,
         defaults=defaults,
         options=options,
+        pyramid=variant.pyramid,
     )
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.models.attention_forms import attention_form
-from wanbuild.models.causal import Causal
+from wanbuild.models.causal import Chunked
 from wanbuild.models.low_rank import with_slots
 from wanbuild.models.params import bind
 from wanbuild.programs.denoiser import Denoiser
@@ -27,11 +27,12 @@ _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 def piece_of(parts: Parts) -> int:
     """Returns the most latent frames of a piece with which chunks are decoded whole, within the option's."""
     first, *others = parts.chunks
-    fitting = math.gcd(first - 1, *others)
+    alone = parts.model.chunks is not None and parts.model.chunks.alone
+    fitting = math.gcd(first - 1, *(length - alone for length in others))
     return next(size for size in range(parts.options.vae_decode_chunk, 0, -1) if fitting % size == 0)
 
 
-def chunk(parts: Parts, frames: int | None = None) -> ProgramSpec:
+def chunk(parts: Parts, frames: int | None = None, halvings: int = 0) -> ProgramSpec:
     """Returns the program of a step of a chunk: its latents (1, C, T, h, w), history -> those after the step.
 
     Besides what ``steps.step`` takes it has ``cache`` and ``chunk``.
@@ -39,16 +40,22 @@ def chunk(parts: Parts, frames: int | None = None) -> ProgramSpec:
     Args:
         parts: what it is made of.
         frames: T; None for that of most chunks.
+        halvings: how often h and w are half of the video's.
     """
-    module: Causal = parts.modules["transformer"]
+    module: Chunked = parts.modules["transformer"]
     denoiser = Denoiser(module, attention_form(parts.kernels), parts.dtype)
-    shape = (frames or module.chunks.each, *parts.latent_shape[1:])
+    _, *cells = parts.latent_shape
+    height, width = (length >> halvings for length in cells)
+    shape = (frames or module.chunks.each, height, width)
 
     def chunk(transformer: Any, kv: Any, cache: Any, chunk: jax.Array, **given: Any) -> dict[str, Any]:
         model = bind(module, with_slots(transformer, given.get("lora")))
         past, rope = model.beside(cache, chunk, shape)
         (blocks,) = model.stacks
-        return denoiser.step(transformer, {blocks: {**kv[blocks], **past}}, rope, **given)
+        condition = {**given.pop("condition", {}), **model.condition(cache)}
+        return denoiser.step(
+            transformer, {blocks: {**kv[blocks], **past}}, rope, condition=condition, **given
+        )
 
     def of_chunk(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*array.shape[:2], *shape), array.dtype)
@@ -64,7 +71,7 @@ def remember(parts: Parts) -> ProgramSpec:
 
     T is that of most chunks; the latents of a shorter one have zeros behind them. The cache is donated.
     """
-    module: Causal = parts.modules["transformer"]
+    module: Chunked = parts.modules["transformer"]
     attention = attention_form(parts.kernels)
 
     def remember(
@@ -82,5 +89,5 @@ def remember(parts: Parts) -> ProgramSpec:
 
 def _cache(parts: Parts) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the abstract cache."""
-    module: Causal = parts.modules["transformer"]
+    module: Chunked = parts.modules["transformer"]
     return module.cache(parts.latent_shape, parts.dtype)

@@ -144,6 +144,16 @@ def _shorter_chunk(name: str, place: int) -> ProgramKind:
     return ProgramKind(name, "chunk", make, built)
 
 
+def _smaller_chunk(name: str, halvings: int) -> ProgramKind:
+    """Returns the row of the program of a chunk's stage whose sides are so often half of the video's."""
+
+    def built(parts: Parts) -> bool:
+        chunks = parts.model.chunks
+        return chunks is not None and chunks.pyramid is not None and chunks.pyramid.stages > halvings
+
+    return ProgramKind(name, "chunk", functools.partial(chunk, halvings=halvings), built)
+
+
 PROGRAMS: tuple[ProgramKind, ...] = (
     *(
         ProgramKind(f"encode_text_{length}", "text", functools.partial(encode_text, length=length))
@@ -159,6 +169,8 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     ProgramKind("chunk", "chunk", chunk, _loop("chunks")),
     _shorter_chunk("chunk_first", 0),
     _shorter_chunk("chunk_last", -1),
+    _smaller_chunk("chunk_half", 1),
+    _smaller_chunk("chunk_quarter", 2),
     ProgramKind("remember", "remember", remember, _loop("chunks")),
     _streamed("context", "context", streaming.context),
     _streamed("enter", "enter", streaming.enter),

@@ -189,7 +189,7 @@ class Parts:
     def _check_chunks(self) -> None:
         """Raises UsageError for what a video that is made chunk by chunk does not have."""
         refused = {
-            "guidance": self.shape.guidance,
+            "guidance": self.shape.guidance and self.model.chunks is not None and not self.model.chunks.alone,
             "num_videos": self.shape.num_videos > 1,
             "nag": self.options.nag,
             "video_to_video": self.options.video_to_video,
@@ -215,9 +215,8 @@ class Parts:
     @property
     def latent_shape(self) -> tuple[int, int, int]:
         """Latent frames (with those in front of the video's own), rows and columns."""
-        spatial, temporal = self.model.vae_spatial, self.model.vae_temporal
-        frames = (self.shape.num_frames - 1) // temporal + 1 + self.leading
-        return frames, self.shape.height // spatial, self.shape.width // spatial
+        spatial, frames = self.model.vae_spatial, self.model.latent_frames(self.shape.num_frames)
+        return frames + self.leading, self.shape.height // spatial, self.shape.width // spatial
 
     @property
     def latents(self) -> jax.ShapeDtypeStruct:

@@ -80,6 +80,24 @@ def _self_forcing(config: Config) -> Config:
     return changed(config, "0.33.0.dev0", _class_name="CausalWanTransformer3DModel", **own)
 
 
+def _helios(config: Config) -> Config:
+    """Returns a config as HeliosTransformer3DModel saves it."""
+    kept = {name: value for name, value in config.items() if name not in ("rope_max_seq_len", "image_dim")}
+    return changed(
+        kept,
+        "0.37.0.dev0",
+        _class_name="HeliosTransformer3DModel",
+        added_kv_proj_dim=None,
+        guidance_cross_attn=True,
+        has_multi_term_memory_patch=True,
+        history_scale_mode="per_head",
+        is_amplify_history=False,
+        rope_dim=[44, 42, 42],
+        rope_theta=10000.0,
+        zero_history_timestep=True,
+    )
+
+
 def _repository(transformer: Config, vae: Config = PUBLISHED_VAE, **more: Config) -> Mapping[str, Config]:
     return MappingProxyType(
         {"transformer": transformer, "vae": vae, "text_encoder": PUBLISHED_TEXT_ENCODER, **more}
@@ -113,8 +131,11 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "AnyFlow-FAR-Wan2.1-1.3B-Diffusers": _repository(_anyflow_far(_SMALL)),
         "AnyFlow-FAR-Wan2.1-14B-Diffusers": _repository(_anyflow_far(_LARGE)),
         "Self-Forcing-Wan2.1-1.3B": _repository(_self_forcing(_SMALL)),
+        **dict.fromkeys(
+            ("Helios-Base", "Helios-Mid", "Helios-Distilled"), _repository(_helios(_LARGE), PUBLISHED_VAE)
+        ),
     }
 )
-"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia), then by component with
-weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs' own class. That
-of Self-Forcing is gdhe17/Self-Forcing's alone, which has no config."""
+"""By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia; Helios: BestWishYsh), then by
+component with weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs'
+own class, as those of Helios do. That of Self-Forcing is gdhe17/Self-Forcing's, which has no config."""

@@ -196,6 +196,35 @@ _MULTISTEP = {
     "use_flow_sigmas": True,
 }
 
+_STAGES: Config = MappingProxyType(
+    {
+        "gamma": 1 / 3,
+        "num_train_timesteps": 1000,
+        "prediction_type": "flow_prediction",
+        "shift": 1.0,
+        "stage_range": [0, 1 / 3, 2 / 3, 1],
+        "stages": 3,
+        "use_dynamic_shifting": True,
+        "use_flow_sigmas": True,
+    }
+)
+
+_HELIOS: Config = MappingProxyType(
+    {
+        **_STAGES,
+        "_class_name": "HeliosScheduler",
+        "disable_corrector": [],
+        "lower_order_final": True,
+        "predict_x0": True,
+        "scheduler_type": "unipc",
+        "solver_order": 2,
+        "solver_p": None,
+        "solver_type": "bh2",
+        "thresholding": False,
+        "time_shift_type": "exponential",
+    }
+)
+
 SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
     {
         "unipc": MappingProxyType(
@@ -250,15 +279,23 @@ SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
                 "training": True,
             }
         ),
+        "helios-wan2.1": MappingProxyType({**_HELIOS, "stages": 1}),
+        "helios-mid-wan2.1": _HELIOS,
+        "helios-distilled-wan2.1": MappingProxyType(
+            {**_STAGES, "_class_name": "HeliosDMDScheduler", "time_shift_type": "linear"}
+        ),
     }
 )
 """One per solver, with every field that diffusers 0.42.1 saves, or FastVideo for ``self-forcing``; Wan itself
-is published with ``unipc``."""
+is published with ``unipc``. Those of Helios are by variant: its dynamic shifting is that of its own training
+configs."""
 
 
 def scheduler_config(solver: str, flow_shift: float) -> dict[str, Any]:
-    """Returns scheduler_config.json of a solver in ``SCHEDULER_CONFIGS``, with this shift."""
+    """Returns scheduler_config.json of a solver in ``SCHEDULER_CONFIGS``, with this shift if it has one."""
     config = SCHEDULER_CONFIGS[solver]
+    if "stages" in config:
+        return dict(config)
     return {**config, "shift" if "shift" in config else "flow_shift": flow_shift}
 
 
@@ -282,6 +319,19 @@ _IMAGE_INDEX: Config = MappingProxyType(
         "image_processor": ["transformers", "CLIPImageProcessor"],
     }
 )
+
+
+def _helios(pipeline_class: str, scheduler: str, **more: bool) -> Config:
+    """Returns model_index.json of a Helios."""
+    return changed(
+        _MODEL_INDEX,
+        "0.37.0.dev0",
+        _class_name=pipeline_class,
+        scheduler=["diffusers", scheduler],
+        transformer=["diffusers", "HeliosTransformer3DModel"],
+        **more,
+    )
+
 
 MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
     {
@@ -345,6 +395,13 @@ MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
             _class_name="WanCausalDMDPipeline",
             scheduler=["diffusers", "SelfForcingFlowMatchScheduler"],
             transformer=["diffusers", "CausalWanTransformer3DModel"],
+        ),
+        "helios-wan2.1": _helios("HeliosPipeline", "HeliosScheduler"),
+        "helios-mid-wan2.1": _helios(
+            "HeliosPyramidPipeline", "HeliosScheduler", is_cfg_zero_star=True, is_distilled=False
+        ),
+        "helios-distilled-wan2.1": _helios(
+            "HeliosPyramidPipeline", "HeliosDMDScheduler", is_cfg_zero_star=False, is_distilled=True
         ),
     }
 )

@@ -157,6 +157,10 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
     )
 
 
+_SETTINGS = ("boundary_ratio", "expand_timesteps", "is_cfg_zero_star", "is_distilled")
+"""Entries of a model_index.json that are no components. What the last two say follows from the scheduler."""
+
+
 def read_classes(
     index: Mapping[str, Any], rows: tuple[Variant, ...], where: Path
 ) -> dict[str, tuple[str, str]]:
@@ -174,7 +178,7 @@ def read_classes(
     problems = []
     classes = {}
     for name, value in sorted(index.items()):
-        if name.startswith("_") or name in ("boundary_ratio", "expand_timesteps"):
+        if name.startswith("_") or name in _SETTINGS:
             continue
         pair = _read_pair(name, value, where)
         accepted = sorted({cls for variant in rows for cls in variant.components.get(name, ())})

@@ -110,8 +110,13 @@ def _general_checks(variant: Variant, source: Source) -> list[_Check]:
     class_name = f"diffusers.{source.component('transformer').class_name}"
     (expected_class,) = variant.components["transformer"]
     has_image = transformer.get("image_dim") is not None
+    scheduler, schedulers = (
+        f"diffusers.{source.scheduler_config.get('_class_name')}",
+        variant.components["scheduler"],
+    )
     return [
         ("transformer", expected_class, class_name),
+        ("scheduler", scheduler if scheduler in schedulers else schedulers[0], scheduler),
         ("expand_timesteps", variant.expand_timesteps, source.expand_timesteps),
         ("vae patch_size", patch, vae.get("patch_size")),
         ("transformer patch_size", list(variant.patch), transformer.get("patch_size", list(variant.patch))),

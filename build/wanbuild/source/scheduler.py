@@ -2,7 +2,7 @@
 
 A field that changes the timesteps, the sigmas or the update has one supported value. The fields of the
 variance-preserving schedule (betas, timestep spacing) are ignored, because flow sigmas replace that schedule.
-Field names and defaults: diffusers 0.42.1, the four classes' ``__init__``;
+Field names and defaults: diffusers 0.42.1, the six classes' ``__init__``;
 FastVideo's SelfForcingFlowMatchScheduler.
 """
 
@@ -14,16 +14,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from wanbuild.config import Number, parse_config, shown
+import numpy as np
+
+from wanbuild.config import Divisor, Number, Size, parse_config, shown
+from wanrun.artifact.model import Pyramid
 from wanrun.errors import SourceError
 
-Solver = Literal["unipc", "dpm++", "euler", "flow-map", "self-forcing"]
+Solver = Literal["unipc", "dpm++", "euler", "flow-map", "self-forcing", "dmd"]
 
 CLASS_SHIFT = 1.0
 """The shift of each class where the file has none: the noise levels are as they are."""
 
 MAX_SHIFT = 1000
 """Published shifts are 3 to 16; at 1000, all but the last of 1000 timesteps have sigmas above one half."""
+
+MAX_STAGES = 3
+"""The most sizes of a chunk for which there are programs."""
 
 _SIGMAS: Mapping[str, Any] = {
     "num_train_timesteps": 1000,
@@ -130,6 +136,95 @@ class FlowMapEulerConfig:
     shift: Number | None = None
 
 
+_CHUNKS: Mapping[str, Any] = {
+    "num_train_timesteps": 1000,
+    "shift": CLASS_SHIFT,
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    # Read by diffusers' pipelines, of which these are the defaults.
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 4096,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+}
+
+
+@dataclass(frozen=True)
+class HeliosDMDConfig:
+    """HeliosDMDScheduler, of distilled models that make a chunk in stages of growing sizes."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("HeliosDMDScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(_CHUNKS)
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+
+    stages: Size = 3
+    stage_range: tuple[Number, ...] = (0, 1 / 3, 2 / 3, 1)
+    gamma: Divisor = 1 / 3
+    use_dynamic_shifting: bool = False
+    time_shift_type: Literal["exponential", "linear"] = "linear"
+
+    @property
+    def pyramid(self) -> Pyramid:
+        """How the steps of a chunk are laid out."""
+        shift = self.time_shift_type if self.use_dynamic_shifting else None
+        return Pyramid(stages=self.stages, shift=shift, gamma=self.gamma)
+
+    def problems(self) -> list[str]:
+        """Returns what no table of steps here has."""
+        found, parts = [], [stage / self.stages for stage in range(self.stages + 1)]
+        if self.stages > 1 and not np.allclose(self.stage_range, parts, rtol=1e-6, atol=0):
+            found.append(f"stage_range {list(self.stage_range)}, which is not {self.stages} equal parts")
+        if self.stages > MAX_STAGES:
+            found.append(f"{self.stages} stages, more than {MAX_STAGES}")
+        if self.gamma > 1 / 3:
+            found.append(f"gamma {self.gamma}, above 1/3")
+        return found
+
+
+@dataclass(frozen=True)
+class HeliosConfig(HeliosDMDConfig):
+    """HeliosScheduler: UniPC or Euler in each stage, of which there may be one."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("HeliosScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            **_CHUNKS,
+            "thresholding": False,
+            "solver_order": 2,
+            "predict_x0": True,
+            "solver_type": "bh2",
+            "lower_order_final": True,
+            "disable_corrector": [],
+            "solver_p": None,
+        }
+    )
+
+    time_shift_type: Literal["exponential", "linear"] = "exponential"
+    scheduler_type: Literal["unipc", "euler"] = "unipc"
+
+
+def _read_pyramid(config: Mapping[str, Any], where: str) -> tuple[Solver, Pyramid] | None:
+    """Returns the solver and the stages of a scheduler of chunks; None for any other."""
+    class_name = config.get("_class_name")
+    solver: Solver = "dmd"
+    read: HeliosDMDConfig | None = None
+    if class_name in HeliosConfig.CLASS_NAMES:
+        read = plain = parse_config(HeliosConfig, config, where)
+        solver = plain.scheduler_type
+    elif class_name in HeliosDMDConfig.CLASS_NAMES:
+        read = parse_config(HeliosDMDConfig, config, where)
+    if read is None:
+        return None
+    if problems := read.problems():
+        raise SourceError(
+            f"{where} has no steps that are supported",
+            expected="those of a published Helios",
+            found=", ".join(problems),
+            remedy="use the published checkpoint's scheduler_config.json",
+        )
+    return solver, read.pyramid
+
+
 @dataclass(frozen=True)
 class SelfForcingSchedulerConfig:
     """FastVideo's SelfForcingFlowMatchScheduler; its field is ``shift`` too, others are its grid's."""
@@ -160,11 +255,13 @@ class SchedulerDefaults:
         solver: wanrun's name of the solver.
         flow_shift: s in σ = s·u / (1 + (s − 1)·u).
         assumed: whether the file has no shift, and this one is the class's.
+        pyramid: the stages of a chunk, whose shift is by the tokens; None but for a scheduler of chunks.
     """
 
     solver: Solver
     flow_shift: float
     assumed: bool = False
+    pyramid: Pyramid | None = None
 
 
 def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | None]:
@@ -183,8 +280,8 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
     else:
         raise SourceError(
             f"{where} describes a scheduler that is not supported",
-            expected="UniPCMultistep-, DPMSolverMultistep-, FlowMatchEulerDiscrete-, FlowMapEulerDiscrete- "
-            "or SelfForcingFlowMatchScheduler",
+            expected="UniPCMultistep-, DPMSolverMultistep-, FlowMatchEulerDiscrete-, FlowMapEulerDiscrete-, "
+            "SelfForcingFlowMatch-, Helios- or HeliosDMDScheduler",
             found=shown(class_name),
             remedy="replace scheduler/ by a supported scheduler's",
         )
@@ -211,6 +308,8 @@ def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.jso
         SourceError: if the class is not one of these, a field is unknown or has an unsupported value,
             or the shift is out of range.
     """
+    if (stages := _read_pyramid(config, where)) is not None:
+        return SchedulerDefaults(stages[0], CLASS_SHIFT, pyramid=stages[1])
     solver, shift = _read_shift(config, where)
     if shift is None:
         return SchedulerDefaults(solver, CLASS_SHIFT, assumed=True)

@@ -34,6 +34,9 @@ _LAST: Mapping[str, Shape] = MappingProxyType(
         r"(.*/conv_shortcut|(post_)?quant_conv)/weight": (1, 1, 1),
         r"face_encoder/conv.*/weight": (3,),
         r"levels/\d/grow/weight": (1, 1),
+        r"patch_short/weight": (1, 2, 2),
+        r"patch_mid/weight": (2, 4, 4),
+        r"patch_long/weight": (4, 8, 8),
     }
 )
 """The last axes in files of parameters that have them flattened or not at all, by path."""

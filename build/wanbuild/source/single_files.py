@@ -114,7 +114,7 @@ def _as_published(source: Source, variant: Variant) -> Source:
         pipeline_class=variant.pipeline_class,
         boundary_ratio=index.get("boundary_ratio"),
         expand_timesteps=variant.expand_timesteps,
-        scheduler_config=source.scheduler_config or scheduler_config(variant.solver, variant.flow_shift),
+        scheduler_config=source.scheduler_config or scheduler_config(variant.scheduler, variant.flow_shift),
         assumed=tuple(_assumed(source, variant, index.get("boundary_ratio"))),
     )
 

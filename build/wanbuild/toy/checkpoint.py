@@ -126,7 +126,7 @@ def write_toy(
     """
     stored = stored or Stored()
     _check_choices(variant, scheduler, seed, stored)
-    settings = scheduler_config(scheduler or variants()[variant].solver, flow_shift)
+    settings = scheduler_config(scheduler or variants()[variant].scheduler, flow_shift)
     changed = _changed_configs(variant, configs, stored.dtype)
     directory = Path(directory).resolve()
     _check_target(directory)

@@ -156,6 +156,10 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         "self-forcing-wan2.1": _variant(
             "self-forcing-wan2.1", TOY_VAE, transformer=_of("Self-Forcing-Wan2.1-1.3B", _SIZES)
         ),
+        **{
+            name: _variant(name, TOY_VAE, transformer=_of("Helios-Base", _SIZES, rope_dim=[8, 6, 6]))
+            for name in ("helios-wan2.1", "helios-mid-wan2.1", "helios-distilled-wan2.1")
+        },
     }
 )
 """Configs by the variant's name in ``wanbuild.variants.table``."""

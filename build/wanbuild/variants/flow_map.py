@@ -21,7 +21,7 @@ class FlowMap(Variant):
     """A variant of AnyFlow: guidance is in the weights, and the defaults are those of its own examples."""
 
     flow_map: bool = True
-    solver: Literal["unipc", "flow-map", "self-forcing"] = "flow-map"
+    solver: Literal["unipc", "flow-map", "self-forcing", "dmd"] = "flow-map"
     steps: int = 4
     guidance_scale: float = 1.0
 

@@ -29,6 +29,9 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "anyflow-wan2.1": "flow_map",
         "anyflow-far-wan2.1": "flow_map",
         "self-forcing-wan2.1": "self_forcing",
+        "helios-wan2.1": "helios",
+        "helios-mid-wan2.1": "helios",
+        "helios-distilled-wan2.1": "helios",
     }
 )
 """The module whose ``ROWS`` have a variant, by the name in ``--variant`` and the manifest."""

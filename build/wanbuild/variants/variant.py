@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.media import MediaOption
+from wanrun.artifact.model import Pyramid
 from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
 from wanrun.media.types import MEDIA_KINDS, Media
 
@@ -114,6 +115,7 @@ class Variant:
         leading_latents: latent frames in front of the video's own.
         expand_timesteps: whether there is a timestep per token.
         flow_map: whether a step takes the timestep at which it ends too.
+        pyramid: how the steps of a chunk are laid out, as published; None for a solver's own grid.
         solver: of files without a scheduler_config.json, as published.
         steps: default denoising steps.
         guidance_scale: default classifier-free guidance scale; of two experts, the high-noise one's.
@@ -143,7 +145,8 @@ class Variant:
     leading_latents: int = 0
     expand_timesteps: bool = False
     flow_map: bool = False
-    solver: Literal["unipc", "flow-map", "self-forcing"] = "unipc"
+    pyramid: Pyramid | None = None
+    solver: Literal["unipc", "flow-map", "self-forcing", "dmd"] = "unipc"
     steps: int = 50
     guidance_scale: float = 5.0
     options: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
@@ -166,8 +169,14 @@ class Variant:
 
     @property
     def size_multiple(self) -> int:
-        """Width and height must be multiples of this many pixels, the size of a patch."""
-        return self.vae_spatial * max(self.patch[1:])
+        """Width and height must be multiples of this many pixels, the size of a patch at the least size."""
+        stages = 1 if self.pyramid is None else self.pyramid.stages
+        return self.vae_spatial * max(self.patch[1:]) << (stages - 1)
+
+    @property
+    def scheduler(self) -> str:
+        """The variant's scheduler among ``published.settings.SCHEDULER_CONFIGS``."""
+        return self.solver if self.pyramid is None else self.name
 
     @property
     def transformers(self) -> tuple[str, ...]:

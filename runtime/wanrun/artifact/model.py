@@ -89,16 +89,37 @@ class Defaults(Record, frozen=True, kw_only=True):
     timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
 
 
-class Chunking(Record, frozen=True, kw_only=True):
+class Pyramid(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How the steps of a chunk are laid out that begins smaller than it ends: see ``denoising.pyramid``.
+
+    Attributes:
+        stages: how many sizes it has, each with twice the rows and columns of the one before.
+        shift: how noise levels are shifted by the tokens; None for not at all.
+        gamma: the negative covariance of the noise between two stages, in each block.
+        doubled: whether the first chunk of a video has twice the steps.
+    """
+
+    stages: AtLeastOne
+    shift: Literal["exponential", "linear"] | None = None
+    gamma: Annotated[float, Meta(gt=0, le=1 / 3)] = 1 / 3
+    doubled: bool = False
+
+
+class Chunking(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How a model cuts a video into chunks that it makes one after the other.
 
     Attributes:
         first: latent frames of the first chunk.
         each: latent frames of every other one; the last one may have fewer.
+        alone: whether chunks are decoded one by one, as if each were a video. All of them are whole then: the
+            last one has more frames than a video needs.
+        pyramid: how steps of a chunk are laid out; None for those of the solver's own grid.
     """
 
     first: AtLeastOne
     each: AtLeastOne
+    alone: bool = False
+    pyramid: Pyramid | None = None
 
     def __post_init__(self) -> None:
         if self.first > self.each:
@@ -158,6 +179,13 @@ class Model(Record, frozen=True, kw_only=True):
             least, most = OPTION_RANGES.get(name, (0, -1))
             if type(value) not in (int, float) or not least <= value <= most:
                 raise ValueError(f"the default of the option {name} is {value!r}")
+
+    def latent_frames(self, num_frames: int) -> int:
+        """Returns the latent frames, of whole chunks where those are decoded alone, of so many frames."""
+        if self.chunks is None or not self.chunks.alone:
+            return (num_frames - 1) // self.vae_temporal + 1
+        frames = (self.chunks.each - 1) * self.vae_temporal + 1
+        return self.chunks.each * -(-num_frames // frames)
 
     def default_options(self) -> dict[str, Any]:
         """Returns the default of every option that has one, by name; these are options of this model."""

@@ -13,7 +13,7 @@ from wanrun.errors import UsageError
 
 def latent_frames(manifest: Manifest, num_frames: int) -> int:
     """Returns the latent frames of so many frames."""
-    return (num_frames - 1) // manifest.model.vae_temporal + 1
+    return manifest.model.latent_frames(num_frames)
 
 
 def leading_latents(manifest: Manifest, profile: Profile) -> int:

@@ -11,16 +11,15 @@ own first sample again.
 
 from __future__ import annotations
 
-__all__ = ["Stage", "block_noise", "chunk_stages", "enlarged", "halved"]
+__all__ = ["block_noise", "chunk_table", "enlarged", "halved"]
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from wanrun.denoising.solvers import SOLVERS, SolverTable
+from wanrun.denoising.solvers import SOLVERS, SolverTable, Start
 from wanrun.errors import UsageError
 
 TRAIN = 1000
@@ -40,63 +39,75 @@ _SHIFTS: Mapping[str, Callable[[float], float]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Stage:
-    """One resolution.
-
-    Attributes:
-        table: its steps, whose sigmas are float64.
-        kept: weight of the latents of the stage before, enlarged; 1 for the first stage.
-        noise: weight of the block noise that is added to them; 0 for the first stage.
-    """
-
-    table: SolverTable
-    kept: float = 1.0
-    noise: float = 0.0
-
-
-def chunk_stages(
-    solver: str, steps: Sequence[int], tokens: int, shift: str | None = None, gamma: float = 1 / 3
-) -> tuple[Stage, ...]:
-    """Computes the steps of a chunk.
+def chunk_table(
+    solver: str,
+    steps: Sequence[int],
+    tokens: int,
+    shift: str | None = None,
+    gamma: float = 1 / 3,
+    flow_shift: float = 1.0,
+) -> SolverTable:
+    """Computes the steps of a chunk, those of one stage after the other. The sigmas are float64.
 
     Args:
         solver: ``unipc``, ``euler``, or ``dmd`` for a distilled model.
-        steps: of each stage, the smallest resolution first; of a single stage, those of HeliosPipeline.
+        steps: of each stage, the smallest size first; of a single stage, those of HeliosPipeline.
         tokens: of the chunk at its full size, by which noise levels are shifted.
         shift: how they are: ``exponential``, ``linear``, or None for not at all.
         gamma: the negative covariance of block noise, above 0 and at most 1/3.
+        flow_shift: a further shift; 1 for that of the reference.
 
     Raises:
-        UsageError: if the solver is another, or a stage has no steps.
+        UsageError: if the solver is another, a stage has no steps, or the shift is not positive.
     """
     if (rows := _ROWS.get(solver)) is None:
         raise UsageError("no solver of chunks", expected=", ".join(_ROWS), found=repr(solver))
     if min(steps) < 1:
         raise UsageError("the number of steps is too small", expected="at least 1", found=min(steps))
+    if not (math.isfinite(flow_shift) and flow_shift > 0):
+        raise UsageError("the flow shift is out of range", expected="a positive number", found=flow_shift)
     if len(steps) == 1:
-        sigmas, timesteps = _plain_grid(steps[0], _factor(shift, tokens))
-        return (Stage(_table(solver, rows, sigmas, timesteps)),)
-    starts, ranges = _ranges(len(steps), gamma)
-    stages = []
-    for index, (count, ends, start) in enumerate(zip(steps, ranges, starts, strict=True)):
+        sigmas, timesteps = _plain_grid(steps[0], _factor(shift, tokens, flow_shift))
+        return _joined(solver, [(sigmas, timesteps, rows(sigmas))], [Start(0)])
+    levels, ranges = _ranges(len(steps), gamma)
+    parts, starts, done = [], [], 0
+    for index, (count, ends, level) in enumerate(zip(steps, ranges, levels, strict=True)):
         halvings = len(steps) - 1 - max(index - 1, 0)  # the reference counts before it enlarges
-        factor = _factor(shift, tokens // BLOCK ** (2 * halvings))
+        factor = _factor(shift, tokens // BLOCK ** (2 * halvings), flow_shift)
         sigmas, timesteps = _stage_grid(count, ends, factor, distilled=solver == "dmd")
         whole = np.trunc(timesteps)  # as the pipeline of several stages does
         if solver == "dmd":  # its scheduler takes the noise level whose timestep is the nearest
             sigmas = np.append(sigmas[np.abs(timesteps - whole[:, None]).argmin(axis=1)], 0.0)
-        stages.append(Stage(_table(solver, rows, sigmas, whole), *(_weights(start, gamma) if index else ())))
-    return tuple(stages)
+        parts.append((sigmas, whole, rows(sigmas)))
+        starts.append(Start(done, *(_weights(level, gamma) if index else ())))
+        done += count
+    return _joined(solver, parts, starts)
 
 
-def _factor(shift: str | None, tokens: int) -> float | None:
+def _joined(
+    solver: str, stages: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], starts: Sequence[Start]
+) -> SolverTable:
+    """Returns the table of stages, each of sigmas (N + 1,), timesteps (N,) and rows (N, 8)."""
+    sigmas = [one[:-1] for one, _, _ in stages]
+    table = [np.column_stack([one, rows]) for one, (_, _, rows) in zip(sigmas, stages, strict=True)]
+    timesteps = np.concatenate([one for _, one, _ in stages]).astype(np.float32)
+    return SolverTable(
+        solver,
+        timesteps,
+        np.concatenate(table).astype(np.float32),
+        np.append(np.concatenate(sigmas), 0.0),
+        np.zeros(len(timesteps), np.float32),
+        starts=tuple(starts),
+    )
+
+
+def _factor(shift: str | None, tokens: int, flow_shift: float) -> float | None:
     """Returns the shift of so many tokens; None for none. As of ``calculate_shift``."""
     if shift is None:
-        return None
+        return None if flow_shift == 1 else flow_shift
     (few, low), (many, high) = (256, 0.5), (4096, 1.15)
     slope = (high - low) / (many - few)
-    return _SHIFTS[shift](tokens * slope + (low - slope * few))
+    return flow_shift * _SHIFTS[shift](tokens * slope + (low - slope * few))
 
 
 def _shifted(sigmas: np.ndarray, factor: float | None) -> np.ndarray:
@@ -168,14 +179,6 @@ _ROWS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType(
 )
 
 
-def _table(
-    solver: str, rows: Callable[[np.ndarray], np.ndarray], sigmas: np.ndarray, timesteps: np.ndarray
-) -> SolverTable:
-    table = np.column_stack([sigmas[:-1], rows(sigmas)]).astype(np.float32)
-    none = np.zeros(len(timesteps), np.float32)
-    return SolverTable(solver, timesteps.astype(np.float32), table, sigmas, none)
-
-
 def halved(noise: np.ndarray) -> np.ndarray:
     """Returns noise (..., h, w) of half the rows and columns, as (..., h / 2, w / 2), and of its variance."""
     blocks = noise.reshape(*noise.shape[:-2], noise.shape[-2] // 2, 2, noise.shape[-1] // 2, 2)
@@ -213,11 +216,17 @@ def block_noise(
 
 def enlarged(
     latents: np.ndarray,
-    stage: Stage,
+    start: Start,
     draw: Callable[[Sequence[int]], np.ndarray],
     gamma: float = 1 / 3,
 ) -> np.ndarray:
-    """Returns what a stage begins with, (..., 2 h, 2 w), of the latents (..., h, w) of the one before."""
+    """Returns what a stage begins with, (..., 2 h, 2 w), of the latents (..., h, w) of the one before.
+
+    Args:
+        latents: of the stage before.
+        start: of the stage.
+        draw, gamma: as of ``block_noise``.
+    """
     whole = latents.repeat(2, axis=-2).repeat(2, axis=-1)
     noise = block_noise(draw, whole.shape, gamma)
-    return np.float32(stage.kept) * whole + np.float32(stage.noise) * noise
+    return np.float32(start.kept) * whole + np.float32(start.noise) * noise

@@ -34,6 +34,21 @@ HISTORY = ("last", "m1", "m2")
 """What steps pass on besides the sample, named as in the recurrence above."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a stage of a chunk begins: see ``wanrun.denoising.pyramid``.
+
+    Attributes:
+        step: its first step.
+        kept: weight of the latents of the stage before, enlarged; 1 for the first stage.
+        noise: weight of the block noise that is added to them; 0 for the first stage.
+    """
+
+    step: int
+    kept: float = 1.0
+    noise: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class SolverTable:
     """One solver on one grid of N steps.
@@ -46,6 +61,7 @@ class SolverTable:
         noise: (N,) float32, weight of the standard normal noise added to the sample after each step.
         start: weight of the initial noise, the first sample.
         skipped: how many steps before these are left out: a video begins at the first of ``sigmas``.
+        starts: where the stages of a chunk begin, the first one's at step 0; none if there are no stages.
     """
 
     name: str
@@ -55,6 +71,7 @@ class SolverTable:
     noise: np.ndarray
     start: float = 1.0
     skipped: int = 0
+    starts: tuple[Start, ...] = ()
 
     @property
     def next_timesteps(self) -> np.ndarray:

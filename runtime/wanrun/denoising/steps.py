@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = ["TABLES", "ExpertRange"]
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,10 +18,12 @@ import numpy as np
 
 from wanrun.artifact.guiders import GUIDERS, SKIPPED_LAYERS
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
+from wanrun.artifact.model import Pyramid
 from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.guidance import guided_steps, skipping_steps
-from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
+from wanrun.denoising.pyramid import BLOCK, chunk_table
+from wanrun.denoising.solvers import COLUMNS, SolverTable, Start, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
@@ -74,6 +77,12 @@ class ExpertRange:
     ) -> ExpertRange:
         """Returns steps that all have one scale; ``guidance`` has further attributes."""
         return cls(transformer, first, last, (guidance_scale,) * (last - first), **guidance)
+
+    def part(self, first: int, last: int) -> ExpertRange:
+        """Returns those of the steps that are in the range."""
+        within = slice(first - self.first, last - self.first)
+        guidance_scales, skip_scales = self.guidance_scales[within], self.skip_scales[within]
+        return replace(self, first=first, last=last, guidance_scales=guidance_scales, skip_scales=skip_scales)
 
     @property
     def guided(self) -> int:
@@ -129,6 +138,7 @@ def expert_ranges(
 
 
 _table = lru_cache(maxsize=16)(solver_table)  # the lines of a prompts file mostly have the same
+_chunk_table = lru_cache(maxsize=16)(chunk_table)
 
 
 def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
@@ -147,11 +157,39 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
     fitted = None if (given := options.get("coefficients")) is None else tuple(map(tuple, given))
     strength = options.get("strength")
-    table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted, strength)
+    if (chunks := manifest.model.chunks) is not None and chunks.pyramid is not None:
+        table = _of_chunks(options, manifest, chunks.each, chunks.pyramid)
+    else:
+        table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted, strength)
     if zero_steps := max(options.get("zero_steps", 0) - table.skipped, 0):
         table = _without_velocity(table, zero_steps)
     options = {**options, "zero_steps": zero_steps}
     return table, expert_ranges(table, transformers(manifest), options, num_train_timesteps)
+
+
+def _of_chunks(options: Mapping[str, Any], manifest: Manifest, frames: int, pyramid: Pyramid) -> SolverTable:
+    """Returns the table of a chunk of so many latent frames, which has the options' steps in each stage."""
+    for name in ("timesteps", "coefficients"):
+        if options.get(name) is not None:
+            raise UsageError(
+                f"{field(name)} cannot be used by {manifest.model.variant}", remedy="give a number of steps"
+            )
+    cells = (options[name] // manifest.model.vae_spatial for name in ("width", "height"))
+    tokens = frames * math.prod(cells) // BLOCK**2
+    steps = (options["num_steps"],) * pyramid.stages
+    return _chunk_table(
+        options["solver"], steps, tokens, pyramid.shift, pyramid.gamma, float(options["flow_shift"])
+    )
+
+
+def opening(
+    options: Mapping[str, Any], manifest: Manifest
+) -> tuple[SolverTable, tuple[ExpertRange, ...]] | None:
+    """Returns ``schedule`` of the first chunk of a video, if it has other steps than those after it."""
+    chunks = manifest.model.chunks
+    if chunks is None or chunks.pyramid is None or not chunks.pyramid.doubled:
+        return None
+    return schedule({**options, "num_steps": 2 * options["num_steps"]}, manifest)
 
 
 def _without_velocity(table: SolverTable, steps: int) -> SolverTable:
@@ -255,6 +293,8 @@ class Denoising:
         blending: the windows of every step; None where the programs take the whole video.
         check: called as frames leave the decoder; what it raises ends the generation.
         last: whether no other generation follows: the experts are released after their last step.
+        opening: table and ranges of the first window, where it has more steps than those after it.
+        longer: how many more.
     """
 
     table: SolverTable
@@ -271,6 +311,16 @@ class Denoising:
     blending: Blending | None = None
     check: Callable[[], object] = _nothing
     last: bool = False
+    opening: tuple[SolverTable, Sequence[ExpertRange]] | None = None
+    longer: int = 0
+
+    @property
+    def opened(self) -> Denoising:
+        """The parameters of this window."""
+        if self.opening is None or self.window:
+            return self
+        table, ranges = self.opening
+        return replace(self, table=table, ranges=ranges, opening=None)
 
     @property
     def form(self) -> Form:
@@ -288,8 +338,10 @@ class Denoising:
 
     def reached(self, step: int) -> tuple[int, int]:
         """Returns how many steps of all windows are done after some of this window's, and how many are."""
-        steps = len(self.table.timesteps)
-        return self.window * steps + step, self.windows * steps
+        longer = self.longer
+        steps = len(self.table.timesteps) - (0 if self.window else longer)
+        before = self.window * steps + (longer if self.window else 0)
+        return before + step, self.windows * steps + longer
 
 
 @dataclass(frozen=True)
@@ -386,10 +438,13 @@ def _padded(rows: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def velocity_table(timestep: float) -> SolverTable:
-    """Returns a table of one step with σ = 1 that gives m0 = x − v, which reveals the model's output v."""
-    row = np.zeros((1, len(COLUMNS)), np.float32)
-    row[0, [COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
-    return SolverTable(
-        "velocity", np.array([timestep], np.float32), row, np.zeros(2), np.zeros(1, np.float32)
-    )
+def velocity_table(timestep: float, stages: int = 1) -> SolverTable:
+    """Returns a table of one step with σ = 1 that gives m0 = x − v, which reveals the model's output v.
+
+    Of a chunk it has one in each of so many stages.
+    """
+    row = np.zeros((stages, len(COLUMNS)), np.float32)
+    row[:, [COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
+    timesteps, none = np.full(stages, timestep, np.float32), np.zeros(stages, np.float32)
+    starts = tuple(map(Start, range(stages)))
+    return SolverTable("velocity", timesteps, row, np.zeros(stages + 1), none, starts=starts)

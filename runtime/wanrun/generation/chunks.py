@@ -7,8 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.pyramid import enlarged, halved
+from wanrun.denoising.solvers import Start
 from wanrun.denoising.state import State, final_latents, start_state, zeros
 from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.weights.programs import Programs
@@ -24,10 +27,14 @@ class Steps(Protocol):
     """What makes the steps of a chunk; ``Sampler`` does."""
 
     programs: Programs
+    latents_shape: tuple[int, int, int, int, int]
+
+    @property
+    def chunks(self) -> Chunking: ...
 
     def prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]: ...
 
-    def maker(self, role: RoleName, frames: int | None = None) -> str: ...
+    def maker(self, role: RoleName, shape: Sequence[int] = ()) -> str: ...
 
     def expert_steps(
         self,
@@ -62,13 +69,16 @@ class ChunkLoop:
         self._embeddings: np.ndarray | None = None
         self._made: np.ndarray | None = None
         self._number = 0
+        pyramid = sampler.chunks.pyramid
+        self._gamma = 0.0 if pyramid is None else pyramid.gamma
 
-    def __call__(self, run: Denoising, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, run: Denoising, noise: np.ndarray | None = None) -> np.ndarray:
         """Makes the next chunk.
 
         Args:
             run: the generation's parameters, which may have another prompt than before.
-            noise: initial noise of its latents, float32 (1, C, T, h, w); only read.
+            noise: initial noise of its latents, float32 (1, C, T, h, w); only read. None draws that of a
+                chunk of the usual length.
 
         Returns:
             Its latents, float32 (1, C, T, h, w): those of a given first frame as they are.
@@ -77,6 +87,7 @@ class ChunkLoop:
             ArtifactError: if a program or weights cannot be loaded.
             WanError: if the latents are not finite.
         """
+        run = run.opened
         (steps,) = run.ranges
         if self._made is not None:
             self._keep(run, self._made)
@@ -86,12 +97,29 @@ class ChunkLoop:
         if not self._number and self._conditions.held is not None:  # it is the first chunk
             self._made = self._conditions.held[None]
             return self._made
-        name = self._sampler.maker(run.form.makers[0], noise.shape[2])
+        if noise is None:
+            batch, channels, _, *cells = self._sampler.latents_shape
+            noise = self._draw((batch, channels, self._frames, *cells))
         given = {**self._constant, **self._cache, "chunk": np.int32(self._number)}
-        start = start_state(noise, self._sampler.programs[name])
-        state = self._sampler.expert_steps(run, steps, start, given, self._draw, ())
-        self._made = final_latents(state)
+        self._made = self._denoised(run, steps, noise, given)
         return self._made
+
+    def _denoised(
+        self, run: Denoising, steps: ExpertRange, noise: np.ndarray, given: Mapping[str, Any]
+    ) -> np.ndarray:
+        """Returns the latents of a chunk, of which each stage but the first has twice the size before."""
+        starts, latents = run.table.starts or (Start(steps.first),), noise
+        for _ in starts[1:]:
+            latents = halved(latents)
+        ends = [*(start.step for start in starts[1:]), steps.last]
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if index:
+                latents = enlarged(latents, start, self._draw, self._gamma)
+            name = self._sampler.maker(run.form.makers[0], latents.shape)
+            state = start_state(latents, self._sampler.programs[name])
+            part = steps.part(start.step, end)
+            latents = final_latents(self._sampler.expert_steps(run, part, state, given, self._draw, ()))
+        return latents
 
     def _keep(self, run: Denoising, latents: np.ndarray) -> None:
         """Keeps a finished chunk."""

@@ -147,8 +147,9 @@ class Live:
         """Yields the chunks."""
         session, options = self._session, self.generation.options
         noise, embeddings, embedded = Noise(options["seed"]), np.empty(0), ""
+        shape, alone = self.generation.latents_shape, session.chunks.alone
         # What a whole video of the profile would begin with; later chunks draw their own.
-        drawn = noise(self.generation.latents_shape)
+        drawn = np.empty((*shape[:2], 0, *shape[3:])) if alone else noise(shape)
         decoder = Decoder(session.programs)
         loop: ChunkLoop | None = None
         start = first = 0
@@ -167,7 +168,7 @@ class Live:
                 loop = loop or ChunkLoop(session, self._conditions(timings), noise)
                 latents = loop(run, own)
                 with timings.phase("decode"):
-                    frames = np.concatenate([*decoder(latents[0], further=number > 0)])[None]
+                    frames = np.concatenate([*decoder(latents[0], further=number > 0 and not alone)])[None]
             timings.stop()
             if self._total is not None:
                 frames = frames[:, : self._total - first]

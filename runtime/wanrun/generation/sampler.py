@@ -101,13 +101,13 @@ class Sampler:
             )
             if clips > 1:
                 noise = Noise(clip_seed(options["seed"], parts.count))
-            start = latents if latents is not None and not parts.count else noise(self.latents_shape)
+            start = latents if latents is not None and not parts.count else self._drawn(noise)
             count = 1 if window is None else window.count
             texts = _of_clip(run.embeddings, parts.count, len(clip_prompts(options)))
             part = replace(run, embeddings=texts, window=parts.count, windows=count)
             final = self.denoise(part, start, conditions, noise)
             whole = None if inputs is None else inputs.num_frames
-            left = None if whole is None else whole - parts.num_frames
+            left = self._left if whole is None else whole - parts.num_frames
             take = Part(parts, overlap if parts.count else 0, left, run.check)
             made = self.decode_to(take, final[:, :, self.leading :], run.timings, options.get("decoder"))
             carried = self._carried(made, parts) if count > 1 else {}
@@ -140,12 +140,14 @@ class Sampler:
             parts.end(final)
         return parts.joined(self.profile), final
 
-    def denoise(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
+    def denoise(
+        self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Draw
+    ) -> np.ndarray:
         """Runs the experts' steps, one expert after the other.
 
         Args:
             run: the generation's parameters.
-            noise: initial noise, float32 (B, C, T, h, w); only read.
+            noise: initial noise, float32 (B, C, T, h, w); only read. None where each chunk draws its own.
             conditions: inputs from images and videos.
             draw: returns the noise that the solver adds between steps.
 
@@ -159,6 +161,7 @@ class Sampler:
         if run.form.chunked:
             final = self._in_chunks(run, noise, conditions, draw)
         else:
+            assert noise is not None
             name = self.maker(run.form.makers[0])
             start = start_state(conditions.first_sample(noise, run.table), self.programs[name])
             final = final_latents(self.steps(run, start, conditions, draw))
@@ -166,10 +169,28 @@ class Sampler:
             self.programs.release()
         return conditions.finish(final)
 
-    def _in_chunks(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
+    def _drawn(self, draw: Draw) -> np.ndarray | None:
+        """Returns the initial noise of a video; None if each chunk draws its own, before it is made."""
+        return None if self._alone else draw(self.latents_shape)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether chunks are decoded one by one, as if each were a video."""
+        return self._chunks is not None and self._chunks.alone
+
+    @property
+    def _left(self) -> int | None:
+        """The frames of a video whose last chunk may have more; None for those of all its latents."""
+        return self.profile.num_frames if self._alone else None
+
+    def _in_chunks(
+        self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Draw
+    ) -> np.ndarray:
         """Returns the final latents of a video that is made chunk by chunk."""
-        loop, lengths = ChunkLoop(self, conditions, draw), self.chunks.lengths(noise.shape[2])
-        parts = np.split(noise, np.cumsum(lengths)[:-1], axis=2)
+        loop, lengths = ChunkLoop(self, conditions, draw), self.chunks.lengths(self.latents_shape[2])
+        parts: Sequence[np.ndarray | None] = [None] * len(lengths)
+        if noise is not None:
+            parts = np.split(noise, np.cumsum(lengths)[:-1], axis=2)
         made = [
             loop(replace(run, window=number, windows=len(parts)), one) for number, one in enumerate(parts)
         ]
@@ -181,11 +202,11 @@ class Sampler:
         assert self._chunks is not None
         return self._chunks
 
-    def maker(self, role: RoleName, frames: int | None = None) -> str:
-        """Returns the program of a role that makes steps: of several, that of so many latent frames."""
+    def maker(self, role: RoleName, shape: Sequence[int] = ()) -> str:
+        """Returns the program of a role that makes steps: of several, that of latents of this shape."""
         names = self.programs.with_role(role)
         shapes = {name: self.programs[name].array("latents")[1] for name in names if len(names) > 1}
-        return next((name for name, shape in shapes.items() if shape[2] == frames), names[0])
+        return next((name for name, own in shapes.items() if tuple(own) == tuple(shape)), names[0])
 
     def steps(self, run: Denoising, state: State, conditions: Conditions, draw: Draw) -> State:
         """Runs the experts' steps from a state, which may hold a solver's history; returns the state after.
@@ -252,7 +273,7 @@ class Sampler:
             if run.form.streams:
                 makers[role] = StreamedStep(self.programs, steps.transformer, constant, run.loras)
             else:
-                name = self.maker(role, state["latents"].shape[2])
+                name = self.maker(role, state["latents"].shape)
                 makers[role] = self.programs.of_expert(name, steps.transformer, run.loras)
         if run.blending is not None:
             makers = {role: run.blending.blended(maker, tuple(state)) for role, maker in makers.items()}
@@ -314,10 +335,12 @@ class Sampler:
             All outputs of the last call of a program, on the device.
         """
         decode, each = Decoder(self.programs, decoder), 1 + (latents.shape[2] - 1) * self._temporal
+        chunks = latents.shape[2] // self.chunks.each if self._alone else 1
         with timings.phase("decode", f"{len(latents) * each} frames"):
             for video, one in enumerate(latents):
-                for frames in decode(one):
-                    take(video, frames)
+                for part in np.split(one, chunks, axis=1):
+                    for frames in decode(part):
+                        take(video, frames)
         return decode.made
 
     def _carried(self, made: Mapping[str, Any], parts: Parts) -> dict[str, Any]:

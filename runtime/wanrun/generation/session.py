@@ -15,7 +15,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, ROLES
 from wanrun.denoising.latents import check_latents
 from wanrun.denoising.noise import Noise, initial_noise
-from wanrun.denoising.steps import Denoising, ExpertRange, transformers, velocity_table
+from wanrun.denoising.steps import Denoising, ExpertRange, opening, transformers, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.generation.decoding import Decoder
@@ -223,6 +223,7 @@ class Session(Sampler):
             UsageError: for a function that takes neither two arguments nor three.
         """
         decoder, blending = generation.options.get("decoder"), generation.blending
+        first = opening(generation.options, self._opened.manifest)
         tiny = self.tiny_decoder(decoder) if blending is None else None
         return Denoising(
             generation.table,
@@ -236,6 +237,8 @@ class Session(Sampler):
             blending=blending,
             check=check,
             last=last,
+            opening=first,
+            longer=0 if first is None else len(first[0].timesteps) - len(generation.table.timesteps),
         )
 
     def warm_up_text(self) -> None:
@@ -249,11 +252,12 @@ class Session(Sampler):
         Of the forms of the loop only that of ``load`` is executed, of it every program that makes steps.
         """
         embeddings = self.text.blank(1)
-        noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
+        stages = 1 if self._chunks is None or self._chunks.pyramid is None else self._chunks.pyramid.stages
+        noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0, stages)
         conditions = self.conditioning.blank()
         # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
-            steps = [ExpertRange.alike(expert, 0, 1, 1.0)]
+            steps = [ExpertRange.alike(expert, 0, stages, 1.0)]
             for maker in (name for name in self._form.makers if ROLES[name].warm):
                 run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
                 latents = self.denoise(run, noise, conditions, Noise(0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.pyramid import block_noise, chunk_stages, enlarged, halved
+from wanrun.denoising.pyramid import block_noise, chunk_table, enlarged, halved
 from wanrun.errors import UsageError
 
 SHAPE = (1, 8, 3, 16, 24)
@@ -16,9 +16,10 @@ SHAPE = (1, 8, 3, 16, 24)
 def test_noise_of_a_stage_is_as_good_as_new(gamma: float) -> None:
     """Enlarged noise and block noise have together the variance of noise, and no covariance in a block."""
     draw = Noise(3)
-    stage = chunk_stages("unipc", (1, 1, 1), 432, gamma=gamma)[1]
-    level = stage.noise * np.sqrt(gamma) / stage.kept  # of the noise at which the stage begins
-    found = enlarged(np.float32(level) * draw((*SHAPE[:-2], 8, 12)), stage, draw, gamma)
+    _, start, _ = chunk_table("unipc", (2, 1, 1), 432, gamma=gamma).starts
+    assert start.step == 2
+    level = start.noise * np.sqrt(gamma) / start.kept  # of the noise at which the stage begins
+    found = enlarged(np.float32(level) * draw((*SHAPE[:-2], 8, 12)), start, draw, gamma)
     blocks = np.swapaxes(found.reshape(*SHAPE[:-2], 8, 2, 12, 2), -3, -2).reshape(-1, 4)
     assert found.shape == SHAPE and found.dtype == np.float32
     covariance = np.cov(blocks.T) / np.var(blocks)
@@ -43,4 +44,4 @@ def test_halved_noise_is_noise() -> None:
 )
 def test_what_has_no_steps(solver: str, steps: tuple[int, ...], found: str) -> None:
     with pytest.raises(UsageError, match=found):
-        chunk_stages(solver, steps, 432)
+        chunk_table(solver, steps, 432)
