@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
+from tinywan.checkpoint import FOLDER
 from tinywan.endless import BLOCK, random_story
-from tinywan.learning import causal, live, log, models
+from tinywan.learning import causal, export, live, log, models
 from tinywan.learning.course import Plan
 from tinywan.learning.stories import CHANGES, Stories
 
@@ -56,5 +57,11 @@ def test_a_causal_model_learns_and_is_written(tmp_path: Path, monkeypatch: pytes
     losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert len(losses) == 3  # of the last ones it sees what it made itself
     assert losses[1] < 0.8 * losses[0]
+    (tmp_path / export.SHARED).symlink_to(FOLDER / export.SHARED, target_is_directory=True)
+    export.write_live(tmp_path, tmp_path / "written")
+    written = WanTransformer3DModel.from_pretrained(tmp_path / "written" / "transformer")
     learned = WanTransformer3DModel.from_pretrained(tmp_path / "live")
-    assert learned.config.num_layers == 5
+    assert torch.equal(written.proj_out.weight, learned.proj_out.weight.half())
+    config = json.loads((tmp_path / "written" / "transformer" / "config.json").read_text())
+    assert (config["local_attn_size"], config["sink_size"], config["num_frames_per_block"]) == (12, 3, 3)
+    assert (tmp_path / "written" / "vae" / "config.json").exists()

@@ -189,5 +189,10 @@ def judge_blocks(frames: np.ndarray, captions: Sequence[str]) -> Iterator[Verdic
     end = 0
     for number, text in enumerate(captions):
         begin, end = end, end + block_frames(number)
-        (thing,) = read_caption(text).things
-        yield judge(centred(frames[begin:end], thing.colour), text)
+        yield judge_block(frames[begin:end], text)
+
+
+def judge_block(frames: np.ndarray, text: str) -> Verdict:
+    """Judges frames of one thing by their caption, with the thing in the middle."""
+    (thing,) = read_caption(text).things
+    return judge(centred(frames, thing.colour), text)

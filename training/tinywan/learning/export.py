@@ -52,6 +52,26 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 LIVE = Layout(5.0, {"transformer": "live"})
 """Of the causal model, which shares everything else with the text to video that it begins with."""
 
+LIVE_INDEX: Mapping[str, Any] = MappingProxyType(
+    {
+        "_class_name": "WanCausalDMDPipeline",
+        "scheduler": ["diffusers", "SelfForcingFlowMatchScheduler"],
+        "transformer": ["diffusers", "CausalWanTransformer3DModel"],
+    }
+)
+"""Where its model_index.json is another than the text to video's: as FastVideo's."""
+
+LIVE_SCHEDULER: Mapping[str, Any] = MappingProxyType(
+    {
+        "_class_name": "SelfForcingFlowMatchScheduler",
+        "extra_one_step": True,
+        "num_inference_steps": 1000,
+        "shift": LIVE.flow_shift,
+        "sigma_min": 0.0,
+        "training": True,
+    }
+)
+
 IMAGE_PROCESSOR = {
     **PUBLISHED_IMAGE_PROCESSOR,
     "crop_size": {"height": 32, "width": 32},
@@ -85,9 +105,10 @@ def write_live(trained: Path, folder: Path) -> None:
         folder: to create, beside ``SHARED``; one that is there is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    _write(trained, folder, LIVE, MODEL_INDEXES["wan2.1-t2v"])
+    _write(trained, folder, LIVE, {**MODEL_INDEXES["wan2.1-t2v"], **LIVE_INDEX})
+    write_json(folder / "scheduler" / "scheduler_config.json", LIVE_SCHEDULER)
     config = folder / "transformer" / "config.json"
-    fields = {"_class_name": "CausalWanTransformer3DModel", **CONFIG}
+    fields = {"_class_name": LIVE_INDEX["transformer"][1], **CONFIG}
     write_json(config, {**json.loads(config.read_text(encoding="utf-8")), **fields})
 
 

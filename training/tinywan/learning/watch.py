@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ import click
 import numpy as np
 import torch
 from diffusers import WanTransformer3DModel
+from torch import Tensor
 from transformers import UMT5EncoderModel
 
 from tinywan.captions import caption
 from tinywan.drawing import HEIGHT, WIDTH
-from tinywan.endless import BLOCK, GOING_ON, changed, judge_blocks, random_story
+from tinywan.endless import BLOCK, GOING_ON, changed, judge_block, judge_blocks, random_story
 from tinywan.judge import Verdict
 from tinywan.learning.causal import Sampler
 from tinywan.learning.latents import VAE
@@ -31,8 +32,8 @@ from tinywan.scenes import Scene
 EVERY = 5
 """Blocks between two changes of a caption."""
 
-PARTS = 4
-"""Of a long video, each with a score of its own."""
+JUDGED, LEADING = 5, 2
+"""Blocks of a long video that are judged at each place, and those that are decoded before them."""
 
 
 class Watched:
@@ -51,7 +52,7 @@ class Watched:
         self._vae = VAE(checkpoint / "vae")
 
     @torch.no_grad()
-    def videos(self, texts: Sequence[Sequence[str]], seed: int) -> list[np.ndarray]:
+    def latents(self, texts: Sequence[Sequence[str]], seed: int) -> Tensor:
         """Makes videos together.
 
         Args:
@@ -59,34 +60,37 @@ class Watched:
             seed: of the noise.
 
         Returns:
-            of every video its frames, uint8 (F, HEIGHT, WIDTH, 3).
+            float32 (B, 16, T, H, W).
         """
         shape = (len(texts), CHANNELS, BLOCK, HEIGHT // 8, WIDTH // 8)
         sampler = Sampler(self._model, shape, seed)
-        blocks = [sampler.block(self._captions(list(now))) for now in zip(*texts, strict=True)]
-        return [self._frames(latents[None]) for latents in torch.cat(blocks, 2)]
+        return torch.cat([sampler.block(self._captions(list(now))) for now in zip(*texts, strict=True)], 2)
 
-    def _frames(self, latents: torch.Tensor) -> np.ndarray:
-        frames = self._vae.decode(latents)[0].clamp(-1, 1)
+    def frames(self, latents: Tensor) -> np.ndarray:
+        """Returns the frames of latents (16, T, H, W), uint8 (F, HEIGHT, WIDTH, 3)."""
+        frames = self._vae.decode(latents[None])[0].clamp(-1, 1)
         return np.asarray(((frames + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy())
 
 
-def going_on(watched: Watched, videos: int, blocks: int, seed: int) -> dict[str, float]:
-    """Returns the scores of the parts of videos with one caption, and the share of blocks without flaws."""
+def going_on(watched: Watched, videos: int, blocks: int, seed: int) -> dict[str, dict[str, float]]:
+    """Returns at four places of videos with one caption the score, and the share of blocks without flaws."""
     rng = np.random.default_rng(seed)
     texts = []
     for number in range(videos):
         (scene, *_), _ = random_story(rng, 1, 0)
         thing = replace(scene.things[0], motion=GOING_ON[number % len(GOING_ON)])
-        texts.append([caption(replace(scene, things=(thing,)))] * blocks)
-    verdicts = [list(judge_blocks(*one)) for one in zip(watched.videos(texts, seed), texts, strict=True)]
-    length = blocks // PARTS
-    parts = {
-        f"blocks {first} to {first + length - 1}": _score(one[first : first + length] for one in verdicts)
-        for first in range(0, PARTS * length, length)
-    }
-    clean = [not verdict.badly_drawn for one in verdicts for verdict in one]
-    return {**parts, "without flaws": round(float(np.mean(clean)), 3)}
+        texts.append(caption(replace(scene, things=(thing,))))
+    made = watched.latents([[text] * blocks for text in texts], seed)
+    found = {}
+    for begin in np.linspace(LEADING + 1, blocks - JUDGED, 4).astype(int):
+        verdicts = []
+        for latents, text in zip(made, texts, strict=True):
+            piece = latents[:, BLOCK * (begin - LEADING) : BLOCK * (begin + JUDGED)]
+            frames = watched.frames(piece)[-4 * BLOCK * JUDGED :]
+            verdicts += [judge_block(one, text) for one in np.split(frames, JUDGED)]
+        clean = float(np.mean([not verdict.badly_drawn for verdict in verdicts]))
+        found[f"block {begin}"] = {"score": _score(verdicts), "without flaws": round(clean, 3)}
+    return found
 
 
 def changing(watched: Watched, videos: int, changes: int, seed: int) -> dict[str, float]:
@@ -99,13 +103,13 @@ def changing(watched: Watched, videos: int, changes: int, seed: int) -> dict[str
     texts = [[caption(scene) for scene in scenes for _ in range(EVERY)] for scenes in stories]
     places = {"changed": 0, "after it": 1, "before the next": EVERY - 1}
     found: dict[str, list[Verdict]] = {name: [] for name in places}
-    for frames, told, scenes in zip(watched.videos(texts, seed), texts, stories, strict=True):
-        verdicts = list(judge_blocks(frames, told))
+    for latents, told, scenes in zip(watched.latents(texts, seed), texts, stories, strict=True):
+        verdicts = list(judge_blocks(watched.frames(latents), told))
         for number, (before, now) in enumerate(itertools.pairwise(scenes), 1):
             for name, place in places.items():
                 if _motion(now) in GOING_ON or (_motion(now) != _motion(before) and not place):
                     found[name].append(verdicts[number * EVERY + place])
-    return {name: _score([some]) for name, some in found.items()}
+    return {name: _score(some) for name, some in found.items()}
 
 
 def _story(rng: np.random.Generator, changes: int) -> list[Scene]:
@@ -120,8 +124,8 @@ def _motion(scene: Scene) -> str | None:
     return scene.things[0].motion
 
 
-def _score(verdicts: Iterable[Sequence[Verdict]]) -> float:
-    return round(float(np.mean([verdict.score for some in verdicts for verdict in some])), 3)
+def _score(verdicts: Sequence[Verdict]) -> float:
+    return round(float(np.mean([verdict.score for verdict in verdicts])), 3)
 
 
 @click.command()
