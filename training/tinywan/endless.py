@@ -146,7 +146,8 @@ def draw_story(scenes: Sequence[Scene], rng: np.random.Generator) -> np.ndarray:
         uint8 (F, HEIGHT, WIDTH, 3).
     """
     (first,) = scenes[0].things
-    state = State(*rng.uniform(-NEAR, NEAR, 2), aim(replace(first, motion=None)))
+    x, y = rng.uniform(-NEAR, NEAR, 2)
+    state = State(x, y, aim(replace(first, motion=None)))
     frames = []
     for number, scene in enumerate(scenes):
         (thing,) = scene.things
