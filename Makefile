@@ -11,6 +11,7 @@ DEMO ?= artifacts/demo
 VARIANT ?= wan2.1-t2v
 SAMPLING ?=
 PORT ?= 8000
+LIVE ?= artifacts/live
 
 BIN := $(VENV)/bin
 TINYWAN := PYTHONPATH=training $(BIN)/python -m tinywan
@@ -72,7 +73,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What tests compile is kept here for the next time.
 PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo again serve test test-all test-fast gpu-dry-run compilers lint format clean
+.PHONY: demo again live serve test test-all test-fast gpu-dry-run compilers lint format clean
 
 # What a GPU was lent with: another Python, and another jax than constraints.txt pins.
 GPU_PYTHON ?= python3.12
@@ -109,6 +110,19 @@ again:
 serve: $(VENV)/.installed-serve
 	@test -f $(DEMO)/artifact/manifest.json || $(MAKE) demo
 	$(BIN)/wanrun serve demo=$(DEMO)/artifact --data $(DEMO)/videos --port $(PORT) --open
+
+# A tiny model of live video behind an API, with its page in the browser: choose Live, and send another prompt while it
+# plays.
+live: $(VENV)/.installed-build $(VENV)/.installed-serve
+	@test -f $(LIVE)/artifact/manifest.json || $(MAKE) $(LIVE)/artifact
+	$(BIN)/wanrun serve live=$(LIVE)/artifact --data $(LIVE)/videos --port $(PORT) --open
+
+$(LIVE)/artifact:
+	mkdir -p "$(LIVE)"
+	rm -rf "$(LIVE)/new"
+	$(BIN)/wanbuild convert artifacts/tiny/self-forcing --artifact $(LIVE)/new
+	$(BIN)/wanbuild compile --artifact $(LIVE)/new --target cpu --size 96x64 --frames 45
+	mv $(LIVE)/new $(LIVE)/artifact
 
 # Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint
