@@ -262,11 +262,6 @@ class LiveJobs:
                 *(self._stop(one.video, "server") for one in self._here.values() if one.runs)
             )
 
-    def release(self) -> None:
-        """Lets those go who wait for videos that this server does not make any more."""
-        for one in self._here.values():
-            one.end()
-
     async def join(self, video: Video) -> None:
         """Makes one file of what is kept of a video that ends, if it is live."""
         if (live := video.live) is None:

@@ -18,7 +18,7 @@ from wanserve.keys import owner_of
 from wanserve.live import LiveJob, Reader
 from wanserve.protocol import TRANSPORT
 from wanserve.queue import Queue
-from wanserve.refusal import RefusedError, closing
+from wanserve.refusal import RefusedError, closing, withheld
 from wanserve.route import BINARY, Content, Parameter, gone, route
 from wanserve.video import Video
 
@@ -62,20 +62,37 @@ class LiveRoutes:
         job = self._queue.lives.of(video)
         reader = job.join(PACE.choice(request) == "played")
         try:
-            if not await _unless_gone(request, job):
-                job.leave(reader)
-                return self._ended(self._queue.find(video.id, None))
+            begun = await self._begun(request, job)
         except BaseException:
             job.leave(reader)
             raise
+        if not begun:
+            job.leave(reader)
+            return self._ended(self._queue.find(video.id, None))
         if request.method == "HEAD":
             job.leave(reader)
             return Response(media_type=video.live.media_type)
         _hold_little(request)
         return _Reading(job, reader, media_type=video.live.media_type, headers=dict(HEADERS))
 
+    async def _begun(self, request: Request, job: LiveJob) -> bool:
+        """Waits for the first fragment; returns False if none comes, or the client has gone."""
+        if job.video.model in self._queue.withheld:
+            return job.made > 0
+        waits: list[asyncio.Future[Any]]
+        waits = [asyncio.ensure_future(job.begun()), asyncio.ensure_future(gone(request))]
+        try:
+            end = self._queue.hub.end(job.video.id)
+            await asyncio.wait({*waits, end}, return_when=asyncio.FIRST_COMPLETED)
+            return job.made > 0 and not waits[1].done()
+        finally:
+            for one in waits:
+                one.cancel()
+
     def _ended(self, video: Video) -> Response:
         """Answers what is kept of a live video; raises RefusedError if nothing was made."""
+        if not video.over and (problem := self._queue.withheld.get(video.model)) is not None:
+            raise withheld(problem, video.id)
         if not video.over:  # or the client has gone
             raise closing()
         if video.error is not None and not video.plays:
@@ -99,17 +116,6 @@ class _Reading(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._job.leave(self._reader)
-
-
-async def _unless_gone(request: Request, job: LiveJob) -> bool:
-    """Waits for the first fragment; returns False if none comes, or the client has gone."""
-    waits = [asyncio.ensure_future(job.begun()), asyncio.ensure_future(gone(request))]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        return waits[0].done() and waits[0].result() is True
-    finally:
-        for one in waits:
-            one.cancel()
 
 
 def _hold_little(request: Request) -> None:

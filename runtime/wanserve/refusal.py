@@ -133,6 +133,12 @@ def closing() -> RefusedError:
     return RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})
 
 
+def withheld(problem: str, id: str) -> RefusedError:
+    """Returns the error of a request that waits for a video, which waits for the next start of the server."""
+    headers = {"x-video-id": id}
+    return RefusedError(f"{problem}; the video waits for that", 503, code="withheld", headers=headers)
+
+
 def refused(
     error: WanError,
     spell: Callable[[str], str],

@@ -22,7 +22,7 @@ from wanserve.intake import Intake
 from wanserve.keys import client_of, owner_of
 from wanserve.lora_fields import LORAS
 from wanserve.queue import Queue
-from wanserve.refusal import RefusedError, one_of, whole
+from wanserve.refusal import RefusedError, one_of, whole, withheld
 from wanserve.route import (
     BINARY,
     JSON,
@@ -178,12 +178,7 @@ class Routes:
         try:
             while not (now := self._current(video)).over:
                 if now.status == "queued" and (problem := self._queue.withheld.get(now.model)) is not None:
-                    raise RefusedError(
-                        f"{problem}; the video waits for that",
-                        503,
-                        code="withheld",
-                        headers={"x-video-id": video.id},
-                    )
+                    raise withheld(problem, video.id)
                 end = self._queue.hub.end(video.id)  # not each event: a step would cost as much again
                 await asyncio.wait({end, left}, return_when=asyncio.FIRST_COMPLETED)
                 if self._queue.hub.closed:

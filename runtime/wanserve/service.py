@@ -206,7 +206,6 @@ class Service:
             results = await asyncio.gather(*keeping, return_exceptions=True)
             await asyncio.gather(*(device.settle() for device in self.devices))
             self.queue.hub.close()
-            self.queue.lives.release()
             self.intake.close()
             server.should_exit = True
             ending.cancel()

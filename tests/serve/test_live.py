@@ -294,6 +294,13 @@ def test_how_a_live_video_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await there.call("POST", f"/v1/videos/{id}/cancel")
             assert (await there.ended(id))["status"] == "cancelled"
             assert (await reading.begin()).status == 409
+            there.service.queue.withheld["text"] = "it was changed"
+            waits = await there.ask()
+            assert (await (await there.read(waits)).begin()).status == 503
+            del there.service.queue.withheld["text"]
+            reading = await there.read(waits)
+            await there.call("DELETE", f"/v1/videos/{waits}")
+            assert (await reading.begin()).status == 404
             there.colours.seconds = 0.0
             there.colours.fails.clear()
             last = await there.ask()
