@@ -54,7 +54,8 @@ class Chunks:
             CancelledError: if it is cancelled before.
             WanError: as of ``Pipeline.live``, and of what encodes and writes.
         """
-        metadata, last = job.generation.metadata(None, pipeline.artifact.influences), None
+        media = None if job.generation.media is None else job.generation.read_media(cancel=token)
+        metadata, last = job.generation.metadata(media, pipeline.artifact.influences), None
         with progress.timings.phase("live"), _writing(job, metadata, self._send) as write:
             try:
                 with closing(self._made(pipeline, job, token)) as chunks:
