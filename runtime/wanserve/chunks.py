@@ -54,8 +54,7 @@ class Chunks:
             CancelledError: if it is cancelled before.
             WanError: as of ``Pipeline.live``, and of what encodes and writes.
         """
-        media = None if job.generation.media is None else job.generation.read_media(cancel=token)
-        metadata, last = job.generation.metadata(media, pipeline.artifact.influences), None
+        metadata, last = self._metadata(pipeline, job, token), None
         with progress.timings.phase("live"), _writing(job, metadata, self._send) as write:
             try:
                 with closing(self._made(pipeline, job, token)) as chunks:
@@ -70,6 +69,15 @@ class Chunks:
         if last is not None:
             _picture(job, "last_frame", last, metadata)
         return progress.outcome(metadata=plain(metadata), warnings=list(job.generation.warnings))
+
+    def _metadata(self, pipeline: Pipeline, job: Job, token: CancelToken) -> dict[str, Any]:
+        """Returns the metadata of the video, with its length if that was asked for."""
+        generation, frames = job.generation, self._going.frames
+        inputs = None if generation.media is None else generation.read_media(cancel=token)
+        here = pipeline.artifact.built_here(generation.profile.name)
+        metadata = generation.metadata(inputs, pipeline.artifact.influences | here)
+        del metadata["num_frames"]  # those of the profile
+        return metadata if frames is None else {**metadata, "num_frames": frames}
 
     def _made(self, pipeline: Pipeline, job: Job, token: CancelToken) -> Generator[Chunk]:
         """Yields the chunks as the server lets them be made, up to the length of the job."""

@@ -54,7 +54,10 @@ class Colours:
     def __init__(self) -> None:
         self.made, self.seconds, self.fails = list[int](), 0.0, dict[int, BaseException]()
         self.nbytes = 1024
-        self.manifest, self.artifact = catalog().models["text"].manifest, SimpleNamespace(influences={})
+        self.manifest, self.artifact = (
+            catalog().models["text"].manifest,
+            SimpleNamespace(influences={}, built_here=lambda profile: {}),
+        )
 
     @contextlib.contextmanager
     def live(
