@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -383,17 +384,17 @@ def test_who_plays_is_given_what_is_played(tmp_path: Path, monkeypatch: pytest.M
 
     async def test() -> None:
         async with house(tmp_path, monkeypatch) as there:
-            id = await there.ask()
+            id, began = await there.ask(), time.monotonic()
             fps = there.service.queue.find(id, None).shape["fps"]
             played = await (await there.read(id, "?pace=played")).begin()
             rest = asyncio.create_task(played.rest())
             for seconds in (0.0, 0.5):
                 await asyncio.sleep(seconds)
-                most = (LEAD_SECONDS + seconds + 0.2) * fps / FRAMES + AHEAD + 1
+                most = (LEAD_SECONDS + time.monotonic() - began) * fps / FRAMES + AHEAD + 1
                 assert len(there.colours.made) <= most
             late = await (await there.read(id, "?pace=played")).begin()
             assert await late.part() == HEAD
-            assert await late.part() == part_of(there.colours, there.colours.made[-1])
+            assert await late.part() in [part_of(there.colours, number) for number in there.colours.made[2:]]
             await there.call("POST", f"/v1/videos/{id}/cancel")
             await rest
 
