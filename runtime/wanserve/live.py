@@ -30,7 +30,7 @@ from wanserve.video import Steered, Stopped, Video
 AHEAD: Final = 2
 """Chunks that a worker may make before the furthest reader has taken them."""
 
-LEAD_SECONDS: Final = 1.0
+LEAD_SECONDS: Final = 0.5
 """Of a video that a reader that plays is given before it has played them."""
 
 PROMPTS: Final = 20
