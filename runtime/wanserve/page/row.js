@@ -45,7 +45,9 @@ export function fillRow(row, video, count) {
   fillProgress(part("progress"), video, waits || isLive(video));
   fillPictures(part(".job-pictures"), video);
   const name = promptWords(video, 40);
-  const words = { up: "Move up", down: "Move down", change: "Change", watch: "Watch", cancel: "Cancel" };
+  const end = !waits && isLive(video) ? "Stop" : "Cancel"; // what is made of a live one stays
+  const words = { up: "Move up", down: "Move down", change: "Change", watch: "Watch", cancel: end };
+  setText(part("[data-action=cancel]"), end);
   for (const button of row.querySelectorAll("[data-action]")) {
     button.setAttribute("aria-label", `${words[button.dataset.action]}: ${name}`);
     button.hidden = !waits && button.dataset.action !== "cancel";
