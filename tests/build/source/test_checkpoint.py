@@ -142,6 +142,7 @@ def test_the_published_defaults() -> None:
         "wan2.2-animate": (20, 1.0, None, 5.0, 30, 77, (1280, 720)),
         "anyflow-wan2.1": (4, 1.0, None, 5.0, 16, 81, (832, 480)),
         "anyflow-far-wan2.1": (4, 1.0, None, 5.0, 16, 81, (832, 480)),
+        "self-forcing-wan2.1": (4, 1.0, None, 5.0, 16, 81, (832, 480)),
     }
     assert variants()["wan2.2-t2v"].transformers == ("transformer", "transformer_2")
 

@@ -162,7 +162,7 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
     [
         (
             {"variant": "wan2.3-i2v"},
-            "unknown variant; expected wan2.1-t2v or .*anyflow-far-wan2.1; found wan2.3-i2v",
+            "unknown variant; expected wan2.1-t2v or .*self-forcing-wan2.1; found wan2.3-i2v",
         ),
         ({"scheduler": "ddim"}, r"unknown scheduler; expected unipc or dpm\+\+ or euler"),
         ({"dtype": "float64"}, "unknown dtype"),

@@ -52,6 +52,7 @@ def test_what_is_encoded_whatever_is_given() -> None:
         "wan2.2-ti2v",
         "anyflow-wan2.1",
         "anyflow-far-wan2.1",
+        "self-forcing-wan2.1",
     }
 
 
