@@ -77,7 +77,7 @@ class Reference:
         pipe: the pipeline.
 
     Raises:
-        UsageError: if diffusers or torch is not installed.
+        UsageError: if diffusers or torch is not installed, or diffusers has no such pipeline.
     """
 
     def __init__(self, source: Path, variant: str, dtype: str = "float32") -> None:
@@ -90,7 +90,12 @@ class Reference:
                 f"the reference is not installed: {error}", remedy="pip install '.[test]' in the checkout"
             ) from None
         self.variant = variants()[variant]
-        pipeline_class = getattr(diffusers, self.variant.reference_class)
+        pipeline_class = getattr(diffusers, self.variant.reference_class, None)
+        if pipeline_class is None:
+            raise UsageError(
+                f"nothing here compares {variant} with a checkpoint: diffusers has no pipeline of it",
+                remedy="leave --source out",
+            )
         self.pipe = pipeline_class.from_pretrained(
             str(source), dtype=getattr(torch, dtype), local_files_only=True
         )

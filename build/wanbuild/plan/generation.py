@@ -54,6 +54,21 @@ class Runs:
 
 
 @dataclass(frozen=True)
+class LiveTimes:
+    """What is predicted of a live video.
+
+    Args:
+        first: seconds from a prompt to the first chunk's frames.
+        each: seconds of every other chunk, with what is kept of the one before it.
+        frames: its frames.
+    """
+
+    first: float
+    each: float
+    frames: int
+
+
+@dataclass(frozen=True)
 class Generation:
     """One generation of a model on a kind of chip.
 
@@ -91,9 +106,44 @@ class Generation:
         for name, spec in self._counted.items():
             if ROLES[spec.role].when != "loading":
                 component = next((key for key in spec.inputs if key in self.components), None)
-                times = ROLES[spec.role].calls(self._counts) * self._pieces(spec)
+                times = ROLES[spec.role].calls(self._counts_of(spec)) * self._pieces(spec)
                 calls.append(Runs(name, spec.role, component, times))
         return tuple(calls)
+
+    def _counts_of(self, spec: ProgramSpec) -> Counts:
+        """Returns what decides how often a program runs: of one that makes chunks, those of its length."""
+        if not (self.builder.chunks and ROLES[spec.role].makes):
+            return self._counts
+        return self._counts.of_chunks(spec.arguments[spec.inputs.index("latents")].shape[2])
+
+    @property
+    def all_steps(self) -> int:
+        """The steps of all chunks; of a model that makes a video at once, its steps."""
+        return self._counts.all_steps
+
+    def live(self, sizes: Sizes) -> LiveTimes | None:
+        """Returns the times of a live video from text on a mesh; None for a model that has no chunks."""
+        if not self.builder.chunks:
+            return None
+        seconds = {call.name: self.time(call, sizes).seconds for call in self.calls}
+        steps = {
+            spec.arguments[spec.inputs.index("latents")].shape[2]: self.steps * seconds[spec.name]
+            for spec in self._counted.values()
+            if ROLES[spec.role].makes
+        }
+        (piece,) = (
+            spec for spec in self._counted.values() if spec.role == "decode" and HISTORY in spec.inputs
+        )
+        decode = seconds[piece.name] / piece.arguments[piece.inputs.index("latents")].shape[1]
+        before = (call for call in self.calls if ROLES[call.role].when in ("prompts", "expert"))
+        keep = sum(seconds[call.name] for call in self.calls if call.role == "remember")
+        begin = sum(seconds[call.name] for call in self.calls if call.role == "decode_first")
+        first, each = self.builder.chunks[0], max(self.builder.chunks)
+        return LiveTimes(
+            first=sum(seconds[call.name] for call in before) + steps[first] + begin + (first - 1) * decode,
+            each=keep + steps[each] + each * decode,
+            frames=each * self.manifest.model.vae_temporal,
+        )
 
     def _pieces(self, spec: ProgramSpec) -> int:
         """Returns how often a decoder is called for a video; 1 for any other program."""

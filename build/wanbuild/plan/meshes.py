@@ -66,7 +66,7 @@ def step_seconds(generation: Generation, sizes: Sizes, found: Need | None = None
     if found is not None and found.held == "stream":
         seconds = transfer_seconds(generation.layers_bytes, generation.layers_bytes, 1, generation.chip)
     computed = sum(generation.time(call, sizes).seconds * call.times for call in generation.makers)
-    return max(seconds, computed / generation.steps)
+    return max(seconds, computed / generation.all_steps)
 
 
 def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
@@ -76,7 +76,7 @@ def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
     """
     others = (call for call in generation.calls if call not in generation.makers)
     total = sum(generation.time(call, sizes).seconds * call.times for call in others)
-    total += generation.steps * step_seconds(generation, sizes, found)
+    total += generation.all_steps * step_seconds(generation, sizes, found)
     moved = found.held in ("one", "low") and len(generation.experts) > 1
     leaving = generation.experts if moved else ()
     leaving = (*leaving, "text_encoder") if found.held in ("low", "stream") else leaving

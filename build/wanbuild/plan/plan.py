@@ -176,6 +176,7 @@ def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generatio
     )
     options = record_of(BuildOptions, choices)
     steps = request.steps or defaults.get("steps") or manifest.model.defaults.num_steps
-    form = FORMS.get(options.loop, FORMS[STEPWISE])  # of several, that of single steps
+    loop = STEPWISE if manifest.model.chunks is None else next(one for one in FORMS if FORMS[one].chunked)
+    form = FORMS.get(options.loop, FORMS[loop])  # of several, that of single steps, or the model's only one
     options = structs.replace(options, loop=STEPWISE if form.streams else form.name)
     return Generation(manifest, shape, options, chip, steps, form.streams)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,7 @@ def table(plan: Plan) -> list[str]:
     totals = {
         "memory": _memory(plan),
         "video": _video(plan),
+        **_live(plan),
         "start": _start(plan),
         "download": f"{gigabytes(weights_bytes(plan))} of weights",
         "predicted": assumptions(generation.chip),
@@ -100,8 +102,17 @@ def _memory(plan: Plan) -> str:
 
 
 def _video(plan: Plan) -> str:
-    chosen, steps = plan.chosen, plan.generation.steps
+    chosen, steps = plan.chosen, plan.generation.all_steps
     return f"{in_seconds(chosen.video)}, of which {steps} steps of {in_seconds(chosen.step)}"
+
+
+def _live(plan: Plan) -> dict[str, str]:
+    if (live := plan.generation.live(plan.chosen.sizes)) is None:
+        return {}
+    return {
+        "live": f"first frames after {in_seconds(live.first)}, then {live.frames} frames every "
+        f"{in_seconds(live.each)}: {live.frames / live.each:.1f} frames a second"
+    }
 
 
 def start_seconds(plan: Plan) -> float:
@@ -153,6 +164,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "chip": generation.chip.name,
         "devices": plan.devices,
         **_mesh_json(chosen),
+        **({"live": asdict(live)} if (live := generation.live(chosen.sizes)) is not None else {}),
         "start_seconds": start_seconds(plan),
         "download": {"weights_bytes": weights_bytes(plan)},
         "programs": {call.name: _program_json(plan, call) for call in generation.calls},
