@@ -70,6 +70,7 @@ def build_artifact(
     video_to_video: bool = False,
     nag: bool = False,
     variant: str | None = None,
+    configs: Mapping[str, Path] = MappingProxyType({}),
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -91,6 +92,7 @@ def build_artifact(
         video_to_video: whether steps can begin with a video.
         nag: whether its steps can take a negative prompt without guidance.
         variant: as ``--variant`` takes it.
+        configs: config files by part, as of ``ConvertRequest``.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -99,7 +101,7 @@ def build_artifact(
     from wanbuild.targets.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
-    own = {"files": files, "quantise": parse_quantise(quantise, ()), "variant": variant}
+    own = {"files": files, "quantise": parse_quantise(quantise, ()), "variant": variant, "configs": configs}
     convert(ConvertRequest(checkpoint, folder, stored, **own))
     forms = {guidance: loop} if isinstance(loop, str) else {(one,): loop[one] for one in guidance}
     for (guided, form), count in itertools.product(forms.items(), references):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -31,7 +32,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.model import Chunking
 
 FRAMES, ROWS, COLUMNS = 3, 4, 6
-LATENT_FRAMES = 12
+LATENT_FRAMES, WINDOW = 12, 9
 TIMESTEPS = (1000.0, 937.5, 2500 / 3, 625.0)
 FIELDS: Mapping[str, Any] = {
     "num_attention_heads": 2,
@@ -140,10 +141,17 @@ def test_chunks_of_the_transformer(window: int, sink: int, last: int) -> None:
 def test_single_files_of_it_are_made_chunk_by_chunk(
     toy_checkpoint: Path, commands: Any, tmp_path: Path
 ) -> None:
-    """Published weights have Wan's own names behind a prefix, and nothing in them says what they are."""
+    """Published weights have Wan's own names behind a prefix, and nothing says what they are or see."""
     file, artifact = tmp_path / "self_forcing_dmd.safetensors", tmp_path / "artifact"
     save_file(original_transformer(toy_checkpoint / "transformer", "generator_ema.model."), file)
-    own: Mapping[str, Any] = {"files": {"transformer": file}, "variant": "self-forcing-wan2.1"}
+    config = json.loads((toy_checkpoint / "transformer" / "config.json").read_text())
+    changed = {"_class_name": "CausalWanTransformer3DModel", "local_attn_size": WINDOW}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+    own: Mapping[str, Any] = {
+        "files": {"transformer": file},
+        "configs": {"transformer": tmp_path / "config.json"},
+        "variant": "self-forcing-wan2.1",
+    }
     frames = 4 * LATENT_FRAMES - 3
     build_artifact(toy_checkpoint, artifact, guidance=(False,), num_frames=frames, **own)
     manifest = read_manifest(artifact)
@@ -157,7 +165,7 @@ def test_single_files_of_it_are_made_chunk_by_chunk(
     )
     pipe = Reference(toy_checkpoint, "wan2.1-t2v").pipe
     for block in pipe.transformer.blocks:
-        block.attn1.set_processor(Windows(LATENT_FRAMES, 0, 8 * 12 // 4))
+        block.attn1.set_processor(Windows(WINDOW, 0, 8 * 12 // 4))
     text, _ = pipe.encode_prompt(PROMPT, do_classifier_free_guidance=False, max_sequence_length=512)
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))
     made: list[Any] = []

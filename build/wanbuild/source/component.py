@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from wanbuild.config import class_name_of
 from wanbuild.mapping.original_parts import NAMES
 from wanbuild.mapping.prefixes import plain_names
 from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
-from wanbuild.source.derived import class_of, derived_config
+from wanbuild.source.derived import class_of, classes_of, derived_config
 from wanbuild.source.eight_bit import EightBit, Scales, read_config, weights_in
 from wanbuild.source.gguf_file import weight_file
 from wanbuild.source.original_config import derive_config, is_original
@@ -258,6 +259,8 @@ def _component(
     index: Path | None,
 ) -> SourceComponent:
     files = tuple(sorted({file.path for file in holders.values()}))
+    if (stated := class_name_of(config)) in classes_of(class_name):
+        class_name = stated
     return SourceComponent(
         name, class_name, config, config_file, files, MappingProxyType(dict(tensors)), index
     )

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import class_name_of, read_json, shown
-from wanbuild.source.derived import shown_fields
+from wanbuild.source.derived import classes_of, shown_fields
 from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE
 from wanbuild.source.original_config import OriginalConfig, Shapes, derive_config, is_original
@@ -189,7 +189,8 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
         SourceError: if the file is missing, not JSON, of another class, or contradicts the shapes.
     """
     transformer = name in TRANSFORMERS
-    classes = (class_name, *OriginalConfig.CLASS_NAMES) if transformer else _CLASSES[name]
+    own = classes_of(class_name)
+    classes = (*own, *OriginalConfig.CLASS_NAMES) if transformer else _CLASSES[name]
     remedy = _remedy(name, file, weights)
     config = _read(name, file, classes, remedy)
     if transformer and is_original(config):

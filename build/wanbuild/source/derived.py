@@ -94,8 +94,18 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
     return {**PUBLISHED_IMAGE_ENCODER, "num_attention_heads": heads, **shown}
 
 
+_ALIKE: Mapping[str, str] = MappingProxyType({"CausalWanTransformer3DModel": "WanTransformer3DModel"})
+"""The classes of transformers whose tensors are those of another class."""
+
+
+def classes_of(class_name: str) -> tuple[str, ...]:
+    """Returns a class, and the others that its tensors may be of."""
+    return (class_name, *(one for one, other in _ALIKE.items() if other == class_name))
+
+
 def as_class(class_name: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """Returns a transformer's config as one of another class, whose own fields are as published.
+    """Returns a transformer's config as one of another class, whose own fields are as published where
+    the config has none.
 
     Args:
         class_name: that class.
@@ -103,7 +113,7 @@ def as_class(class_name: str, config: Mapping[str, Any], shapes: Shapes) -> dict
         shapes: shape of every tensor, by diffusers' key.
     """
     own = _OWN[class_name](shapes) if class_name in _OWN else {}
-    return {**config, **own, "_class_name": class_name}
+    return {**own, **config, "_class_name": class_name}
 
 
 def shown_fields(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
