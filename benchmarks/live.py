@@ -3,8 +3,8 @@
     python benchmarks/live.py ARTIFACT [--chunks 8] [--prompt TEXT] [--steps N] [--repeat 3]
 
 Prints one JSON object: medians over the chunks after the second one, which all have the same length, and
-over the repetitions. ``overhead`` is the part of a chunk in no phase, ``first`` the seconds from the request to the
-first frames, and ``first_ratio`` those in times of the first chunk's own phases.
+over the repetitions. ``overhead`` is the part of a chunk in no phase, ``first`` the seconds from the
+request to the first frames, and ``first_ratio`` those in times of the first chunk's own phases.
 """
 
 from __future__ import annotations
