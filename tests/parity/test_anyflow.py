@@ -23,7 +23,7 @@ from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.roles import FORMS
+from wanrun.artifact.roles import forms_of
 from wanrun.denoising.solvers import COLUMNS, solver_table
 
 STEPS, SHIFT = (1, 4, 7), 5.0
@@ -102,7 +102,7 @@ def test_a_published_layout_is_converted_with_its_sampling(path: WholePath) -> N
     assert found.flow_shift == SHIFT and found.timesteps is None
 
 
-@pytest.mark.parametrize("loop", FORMS)
+@pytest.mark.parametrize("loop", forms_of("all"))
 @pytest.mark.parametrize("steps", STEPS)
 def test_any_number_of_steps_of_one_executable(
     path: WholePath, steps: int, loop: str, record_property: Callable[[str, object], None]
