@@ -309,11 +309,11 @@ def test_compile_does_not_use_a_damaged_program(artifact: Path, capsys: pytest.C
     own(artifact, "programs")
     own(artifact, "executables")
     edit_environment(artifact, device_count=9)
-    flip(program(artifact, "decode_video"), 1000)
+    flip(program(artifact, "decode_first"), 1000)
     before = (artifact / "manifest.json").read_bytes()
     arguments = ["--artifact", artifact, "--target", "cpu", "--size", "32x32", "--frames", "1"]
     assert run(wanbuild, ["compile", *map(str, arguments)]) == 3
-    assert "/decode_video-" in one_error(capsys)
+    assert "/decode_first-" in one_error(capsys)
     assert (artifact / "manifest.json").read_bytes() == before
     check_executables(artifact)
 
