@@ -15,7 +15,7 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from transformers import CLIPImageProcessor, CLIPVisionModel, UMT5EncoderModel
 
 from tinywan.learning.causal import CONFIG
-from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, SCHEDULER_CONFIGS
+from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, scheduler_config
 from wanbuild.toy.weights import write_json
 
 SHARED = "shared"
@@ -30,11 +30,13 @@ class Layout:
         flow_shift: in its scheduler's config, as published.
         transformers: what was trained, by component.
         shared: its other components with files.
+        solver: whose config its scheduler's is.
     """
 
     flow_shift: float
     transformers: Mapping[str, str]
     shared: tuple[str, ...] = ("vae", "text_encoder", "tokenizer")
+    solver: str = "unipc"
 
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
@@ -49,28 +51,8 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     }
 )
 
-LIVE = Layout(5.0, {"transformer": "live"})
+LIVE = Layout(5.0, {"transformer": "live"}, solver="self-forcing")
 """Of the causal model, which shares everything else with the text to video that it begins with."""
-
-LIVE_INDEX: Mapping[str, Any] = MappingProxyType(
-    {
-        "_class_name": "WanCausalDMDPipeline",
-        "scheduler": ["diffusers", "SelfForcingFlowMatchScheduler"],
-        "transformer": ["diffusers", "CausalWanTransformer3DModel"],
-    }
-)
-"""Where its model_index.json is another than the text to video's: as FastVideo's."""
-
-LIVE_SCHEDULER: Mapping[str, Any] = MappingProxyType(
-    {
-        "_class_name": "SelfForcingFlowMatchScheduler",
-        "extra_one_step": True,
-        "num_inference_steps": 1000,
-        "shift": LIVE.flow_shift,
-        "sigma_min": 0.0,
-        "training": True,
-    }
-)
 
 IMAGE_PROCESSOR = {
     **PUBLISHED_IMAGE_PROCESSOR,
@@ -105,10 +87,10 @@ def write_live(trained: Path, folder: Path) -> None:
         folder: to create, beside ``SHARED``; one that is there is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    _write(trained, folder, LIVE, {**MODEL_INDEXES["wan2.1-t2v"], **LIVE_INDEX})
-    write_json(folder / "scheduler" / "scheduler_config.json", LIVE_SCHEDULER)
+    index = MODEL_INDEXES["self-forcing-wan2.1"]
+    _write(trained, folder, LIVE, index)
     config = folder / "transformer" / "config.json"
-    fields = {"_class_name": LIVE_INDEX["transformer"][1], **CONFIG}
+    fields = {"_class_name": index["transformer"][1], **CONFIG}
     write_json(config, {**json.loads(config.read_text(encoding="utf-8")), **fields})
 
 
@@ -119,7 +101,7 @@ def _write(trained: Path, folder: Path, layout: Layout, index: Mapping[str, Any]
     for name in layout.shared:
         _share(trained, folder.parent / SHARED, name)
         (folder / name).symlink_to(Path("..", SHARED, name), target_is_directory=True)
-    scheduler = {**SCHEDULER_CONFIGS["unipc"], "flow_shift": layout.flow_shift}
+    scheduler = scheduler_config(layout.solver, layout.flow_shift)
     write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
     write_json(folder / "model_index.json", index)
 
