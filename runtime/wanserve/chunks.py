@@ -83,8 +83,7 @@ class Chunks:
         """Yields the chunks as the server lets them be made, up to the length of the job."""
         going, number = self._going, 0
         most = going.seconds * job.generation.fps
-        given: dict[str, Any] = {**going.options, "media": job.generation.media}
-        with pipeline.live(**given, max_frames=going.frames, cancel=token) as live:
+        with pipeline.run_live(job.generation, max_frames=going.frames, cancel=token) as live:
             with self._changed:
                 self._live = live
                 if self._prompt is not None:

@@ -297,7 +297,7 @@ class Intake:
         self._folders.out(video)
         job = wanrun.pack(wanrun.Job(video.id, generation, self._folders.outputs(video)))
         live = video.live
-        going = None if live is None else Going(video.options, live.frames, live.seconds)
+        going = None if live is None else Going(live.frames, live.seconds)
         return Make(video.model, job, going)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -42,12 +42,10 @@ class Going(Struct):
     """How a live job goes on, chunk by chunk.
 
     Attributes:
-        options: what was given, by the options' Python names, without images and videos.
         frames: the length that was asked for; None for no end.
         seconds: the most seconds of the video.
     """
 
-    options: dict[str, Any]
     frames: int | None
     seconds: float
 

@@ -22,6 +22,7 @@ import pytest
 
 from helpers.asked import catalog
 from serve_client import Connection
+from wanrun import Generation
 from wanserve import chunks
 from wanserve.catalog import Model
 from wanserve.keys import Keys
@@ -38,7 +39,7 @@ HEAD = struct.pack(">I4s", 8, b"ftyp") + struct.pack(">I4s", 12, b"moov") + b"he
 
 
 class Chunk(SimpleNamespace):
-    """A chunk as ``Pipeline.live`` yields it."""
+    """A chunk as ``Pipeline.run_live`` yields it."""
 
 
 class Colours:
@@ -60,10 +61,9 @@ class Colours:
         )
 
     @contextlib.contextmanager
-    def live(
-        self, prompt: str, seed: int, max_frames: int | None, cancel: Any, media: Any, **options: Any
-    ) -> Iterator[_Live]:
-        yield _Live(self, prompt, seed, max_frames, cancel)
+    def run_live(self, generation: Generation, max_frames: int | None, cancel: Any) -> Iterator[_Live]:
+        options = generation.options
+        yield _Live(self, options["prompt"], options["seed"], max_frames, cancel)
 
     def close(self) -> None:
         pass

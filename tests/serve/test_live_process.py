@@ -35,5 +35,5 @@ def test_a_model_behind_processes(tmp_path: Path, tmp_path_factory: pytest.TempP
         assert server.ended(second)["num_frames"] == 5
         (tmp_path / "made.mp4").write_bytes(again)
         assert len(list(read_video(tmp_path / "made.mp4", "--video"))) == 5
-        head = again.index(b"moof")
-        assert head > 500 and made[:head] == again[:head]
+        first_made, first_again = (data.partition(b"moof")[2][:1500] for data in (made, again))
+        assert len(first_made) == 1500 and first_made == first_again
