@@ -29,12 +29,21 @@ class _Array(Struct, frozen=True):
     data: bytes
 
 
+class _Start(Struct, frozen=True):
+    """A ``Start``."""
+
+    step: int
+    kept: float
+    noise: float
+
+
 class _Table(Struct, frozen=True):
     """A ``SolverTable``; its arrays by name."""
 
     name: str
     start: float
     skipped: int
+    starts: tuple[_Start, ...]
     arrays: dict[str, _Array]
 
 
@@ -177,14 +186,16 @@ def _packed_table(table: SolverTable) -> _Table:
     arrays = {
         name: _packed(value) for name, value in vars(table).items() if name not in _Table.__struct_fields__
     }
-    return _Table(table.name, table.start, table.skipped, arrays)
+    starts = tuple(_Start(**vars(one)) for one in table.starts)
+    return _Table(table.name, table.start, table.skipped, starts, arrays)
 
 
 def _unpacked_table(table: _Table) -> SolverTable:
-    from wanrun.denoising.solvers import SolverTable
+    from wanrun.denoising.solvers import SolverTable, Start
 
     arrays: dict[str, Any] = {name: _unpacked(array) for name, array in table.arrays.items()}
-    return SolverTable(name=table.name, start=table.start, skipped=table.skipped, **arrays)
+    starts = tuple(Start(*structs.astuple(one)) for one in table.starts)
+    return SolverTable(name=table.name, start=table.start, skipped=table.skipped, starts=starts, **arrays)
 
 
 def _packed(array: np.ndarray) -> _Array:

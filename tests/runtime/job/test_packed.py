@@ -14,6 +14,7 @@ from helpers.manifests import plain_manifest, with_model
 from helpers.media_files import task_of
 from helpers.options import PROFILE, generation
 from wanrun.artifact.manifest import Component
+from wanrun.denoising.solvers import Start
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.job.job import Job
 from wanrun.job.outcome import from_wire, to_wire
@@ -43,6 +44,7 @@ def facts(generation: Generation) -> dict[str, Any]:
 )
 def test_a_generation_is_the_same_there(options: dict[str, Any]) -> None:
     job = Job("7", generation(**options), OUTPUTS)
+    object.__setattr__(job.generation.table, "starts", (Start(0), Start(2, 0.75, 0.5)))
     found = sent(job).unpack(job.generation.manifest)
     assert (found.id, found.outputs) == (job.id, job.outputs)
     assert found.generation.manifest is job.generation.manifest
@@ -51,6 +53,7 @@ def test_a_generation_is_the_same_there(options: dict[str, Any]) -> None:
         there, here = getattr(found.generation.table, name), getattr(job.generation.table, name)
         assert there.dtype == here.dtype and np.array_equal(there, here)
     assert (found.generation.table.name, found.generation.table.start) == ("unipc", 1.0)
+    assert found.generation.table.starts == (Start(0), Start(2, 0.75, 0.5))
 
 
 def test_media_are_sent_as_paths() -> None:
