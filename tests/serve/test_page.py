@@ -319,7 +319,7 @@ def test_live(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with house_beside(tmp_path, monkeypatch) as there:
         (page := browser.new_page()).route("**/live?*", lambda route: route.abort(), times=1)
         page.goto(f"http://localhost:{there.port}")
-        page.check("#play-live")
+        expect(page.get_by_label("Live", exact=True)).to_be_checked()
         ask(page)
         expect(page.locator("#live-title")).to_have_text("Live")
         page.fill("#next-prompt", PROMPTS[1])

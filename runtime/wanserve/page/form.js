@@ -154,7 +154,7 @@ export function fill(values) {
   byId("negative").open = Boolean(values.negative_prompt);
   setValue("seed", values.seed ?? "");
   byId("random").checked = values.random ?? true;
-  byId("play-live").checked = values.live ?? false;
+  byId("play-live").checked = values.live ?? true;
   showSeed();
   fillLoras(values.loras ?? []);
   fillOptions(values.options ?? {});
