@@ -14,7 +14,7 @@ from wanbuild.conversion.orbax import plan_layout
 from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, SamplingDefaults
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import NEEDED, Attested, Embedding, Manifest, Recorded, Tokenizer, read_manifest
-from wanrun.artifact.model import Chunking, Defaults, ImageProcessor, Model
+from wanrun.artifact.model import Chunking, Defaults, ImageProcessor, Model, Pyramid
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, PlainFile, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.schedules import Schedule
@@ -346,5 +346,10 @@ def full_model() -> Model:
         image_processor=processor,
         task=task,
         flow_map=True,
-        chunks=Chunking(first=1, each=3),
+        chunks=Chunking(
+            first=1,
+            each=3,
+            alone=True,
+            pyramid=Pyramid(stages=3, shift="linear", gamma=0.25, doubled=True),
+        ),
     )

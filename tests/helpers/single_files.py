@@ -24,6 +24,7 @@ def write_with_published_heads(folder: Path, variant: str) -> None:
     """Writes a toy whose configs follow from its shapes."""
     image = variant in ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
     wider = {"image_dim": 80, "added_kv_proj_dim": 256} if image else {}
+    wider |= {"rope_dim": [44, 42, 42]} if variant.startswith("helios") else {}
     even = {"num_layers": 4} if variant.endswith("-vace") else {}  # control blocks are evenly spread
     configs = {"transformer": {**PUBLISHED_HEADS["transformer"], **wider, **even}}
     write_toy(
@@ -44,7 +45,7 @@ def state_of(component: Path) -> State:
 def original_transformer(component: Path, prefix: str = "") -> State:
     """A transformer's tensors under the original names."""
     config, state = json.loads((component / "config.json").read_text()), state_of(component)
-    if "gate_value" in config:  # AnyFlow's are diffusers' own
+    if {"gate_value", "rope_dim"} & config.keys():  # AnyFlow's and Helios' are diffusers' own
         return {prefix + name: tensor for name, tensor in state.items()}
     animate = "motion_dim" in config
     keys = original_keys(config) + (animate_keys(config) if animate else [])

@@ -13,7 +13,7 @@ import pytest
 from transformers import CLIPImageProcessor
 
 from helpers.image_processors import PROCESSOR_FORMS, write_processor
-from wanbuild.published.settings import SCHEDULER_CONFIGS
+from wanbuild.published.schedulers import SCHEDULER_CONFIGS
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.scheduler import (
     DPMSolverConfig,

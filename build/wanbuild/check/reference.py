@@ -30,9 +30,10 @@ from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
+from wanrun.denoising.boundary import boundary_between
 from wanrun.denoising.latents import leading_latents
 from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.steps import ExpertRange, boundary_between, schedule, transformers
+from wanrun.denoising.steps import ExpertRange, schedule, transformers
 from wanrun.errors import UsageError, VerificationError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media

@@ -148,8 +148,7 @@ def _smaller_chunk(name: str, halvings: int) -> ProgramKind:
     """Returns the row of the program of a chunk's stage whose sides are so often half of the video's."""
 
     def built(parts: Parts) -> bool:
-        chunks = parts.model.chunks
-        return chunks is not None and chunks.pyramid is not None and chunks.pyramid.stages > halvings
+        return parts.model.stages > halvings
 
     return ProgramKind(name, "chunk", functools.partial(chunk, halvings=halvings), built)
 

@@ -189,9 +189,9 @@ class _Wiring:
         (keeper,) = with_role(self._programs, FORMS[self._options.loop].roles[-1])
         batch, channels, times, *cells = self._latents
         lengths, frames = self._model.chunks.lengths(times), program.array("latents")[1][2]
-        makes, pyramid = bool(ROLES[program.role].makes), self._model.chunks.pyramid
+        makes = bool(ROLES[program.role].makes)
         frames = frames if makes and frames in lengths else max(lengths)
-        sizes = [[size >> halvings for size in cells] for halvings in range(pyramid.stages if pyramid else 1)]
+        sizes = [[size >> halvings for size in cells] for halvings in range(self._model.stages)]
         found = list(program.array("latents")[1][3:])
         cells = found if makes and found in sizes else cells
         dtype = self._options.scheduler_dtype if makes else "float32"

@@ -29,6 +29,7 @@ _OF_TRANSFORMERS: Mapping[str, str] = MappingProxyType(
         "face_encoder.padding_tokens": "WanAnimateTransformer3DModel",
         "far_patch_embedding.weight": "AnyFlowFARTransformer3DModel",
         "condition_embedder.delta_embedder.linear_1.weight": "AnyFlowTransformer3DModel",
+        "patch_long.weight": "HeliosTransformer3DModel",
         "blocks.0.attn1.to_q.weight": "WanTransformer3DModel",
     }
 )
@@ -176,12 +177,25 @@ def _self_forcing(shapes: Shapes) -> dict[str, Any]:
     return {name: published[name] for name in ("local_attn_size", "num_frames_per_block", "sink_size")}
 
 
+def _helios(shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that only Helios has: as published, but for the scale of the past's keys."""
+    published = PUBLISHED_MODELS["Helios-Base"]["transformer"]
+    base = PUBLISHED_MODELS["Wan2.1-T2V-14B-Diffusers"]["transformer"]
+    scale = shapes.get("blocks.0.attn1.history_key_scale")
+    return {
+        **{name: value for name, value in published.items() if name not in base},
+        "is_amplify_history": scale is not None,
+        "history_scale_mode": "scalar" if scale == (1,) else "per_head",
+    }
+
+
 _OWN: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
     {
         "WanAnimateTransformer3DModel": _animate,
         "AnyFlowTransformer3DModel": _anyflow,
         "AnyFlowFARTransformer3DModel": _anyflow_far,
         "CausalWanTransformer3DModel": _self_forcing,
+        "HeliosTransformer3DModel": _helios,
     }
 )
 """The fields of transformers that have more than Wan's class."""

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from wanbuild.published.settings import MODEL_INDEXES, scheduler_config
+from wanbuild.published.schedulers import scheduler_config
+from wanbuild.published.settings import MODEL_INDEXES
 from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_part
@@ -152,7 +153,10 @@ def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterat
         yield "the VAE's means and deviations of latents"
     if not source.scheduler_config:
         solver = "UniPC" if variant.solver == "unipc" else variant.solver
-        yield f"{solver} with flow_shift {variant.flow_shift:g}"
+        shift = (
+            f"flow_shift {variant.flow_shift:g}" if variant.pyramid is None else "the stages of Helios-Base"
+        )
+        yield f"{solver} with {shift}"
     if boundary is not None:
         yield f"boundary {boundary:g} of the experts"
     if source.image_processor is not None and source.image_processor_file is None:

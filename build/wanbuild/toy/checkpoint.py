@@ -15,7 +15,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from wanbuild.published.settings import SCHEDULER_CONFIGS, Config, scheduler_config
+from wanbuild.published.schedulers import SCHEDULER_CONFIGS, scheduler_config
+from wanbuild.published.settings import Config
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.shapes import component_shapes
 from wanbuild.source.shards import WEIGHT_NAMES

@@ -175,7 +175,7 @@ class Variant:
 
     @property
     def scheduler(self) -> str:
-        """The variant's scheduler among ``published.settings.SCHEDULER_CONFIGS``."""
+        """The variant's scheduler among ``published.schedulers.SCHEDULER_CONFIGS``."""
         return self.solver if self.pyramid is None else self.name
 
     @property

@@ -77,7 +77,8 @@ def cost_of(counts: Counts, manifest: Manifest, profile: Profile) -> Cost:
         for role, one, pieces in run:  # a program that takes a layer of a stack runs for each of them
             each = math.prod(len(layers[stack]) for stack in programs[one].inputs if stack in layers)
             mine = own.of_chunks(programs[one].array("latents")[1][2]) if by_chunk and role.makes else own
-            flops = figures[one]["flops"] * each * pieces * role.cost(mine, together)
+            stages = manifest.model.stages if by_chunk and role.makes else 1
+            flops = figures[one]["flops"] * each * pieces * role.cost(mine, together) / stages
             parts[name][role.when] = parts[name].get(role.when, 0.0) + flops
     windows, frames = counts.windows if counts.known else None, counts.videos * counts.frames
     pixels = frames * profile.width * profile.height

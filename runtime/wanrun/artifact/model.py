@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Chunking", "Model"]
+__all__ = ["Chunking", "Model", "Pyramid"]
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -179,6 +179,11 @@ class Model(Record, frozen=True, kw_only=True):
             least, most = OPTION_RANGES.get(name, (0, -1))
             if type(value) not in (int, float) or not least <= value <= most:
                 raise ValueError(f"the default of the option {name} is {value!r}")
+
+    @property
+    def stages(self) -> int:
+        """The sizes in which a chunk is made, each with a program of its own; 1 for other models."""
+        return 1 if self.chunks is None or self.chunks.pyramid is None else self.chunks.pyramid.stages
 
     def latent_frames(self, num_frames: int) -> int:
         """Returns the latent frames, of whole chunks where those are decoded alone, of so many frames."""

@@ -76,6 +76,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         experts: transformers that make some of them.
         windows: windows or clips that the video is made in.
         chunks: latent frames of each chunk that a window is made in, one after the other; 0 for all of them.
+        longer: how many more steps the first chunk has than each of those after it.
         known: whether so many are known; else that of one window, as a video that was not read decides it.
         prompts: prompts, the negative one too if a step has guidance.
         videos: videos per prompt.
@@ -105,6 +106,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     latents: int = 1
     blended: int = 0
     chunks: tuple[int, ...] = (0,)
+    longer: int = 0
     known: bool = True
 
     @property
@@ -115,12 +117,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def told_steps(self) -> int:
         """The steps that progress tells."""
-        return self.rounds * self.steps * len(self.chunks)
+        return self.rounds * self.steps * len(self.chunks) + self.longer
 
     @property
     def all_steps(self) -> int:
         """The steps of all windows."""
-        return self.windows * self.steps * len(self.chunks)
+        return self.windows * self.steps * len(self.chunks) + self.longer
 
     def after(self, parts: int) -> Counts:
         """Returns what is left where an ended run has made so many parts: clips, or all steps of windows."""
@@ -133,7 +135,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the steps of all windows that programs of a role make."""
         form = FORMS[self.form]
         each = sum(form.maker(index) == role for index in range(self.steps))
-        return self.windows * len(self.chunks) * each
+        return self.windows * len(self.chunks) * each + (self.longer if each else 0)
 
     def of_chunks(self, frames: int) -> Counts:
         """Returns the part of those chunks that have so many latent frames."""

@@ -15,12 +15,15 @@ __all__ = ["block_noise", "chunk_table", "enlarged", "halved"]
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.manifest import Manifest
 from wanrun.denoising.solvers import SOLVERS, SolverTable, Start
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 
 TRAIN = 1000
 """Timesteps of the training."""
@@ -82,6 +85,29 @@ def chunk_table(
         starts.append(Start(done, *(_weights(level, gamma) if index else ())))
         done += count
     return _joined(solver, parts, starts)
+
+
+def chunk_schedule(options: Mapping[str, Any], manifest: Manifest) -> SolverTable | None:
+    """Returns the table of a chunk that has the options' steps in each stage; None for other models.
+
+    Raises:
+        UsageError: for explicit timesteps, and as ``chunk_table``.
+    """
+    model, chunks = manifest.model, manifest.model.chunks
+    if chunks is None or (pyramid := chunks.pyramid) is None:
+        return None
+    for name in ("timesteps", "coefficients"):
+        if options.get(name) is not None:
+            raise UsageError(
+                f"{field(name)} cannot be used by {model.variant}", remedy="pass a number of steps"
+            )
+    cells = (options[name] // model.vae_spatial for name in ("width", "height"))
+    tokens, steps = chunks.each * math.prod(cells) // BLOCK**2, (options["num_steps"],) * pyramid.stages
+    shift = float(options["flow_shift"])
+    return _cached(options["solver"], steps, tokens, pyramid.shift, pyramid.gamma, shift)
+
+
+_cached = lru_cache(maxsize=16)(chunk_table)
 
 
 def _joined(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 __all__ = ["TABLES", "ExpertRange"]
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,11 +17,10 @@ import numpy as np
 
 from wanrun.artifact.guiders import GUIDERS, SKIPPED_LAYERS
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
-from wanrun.artifact.model import Pyramid
 from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.guidance import guided_steps, skipping_steps
-from wanrun.denoising.pyramid import BLOCK, chunk_table
+from wanrun.denoising.pyramid import chunk_schedule
 from wanrun.denoising.solvers import COLUMNS, SolverTable, Start, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
@@ -138,7 +136,6 @@ def expert_ranges(
 
 
 _table = lru_cache(maxsize=16)(solver_table)  # the lines of a prompts file mostly have the same
-_chunk_table = lru_cache(maxsize=16)(chunk_table)
 
 
 def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
@@ -157,29 +154,12 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
     fitted = None if (given := options.get("coefficients")) is None else tuple(map(tuple, given))
     strength = options.get("strength")
-    if (chunks := manifest.model.chunks) is not None and chunks.pyramid is not None:
-        table = _of_chunks(options, manifest, chunks.each, chunks.pyramid)
-    else:
+    if (table := chunk_schedule(options, manifest)) is None:
         table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted, strength)
     if zero_steps := max(options.get("zero_steps", 0) - table.skipped, 0):
         table = _without_velocity(table, zero_steps)
     options = {**options, "zero_steps": zero_steps}
     return table, expert_ranges(table, transformers(manifest), options, num_train_timesteps)
-
-
-def _of_chunks(options: Mapping[str, Any], manifest: Manifest, frames: int, pyramid: Pyramid) -> SolverTable:
-    """Returns the table of a chunk of so many latent frames, which has the options' steps in each stage."""
-    for name in ("timesteps", "coefficients"):
-        if options.get(name) is not None:
-            raise UsageError(
-                f"{field(name)} cannot be used by {manifest.model.variant}", remedy="give a number of steps"
-            )
-    cells = (options[name] // manifest.model.vae_spatial for name in ("width", "height"))
-    tokens = frames * math.prod(cells) // BLOCK**2
-    steps = (options["num_steps"],) * pyramid.stages
-    return _chunk_table(
-        options["solver"], steps, tokens, pyramid.shift, pyramid.gamma, float(options["flow_shift"])
-    )
 
 
 def opening(
@@ -223,47 +203,6 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
             remedy=f"leave {field('num_steps')} out",
         )
     return None if timesteps is None else [float(timestep) for timestep in timesteps]
-
-
-def boundary_between(manifest: Manifest, num_steps: int, **others: Any) -> float | None:
-    """Returns a boundary that gives both experts steps in a short run: the model's own, or else the middle.
-
-    It is a share of the training timesteps; None with one transformer.
-
-    Args:
-        num_steps: denoising steps on the solver's own grid.
-        others: options by name; solver and shift default to the artifact's.
-    """
-    if len(transformers(manifest)) == 1:
-        return None
-    defaults = manifest.model.default_options()
-    own = defaults["boundary"]
-    options = {**defaults, "timesteps": None, **others, "num_steps": num_steps}
-    table, parts = schedule(options, manifest)
-    middle = len(table.timesteps) // 2
-    return float(own) if not middle or len(parts) == 2 else _between(table, middle, manifest)
-
-
-def boundary_after(high: int, options: Mapping[str, Any], manifest: Manifest) -> float:
-    """Returns the boundary that gives the high-noise expert so many steps, and the other one the rest.
-
-    Args:
-        high: from 1 to one less than all steps.
-        options: as of ``schedule``.
-    """
-    return _between(schedule(options, manifest)[0], high, manifest)
-
-
-def split_at(boundary: float, options: Mapping[str, Any], manifest: Manifest) -> int:
-    """Returns how many steps the high-noise expert has with this boundary; options as of ``schedule``."""
-    _, ranges = schedule({**options, "boundary": boundary}, manifest)
-    high, *_ = TRANSFORMERS
-    return sum(part.last - part.first for part in ranges if part.transformer == high)
-
-
-def _between(table: SolverTable, index: int, manifest: Manifest) -> float:
-    """Returns the share of the training timesteps in the middle between a step and the one before it."""
-    return float(table.timesteps[index - 1 : index + 1].mean()) / manifest.model.num_train_timesteps
 
 
 OnState = Callable[[int, int, State], None]

@@ -252,7 +252,7 @@ class Session(Sampler):
         Of the forms of the loop only that of ``load`` is executed, of it every program that makes steps.
         """
         embeddings = self.text.blank(1)
-        stages = 1 if self._chunks is None or self._chunks.pyramid is None else self._chunks.pyramid.stages
+        stages = self._opened.manifest.model.stages
         noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0, stages)
         conditions = self.conditioning.blank()
         # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.

@@ -18,7 +18,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.roles import FORMS, FormName
-from wanrun.denoising.steps import boundary_between
+from wanrun.denoising.boundary import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables.tolerance import (
     LEVELS,

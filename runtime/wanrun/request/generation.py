@@ -20,7 +20,7 @@ from wanrun.denoising.blending import Blending
 from wanrun.denoising.latents import latent_frames, latents_shape
 from wanrun.denoising.noise import clip_seed
 from wanrun.denoising.solvers import SolverTable
-from wanrun.denoising.steps import ExpertRange, schedule
+from wanrun.denoising.steps import ExpertRange, opening, schedule
 from wanrun.errors import UsageError, wrong_type
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media, is_given
@@ -176,6 +176,7 @@ class Generation:
         elif inputs is not None and inputs.num_frames is not None:
             frames = inputs.num_frames
             windows = num_windows(frames, length, inputs.segment_overlap)
+        first = opening(self.options, self.manifest)
         return Counts(
             form=self.options["loop"],
             steps=len(self.table.timesteps),
@@ -183,6 +184,7 @@ class Generation:
             skipping=sum(part.skipping for part in self.ranges),
             experts=len(self.ranges),
             windows=windows,
+            longer=0 if first is None else len(first[0].timesteps) - len(self.table.timesteps),
             known=self.manifest.model.task.windows is None or inputs is not None,
             prompts=len(self.prompts),
             videos=self.profile.num_videos,

@@ -16,8 +16,9 @@ from wanrun.artifact.manifest import TINY_VAE, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
+from wanrun.denoising.boundary import boundary_after, split_at
 from wanrun.denoising.guidance import GUIDED
-from wanrun.denoising.steps import boundary_after, explicit_timesteps, schedule, split_at
+from wanrun.denoising.steps import explicit_timesteps, schedule
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
 from wanrun.media.types import MEDIA_KINDS

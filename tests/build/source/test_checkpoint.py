@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.published.settings import SCHEDULER_CONFIGS
+from wanbuild.published.schedulers import SCHEDULER_CONFIGS
 from wanbuild.source import component
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
@@ -141,6 +141,9 @@ def test_the_published_defaults() -> None:
         "wan2.2-ti2v": (50, 5.0, None, 5.0, 24, 121, (1280, 704)),
         "wan2.2-animate": (20, 1.0, None, 5.0, 30, 77, (1280, 720)),
         "anyflow-wan2.1": (4, 1.0, None, 5.0, 16, 81, (832, 480)),
+        "helios-wan2.1": (50, 5.0, None, 1.0, 24, 129, (640, 384)),
+        "helios-mid-wan2.1": (20, 5.0, None, 1.0, 24, 129, (640, 384)),
+        "helios-distilled-wan2.1": (2, 1.0, None, 1.0, 24, 129, (640, 384)),
         "anyflow-far-wan2.1": (4, 1.0, None, 5.0, 16, 81, (832, 480)),
         "self-forcing-wan2.1": (4, 1.0, None, 5.0, 16, 81, (832, 480)),
     }

@@ -26,7 +26,8 @@ from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
-from wanrun.denoising.steps import boundary_between, schedule
+from wanrun.denoising.boundary import boundary_between
+from wanrun.denoising.steps import schedule
 from wanrun.errors import UsageError
 
 EXPERTS = ("transformer", "transformer_2")

@@ -209,7 +209,8 @@ def test_what_the_runtime_is_told(toy: Callable[..., Path], tmp_path: Path, vari
     face = 16 if variant == "wan2.2-animate" else None
     assert model.variant == variant
     assert model.task == row.task_record(SimpleNamespace(motion_encoder_size=face))
-    assert model.size_multiple == (32 if variant == "wan2.2-ti2v" else 16)
+    others = {"wan2.2-ti2v": 32, "helios-mid-wan2.1": 64, "helios-distilled-wan2.1": 64}
+    assert model.size_multiple == others.get(variant, 16)
     assert model.leading_latents == (1 if variant == "wan2.2-animate" else 0)
     assert model.options.get("conditioning_scale") == (1.0 if variant.endswith("-vace") else None)
     if row.encoded_images:

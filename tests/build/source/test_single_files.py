@@ -35,8 +35,11 @@ from wancli.console import run
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import SourceError, UsageError
 
-ALONE = [name for name in MODULES if name not in ("wan2.2-animate", "self-forcing-wan2.1")]
-"""Animate's motion encoder is of one published size, too large for a toy; Self-Forcing's are T2V's."""
+_NOT_ALONE = ("wan2.2-animate", "self-forcing-wan2.1", "helios-mid-wan2.1", "helios-distilled-wan2.1")
+
+ALONE = [name for name in MODULES if name not in _NOT_ALONE]
+"""Animate's motion encoder is of one published size, too large for a toy; Self-Forcing's are T2V's. Helios'
+other models differ from its Base by their scheduler alone."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -95,7 +95,7 @@ def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
                 assert np.isfinite(value).all()
                 assert value.std() > 0.005, key
                 seen.add(value.tobytes())
-                if "norm" in key and not key.endswith(("bias", "proj.weight", "to_qkv.weight")):
+                if "norm" in key and not key.endswith(("bias", "proj.weight", "to_qkv.weight", "table")):
                     assert value.min() >= 0.8, key
                     assert value.max() <= 1.2, key
                 elif not key.endswith("bias"):
@@ -162,7 +162,7 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
     [
         (
             {"variant": "wan2.3-i2v"},
-            "unknown variant; expected wan2.1-t2v or .*self-forcing-wan2.1; found wan2.3-i2v",
+            "unknown variant; expected wan2.1-t2v or .*helios-distilled-wan2.1; found wan2.3-i2v",
         ),
         ({"scheduler": "ddim"}, r"unknown scheduler; expected unipc or dpm\+\+ or euler"),
         ({"dtype": "float64"}, "unknown dtype"),

@@ -53,6 +53,9 @@ def test_what_is_encoded_whatever_is_given() -> None:
         "anyflow-wan2.1",
         "anyflow-far-wan2.1",
         "self-forcing-wan2.1",
+        "helios-wan2.1",
+        "helios-mid-wan2.1",
+        "helios-distilled-wan2.1",
     }
 
 

@@ -15,7 +15,8 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from transformers import CLIPImageProcessor, CLIPVisionModel, UMT5EncoderModel
 
 from tinywan.learning.causal import CONFIG
-from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, scheduler_config
+from wanbuild.published.schedulers import scheduler_config
+from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR
 from wanbuild.toy.weights import write_json
 
 SHARED = "shared"
