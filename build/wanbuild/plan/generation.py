@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -35,6 +36,9 @@ from wanrun.weights.layers import OUTSIDE, parts_of
 ENCODERS = ("text_encoder", "image_encoder")
 """Components that every device runs whole, unless features are cut along ``tensor``."""
 
+CACHE = "cache"
+"""The input with what is kept of earlier chunks."""
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -45,27 +49,14 @@ class Runs:
         role: its role.
         component: the component whose weights it takes; None for no weights.
         times: how often it runs for one prompt.
+        frames: latent frames of which the transformer computes tokens; 0 for all of them.
     """
 
     name: str
     role: RoleName
     component: str | None
     times: int
-
-
-@dataclass(frozen=True)
-class LiveTimes:
-    """What is predicted of a live video.
-
-    Args:
-        first: seconds from a prompt to the first chunk's frames.
-        each: seconds of every other chunk, with what is kept of the one before it.
-        frames: its frames.
-    """
-
-    first: float
-    each: float
-    frames: int
+    frames: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,51 +97,48 @@ class Generation:
         for name, spec in self._counted.items():
             if ROLES[spec.role].when != "loading":
                 component = next((key for key in spec.inputs if key in self.components), None)
-                times = ROLES[spec.role].calls(self._counts_of(spec)) * self._pieces(spec)
-                calls.append(Runs(name, spec.role, component, times))
+                frames = self._frames(spec)
+                made = self._counts.of_chunks(frames) if frames and ROLES[spec.role].makes else self._counts
+                times = ROLES[spec.role].calls(made) * self.pieces(name, self._own_frames)
+                calls.append(Runs(name, spec.role, component, times, frames))
         return tuple(calls)
 
-    def _counts_of(self, spec: ProgramSpec) -> Counts:
-        """Returns what decides how often a program runs: of one that makes chunks, those of its length."""
-        if not (self.builder.chunks and ROLES[spec.role].makes):
-            return self._counts
-        return self._counts.of_chunks(spec.arguments[spec.inputs.index("latents")].shape[2])
+    @property
+    def chunked(self) -> bool:
+        """Whether a video is made chunk by chunk."""
+        return self.manifest.model.chunks is not None
 
     @property
     def all_steps(self) -> int:
-        """The steps of all chunks; of a model that makes a video at once, its steps."""
+        """The denoising steps of all chunks."""
         return self._counts.all_steps
 
-    def live(self, sizes: Sizes) -> LiveTimes | None:
-        """Returns the times of a live video from text on a mesh; None for a model that has no chunks."""
-        if not self.builder.chunks:
-            return None
-        seconds = {call.name: self.time(call, sizes).seconds for call in self.calls}
-        steps = {
-            spec.arguments[spec.inputs.index("latents")].shape[2]: self.steps * seconds[spec.name]
-            for spec in self._counted.values()
-            if ROLES[spec.role].makes
-        }
-        (piece,) = (
-            spec for spec in self._counted.values() if spec.role == "decode" and HISTORY in spec.inputs
-        )
-        decode = seconds[piece.name] / piece.arguments[piece.inputs.index("latents")].shape[1]
-        before = (call for call in self.calls if ROLES[call.role].when in ("prompts", "expert"))
-        keep = sum(seconds[call.name] for call in self.calls if call.role == "remember")
-        begin = sum(seconds[call.name] for call in self.calls if call.role == "decode_first")
-        first, each = self.builder.chunks[0], max(self.builder.chunks)
-        return LiveTimes(
-            first=sum(seconds[call.name] for call in before) + steps[first] + begin + (first - 1) * decode,
-            each=keep + steps[each] + each * decode,
-            frames=each * self.manifest.model.vae_temporal,
-        )
+    def _frames(self, spec: ProgramSpec) -> int:
+        """Returns the latent frames of a chunk, and of those that are kept with it; 0 of other programs."""
+        if not self.chunked or ROLES[spec.role].when != "steps":
+            return 0
+        given = dict(zip(spec.inputs, spec.arguments, strict=True))
+        kept = [] if ROLES[spec.role].makes else [given[CACHE].get("latents")]
+        return sum(one.shape[2] for one in (given["latents"], *kept) if one is not None)
 
-    def _pieces(self, spec: ProgramSpec) -> int:
-        """Returns how often a decoder is called for a video; 1 for any other program."""
-        if not self.carried(spec.name):
+    @property
+    def _own_frames(self) -> int:
+        """The latent frames of a video, without those in front of its own."""
+        return self.builder.latent_shape[0] - self.builder.leading
+
+    def pieces(self, name: str, frames: int, further: bool = False) -> int:
+        """Returns how often a decoder is called for so many latent frames; 1 for any other program.
+
+        Args:
+            name: the program.
+            frames: latent frames.
+            further: whether they follow those of an earlier chunk.
+        """
+        if not self.carried(name):
             return 1
+        spec = self._counted[name]
         size = spec.arguments[spec.inputs.index("latents")].shape[1]
-        return num_pieces(self.builder.latent_shape[0] - self.builder.leading, size, spec.inputs)
+        return num_pieces(frames + 1, size, ()) if further else num_pieces(frames, size, spec.inputs)
 
     def carried(self, name: str, sizes: Sizes = MappingProxyType({})) -> int:
         """Returns the bytes of the history that a decoder's pieces pass on, on one device; 0 of others."""
@@ -188,6 +176,23 @@ class Generation:
         built = self.shape.guidance and guider.name in self.options.guiders
         return skipping_steps(guider.options if built else {}, self.steps)
 
+    def past_bytes(self, name: str) -> int:
+        """Returns the bytes of what is kept of earlier chunks, of a program that takes it; 0 of others."""
+        spec = self._counted[name]
+        whole = [tree for key, tree in zip(spec.inputs, spec.arguments, strict=True) if key == CACHE]
+        return _bytes_of(whole)
+
+    def kept_bytes(self, name: str) -> int:
+        """Returns the bytes that lie between the programs of chunks, while another one runs: 0 of theirs.
+
+        They are what is kept of earlier chunks, and what the next one takes of the prompt.
+        """
+        keeping = next((call.name for call in self.makers if self.past_bytes(call.name)), None)
+        if keeping is None or self.past_bytes(name):
+            return 0
+        prompt, _, _ = self._beside[keeping]
+        return self.past_bytes(keeping) + prompt
+
     def _turns(self, role: RoleName, sizes: Sizes = MappingProxyType({})) -> float:
         """Returns the passes of all steps of one call of a step or a loop; 1 for any other program."""
         row = ROLES[role]
@@ -199,6 +204,10 @@ class Generation:
     def makers(self) -> tuple[Runs, ...]:
         """The programs of the planned form of the loop that make steps, that of full ones first."""
         return tuple(call for call in self.calls if ROLES[call.role].makes)
+
+    def during(self, *parts: str) -> tuple[Runs, ...]:
+        """Returns the programs that run in these parts of a generation."""
+        return tuple(call for call in self.calls if ROLES[call.role].when in parts)
 
     @functools.cached_property
     def _counted(self) -> Mapping[str, ProgramSpec]:
@@ -233,9 +242,14 @@ class Generation:
             work[name].add(work_of(once), self._turns(spec.role))
         return work
 
+    def step_of(self, call: Runs) -> Step:
+        """Returns the denoising step of so many latent frames as a program has."""
+        frames, height, width = self.step.latent_shape
+        return dataclasses.replace(self.step, latent_shape=(call.frames or frames, height, width))
+
     @functools.cached_property
     def step(self) -> Step:
-        """The denoising step."""
+        """The denoising step of all latent frames."""
         name, travelling = self.experts[0], 4 if self.chip.platform == "cpu" else 2
         component = self.manifest.components[name]
         length = self.manifest.tokenizer.max_length
@@ -289,13 +303,14 @@ class Generation:
             return Share(1 / sizes.get("tensor", 1))
         if call.component in ENCODERS:
             return Share(1 / sizes.get("tensor", 1), used, whole, gathered)
-        step, tensor = self.step, sizes.get("tensor", 1)
+        step, tensor = self.step_of(call), sizes.get("tensor", 1)
         times, alone = self._turns(call.role, sizes), self._turns(call.role)
         # What one device does of the passes, of all that are made.
         computed = times * step.tokens_of(sizes) / (alone * step.batch({}) * step.tokens * tensor)
         sent = sum(step.sent(sizes).values())
         tokens = 2 * step.tokens_of(sizes) * step.config.dim / tensor
-        return Share(computed, used * times, whole * alone, sent * times, step.layers * times, tokens)
+        past = self.past_bytes(call.name) * times
+        return Share(computed, used * times, whole * alone, sent * times, step.layers * times, tokens, past)
 
     def time(self, call: Runs, sizes: Sizes) -> Time:
         """Returns the time of one call of a program on a mesh."""

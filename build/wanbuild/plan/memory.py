@@ -69,6 +69,8 @@ LANES = 128
 TINY_COPIES = 3
 """The same of the tiny decoder's largest level. Of one compiled for a CPU: 2.4 to 2.6."""
 
+PAST_COPIES = 2.5
+"""How often one layer's keys and values of earlier chunks are held at once: cut out, and with the chunk's."""
 
 CHIP_VALUES = 9
 """Values of the width, in the compute dtype, that a chip holds at once of a pass. Of compiled programs
@@ -132,7 +134,9 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
     """
     weights = {name: generation.weights(name, sizes) for name in generation.components}
     working = {
-        call.name: generation.beside_bytes(call.name, sizes) + figures[call.name].temporaries
+        call.name: generation.beside_bytes(call.name, sizes)
+        + generation.kept_bytes(call.name)
+        + figures[call.name].temporaries
         for call in generation.calls
     }
     during_text = max(working[call.name] for call in generation.calls if ROLES[call.role].when == "prompts")
@@ -151,7 +155,7 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
         "one": (max(experts) + others + text, largest),
         "low": phased(max(experts)),
     }
-    if num_devices(sizes) == 1:
+    if num_devices(sizes) == 1 and not generation.chunked:
         ways["stream"] = phased(generation.streamed_bytes(1 + AHEAD) + slots)
     if generation.streams:
         ways = {"stream": ways["stream"]}
@@ -165,7 +169,7 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     A pass holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
     ``fsdp`` a layer's weights too. On a chip that holds fewer hidden values (``FeedForward.parts``) it has
     ``CHIP_VALUES`` of the width of one video, and of several videos two of all. A pass of the VAE holds
-    ``VAE_COPIES`` of its largest level.
+    ``VAE_COPIES`` of its largest level. A chunk's holds one layer's keys and values of earlier chunks too.
     """
     figures = {}
     for call in generation.calls:
@@ -179,8 +183,9 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
 def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     if call.component is None:  # it computes a little of what it is given
         return 0.0
-    if ROLES[call.role].makes:
-        return _step_bytes(generation, sizes)
+    if ROLES[call.role].when == "steps":
+        past = generation.past_bytes(call.name) / generation.step.layers
+        return _step_bytes(generation, call, sizes) + PAST_COPIES * past
     if call.component == TINY_VAE:
         return _tiny_bytes(generation)
     if call.component == "vae":
@@ -188,10 +193,10 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     return _gathered_bytes(generation, call.component, sizes)
 
 
-def _step_bytes(generation: Generation, sizes: Sizes) -> float:
+def _step_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     config: Any = generation.step.config
     item, tensor = 4 if generation.options.dtype == "float32" else 2, sizes.get("tensor", 1)
-    tokens = generation.step.tokens_of(sizes)
+    tokens = generation.step_of(call).tokens_of(sizes)
     in_parts = num_devices(sizes) == 1 and generation.chip.platform != "cpu"
     if in_parts and 4 * tokens * config.ffn_dim > HIDDEN_BYTES:
         videos, values = generation.step.batch(sizes), item * tokens * config.dim

@@ -120,8 +120,8 @@ def _more_devices(generation: Generation, count: int) -> Iterator[str]:
 
 
 def in_tiles(generation: Generation, count: int) -> Generation | None:
-    """Returns a generation whose VAE works in tiles, if it is for one device and fits only so."""
-    if count > 1 or generation.options.vae_tile:
+    """Returns a generation whose VAE works in tiles, if it fits only so: on one device, not in chunks."""
+    if count > 1 or generation.options.vae_tile or generation.chunked:
         return None
     tiled = dataclasses.replace(generation, options=structs.replace(generation.options, vae_tile=TILE))
     return tiled if _fitting(tiled, count) is not None else None

@@ -15,6 +15,7 @@ from wanbuild.plan.generation import Generation
 from wanbuild.plan.here import NAMES, this_machine
 from wanbuild.plan.meshes import Candidate, candidate, candidates, in_tiles, refusal
 from wanbuild.plan.subject import Subject, read_subject
+from wanbuild.programs.export import in_form_of
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
@@ -106,6 +107,12 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
     if mesh:
         check_mesh(mesh, generation.step.config, generation.shape, devices, generation.options.nag)
     found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
+    if not found:
+        raise UsageError(
+            f"no mesh of {devices} devices makes a video of {subject.manifest.model.variant}",
+            expected=f"{chip.name} alone",
+            found=f"{chip.name}-{devices}",
+        )
     if not found[0].need.fits and (tiled := in_tiles(generation, devices)) is not None:
         generation, found = tiled, candidates(tiled, devices)
     if not (found[0].need.fits or request.all_meshes):
@@ -174,7 +181,7 @@ def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generatio
         choices["guidance"],
         choices["num_references"],
     )
-    options = record_of(BuildOptions, choices)
+    options = in_form_of(manifest.model, record_of(BuildOptions, choices))
     steps = request.steps or defaults.get("steps") or manifest.model.defaults.num_steps
     loop = STEPWISE if manifest.model.chunks is None else next(one for one in FORMS if FORMS[one].chunked)
     form = FORMS.get(options.loop, FORMS[loop])  # of several, that of single steps, or the model's only one

@@ -94,6 +94,10 @@ OF_CHIPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 )
 """Where something else is known than of the platform: of TPUs by their compiler, of GPUs by measurements."""
 
+PAST_PASSES = 3
+"""Reads and writes of what is kept of earlier chunks, in each step: keys are rotated, keys and values joined
+with those of the chunk. Assumed, not measured."""
+
 BOUNDS = ("products", "bytes", "passes", "exchange")
 """The terms of a time, by name."""
 
@@ -129,6 +133,7 @@ class Share:
         sent: bytes that it sends to other devices.
         layers: how often it computes a layer of a transformer.
         tokens: bytes of a layer's tokens, of two bytes a value.
+        past: bytes of the keys and values of earlier chunks, of all layers.
     """
 
     products: float = 1.0
@@ -137,6 +142,7 @@ class Share:
     sent: float = 0.0
     layers: float = 0.0
     tokens: float = 0.0
+    past: float = 0.0
 
 
 def predicted(work: Work, chip: Chip, share: Share, precision: Precision = "highest") -> Time:
@@ -157,7 +163,7 @@ def predicted(work: Work, chip: Chip, share: Share, precision: Precision = "high
         products=products * share.products,
         bytes=moved / rate_of_memory,
         exchange=share.sent / (chip.link * efficiency.links),
-        passes=share.layers * one_layer,
+        passes=share.layers * one_layer + PAST_PASSES * share.past / rate_of_memory,
     )
 
 

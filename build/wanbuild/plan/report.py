@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from wanbuild.plan.generation import Runs
+from wanbuild.plan.live import LiveFigures, live_figures
 from wanbuild.plan.memory import HELD
 from wanbuild.plan.meshes import Candidate, shape_text
 from wanbuild.plan.plan import Plan
@@ -39,7 +39,7 @@ def table(plan: Plan) -> list[str]:
     totals = {
         "memory": _memory(plan),
         "video": _video(plan),
-        **_live(plan),
+        **({"live": _live(live)} if (live := live_of(plan)) else {}),
         "start": _start(plan),
         "download": f"{gigabytes(weights_bytes(plan))} of weights",
         "predicted": assumptions(generation.chip),
@@ -106,13 +106,13 @@ def _video(plan: Plan) -> str:
     return f"{in_seconds(chosen.video)}, of which {steps} steps of {in_seconds(chosen.step)}"
 
 
-def _live(plan: Plan) -> dict[str, str]:
-    if (live := plan.generation.live(plan.chosen.sizes)) is None:
-        return {}
-    return {
-        "live": f"first frames after {in_seconds(live.first)}, then {live.frames} frames every "
-        f"{in_seconds(live.each)}: {live.frames / live.each:.1f} frames a second"
-    }
+def live_of(plan: Plan) -> LiveFigures | None:
+    """Returns what is predicted of a live video; None for a model that makes a video at once."""
+    return live_figures(plan.generation)
+
+
+def _live(live: LiveFigures) -> str:
+    return f"{live.rate:.3g} frames a second, the first ones {in_seconds(live.first)} after the prompt"
 
 
 def start_seconds(plan: Plan) -> float:
@@ -153,7 +153,7 @@ def in_seconds(seconds: float) -> str:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """Returns the plan as JSON: bytes, seconds and FLOP as numbers, all of one device."""
-    generation, chosen = plan.generation, plan.chosen
+    generation, chosen, live = plan.generation, plan.chosen, live_of(plan)
     shape = {name: getattr(generation.shape, name) for name in generation.shape.__dataclass_fields__}
     return {
         "model": plan.subject.name,
@@ -164,7 +164,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "chip": generation.chip.name,
         "devices": plan.devices,
         **_mesh_json(chosen),
-        **({"live": asdict(live)} if (live := generation.live(chosen.sizes)) is not None else {}),
+        **({"live": {"frames_per_second": live.rate, "first_seconds": live.first}} if live else {}),
         "start_seconds": start_seconds(plan),
         "download": {"weights_bytes": weights_bytes(plan)},
         "programs": {call.name: _program_json(plan, call) for call in generation.calls},

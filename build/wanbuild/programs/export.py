@@ -82,13 +82,21 @@ def profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profi
         num_videos=shape.num_videos,
         guidance=shape.guidance,
         index=0,
-        options=_of_model(options, manifest.model).recorded(manifest.dtypes),
+        options=in_form_of(manifest.model, options).recorded(manifest.dtypes),
         num_references=shape.num_references,
     )
 
 
-def _of_model(options: BuildOptions, model: Model) -> BuildOptions:
-    """Returns the options with the forms of the loop that the model has; raises UsageError for another."""
+def in_form_of(model: Model, options: BuildOptions) -> BuildOptions:
+    """Returns options with the forms of the loop that a model has: a chunked one has its own alone.
+
+    Args:
+        model: the model.
+        options: with several forms, or one.
+
+    Raises:
+        UsageError: for one that the model does not have.
+    """
     (form,) = (form.name for form in FORMS.values() if form.chunked)
     several = options.loop in ("both", "all")
     if model.chunks is not None and several:

@@ -194,7 +194,6 @@ class Parts:
             "nag": self.options.nag,
             "video_to_video": self.options.video_to_video,
             "vae_tile": self.options.vae_tile > 0,
-            "mesh": self.mesh is not None,
         }
         for name in (name for name, given in refused.items() if given and self.chunks):
             raise UsageError(

@@ -131,6 +131,8 @@ def mesh_problem(
     """Returns why a mesh does not work: what, expected and found; None if it does."""
     if num_devices(sizes) > available:
         return "it has more devices than there are", f"at most {available}", num_devices(sizes)
+    if config.chunks is not None and num_devices(sizes) > 1:
+        return "a video is made in chunks on one device", "1", num_devices(sizes)
     exchanged = {axis: sizes.get(axis, 1) for axis in ("fsdp", "context", "tensor")}
     parts, heads = math.prod(exchanged.values()), config.num_attention_heads
     if heads % parts:
