@@ -80,16 +80,6 @@ def test_the_json_has_numbers_and_their_units() -> None:
     assert data["download"]["weights_bytes"] == pytest.approx(46.4e9, rel=1e-2)
 
 
-def test_a_live_video_begins_after_its_first_chunk() -> None:
-    made = planned("self-forcing-wan2.1-1.3b", "h100", {"sizes": (416, 240), "frames": 33})
-    assert [(call.name, call.times) for call in made.generation.calls][2:] == [
-        *(("chunk", 3 * 4), ("remember", 2), ("decode_first", 1), ("decode_video", 8)),
-    ]
-    live = as_json(made)["live"]
-    assert live["first"] + 2 * live["each"] == pytest.approx(made.chosen.video)
-    assert live["frames"] == 12 and any(line.startswith("live ") for line in table(made))
-
-
 def test_all_meshes_are_listed() -> None:
     made = planned("wan2.1-t2v-14b", "v5e-8", all_meshes=True)
     assert len(made.others) == 30
