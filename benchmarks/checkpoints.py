@@ -25,6 +25,7 @@ MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "i2v-a14b": ("wan2.2-i2v", "Wan2.2-I2V-A14B-Diffusers"),
         "vace-1.3b": ("wan2.1-vace", "Wan2.1-VACE-1.3B-diffusers"),
         "vace-14b": ("wan2.1-vace", "Wan2.1-VACE-14B-diffusers"),
+        "self-forcing-1.3b": ("self-forcing-wan2.1", "Self-Forcing-Wan2.1-1.3B"),
         "animate-14b": ("wan2.2-animate", "Wan2.2-Animate-14B-Diffusers"),
     }
 )

@@ -13,6 +13,7 @@ from gpu_artifact import FRAMES, SIZE, cross, native, tiny
 from gpu_bench import Bench, device_bytes
 from gpu_experts import build as build_a14b
 from gpu_experts import experts
+from gpu_live import live
 from gpu_rows import COMPILES
 from gpu_start import build, build_and_start, put, start, stream, stream_14b
 
@@ -336,6 +337,15 @@ PARTS: Mapping[str, Part] = {
     ),
     "torch": Part(
         _torch_block, "a plain block of torch, eager and compiled, times the layers", ("torch",), 25
+    ),
+    "live": Part(
+        live,
+        "live video of Self-Forcing's 1.3B at 832x480: the first frames, and later chunks",
+        COMMANDS,
+        100,
+        limit=180,
+        tolerance=0.25,
+        memory=24,
     ),
     "serve": Part(
         _serve,

@@ -350,7 +350,7 @@ def test_a_smoke_run_comes_to_its_end(
     """Parts of most scripts; ``make gpu-dry-run`` has the others, but for torch's and the server's."""
     put_golden(artifact, golden)
     others = ("tiny-float32", "ceiling", "w8a8", "decode", "start", "torch-start", "stream")
-    others += ("attention", "cross", "build-a14b", "experts", "serve", "serve-memory")
+    others += ("attention", "cross", "build-a14b", "experts", "live", "serve", "serve-memory")
     expected = [name for name, part in gpu.PARTS.items() if part.smoke and name not in others]
     command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--artifact", artifact]
     command += ["--part", ",".join(expected)]
