@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ def facts(generation: Generation) -> dict[str, Any]:
     [{}, {"seed": 2**64 - 1, "flow_shift": 0.1 + 0.2, "fps": 23.976}, {"timesteps": (900.1, 500.0, 3.3)}],
 )
 def test_a_generation_is_the_same_there(options: dict[str, Any]) -> None:
-    job = Job("7", generation(**options), OUTPUTS)
-    object.__setattr__(job.generation.table, "starts", (Start(0), Start(2, 0.75, 0.5)))
+    made = generation(**options)
+    table = replace(made.table, starts=(Start(0), Start(2, 0.75, 0.5)))
+    job = Job("7", replace(made, table=table), OUTPUTS)
     found = sent(job).unpack(job.generation.manifest)
     assert (found.id, found.outputs) == (job.id, job.outputs)
     assert found.generation.manifest is job.generation.manifest
