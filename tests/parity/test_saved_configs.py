@@ -26,7 +26,7 @@ from wanbuild.source.scheduler import (
 from wanrun.denoising.solvers import solver_table
 
 
-@pytest.mark.parametrize("solver", SCHEDULER_CONFIGS.keys() - {"self-forcing"})
+@pytest.mark.parametrize("solver", sorted(SCHEDULER_CONFIGS.keys() - {"self-forcing"}))
 def test_schedulers_as_diffusers_saves_them(tmp_path: Path, solver: str) -> None:
     config = SCHEDULER_CONFIGS[solver]
     cls = getattr(diffusers, config["_class_name"])
