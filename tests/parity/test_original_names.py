@@ -32,7 +32,9 @@ ANIMATE = "Wan2.2-Animate-14B-Diffusers"
 TOLD = [name for name in PUBLISHED_MODELS if not name.startswith("Self-Forcing")]
 """Self-Forcing's transformer has the tensors of T2V's, which do not tell."""
 
-REPOSITORIES = [name for name in TOLD if name != ANIMATE and "AnyFlow" not in name]
+DIFFUSERS_OWN = ("AnyFlow", "Helios")
+
+REPOSITORIES = [name for name in TOLD if name != ANIMATE and not name.startswith(DIFFUSERS_OWN)]
 
 
 def transformer_config(repository: str) -> dict[str, Any]:

@@ -40,9 +40,10 @@ def published_names() -> Mapping[str, str]:
 
 
 def published_variant(repository: str) -> Variant:
-    """Returns the variant of a published repository: its name begins with the variant's."""
-    name = repository.lower()
-    return next(variant for key, variant in variants().items() if name.startswith(f"{key}-"))
+    """Returns the variant of a published repository: its name begins with the longest of the variants'."""
+    name = f"{repository.lower()}-"
+    keys = [key for key in variants() if name.startswith(f"{key.removesuffix('-wan2.1')}-")]
+    return variants()[max(keys, key=len)]
 
 
 def published_manifest(
