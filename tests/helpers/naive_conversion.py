@@ -37,6 +37,7 @@ def rename_transformer(key: str) -> str:
         (".image_embedder.ff.net.2.", ".image_embedder.down."),
         ("vace_blocks.0.proj_in.", "vace_proj_in."),
         (".act_fn.", "."),
+        ("norm_out.", ""),
     ):
         key = key.replace(old, new)
     return key.replace(".", "/")
@@ -87,7 +88,9 @@ def layout_transformer(path: str, x: np.ndarray) -> np.ndarray:
         return np.einsum("oihw->hwio", x)
     return (
         x.reshape(len(x), -1)
-        if re.fullmatch(r"\w*patch_embedding/weight|face_encoder/conv\w+/weight", path)
+        if re.fullmatch(
+            r"\w*patch_embedding/weight|patch_(short|mid|long)/weight|face_encoder/conv\w+/weight", path
+        )
         else x
     )
 
