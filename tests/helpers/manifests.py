@@ -317,7 +317,7 @@ def full_model() -> Model:
         negative_prompt="blurry",
         timesteps=(900, 500.5),
     )
-    image = Input(kind="image", array="image", encoded=True, required=True)
+    image = Input(kind="image", array="image", encoded=True, required=True, count="count")
     mask = Input(
         kind="video",
         array="mask",

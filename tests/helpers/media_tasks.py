@@ -10,7 +10,7 @@ from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.media import MediaOption
-from wanrun.artifact.model import ImageProcessor
+from wanrun.artifact.model import Chunking, ImageProcessor
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 
@@ -28,6 +28,7 @@ CLIP = ImageProcessor(
     std=(0.27, 0.26, 0.28),
 )
 WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
+IN_CHUNKS = ("anyflow-far-wan2.1",)
 WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
 
 
@@ -37,6 +38,7 @@ def manifest_of(variant: str) -> Manifest:
             variant=variant,
             task=task_of(variant, FACE),
             image_processor=CLIP if variant in WITH_ENCODER else None,
+            chunks=Chunking(first=1, each=3) if variant in IN_CHUNKS else None,
         )
     )
 

@@ -14,7 +14,7 @@ from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapE
 from helpers.artifacts import far_toy
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
-from helpers.pictures import picture
+from helpers.pictures import picture, pictures, write_folder
 from helpers.reference_models import randomise, relative_error
 from helpers.whole_path import LATENTS, Case, WholePath
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
@@ -93,7 +93,12 @@ def test_chunks_of_the_transformer(rows: int, columns: int) -> None:
 def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
     image = tmp_path_factory.mktemp("image") / "first.png"
     picture(96, 64).save(image)
-    cases = {"text": Case(STEPS, seed=1), "image": Case(STEPS, {"image": image}, seed=2)}
+    folder = write_folder(pictures(13, 96, 64), tmp_path_factory.mktemp("video") / "frames")
+    cases = {
+        "text": Case(STEPS, seed=1),
+        "image": Case(STEPS, {"image": image}, seed=2),
+        "video": Case(STEPS, {"video": folder}, seed=3),
+    }
     size = (96, 64, 45)
     return WholePath(
         far_toy(tmp_path_factory), commands, tmp_path_factory.mktemp("made"), cases, size, scale=1.0

@@ -19,7 +19,7 @@ def by_pieces(
     size: int,
     rest_out: int,
     alike: bool,
-    only_first: jax.Array | None = None,
+    given: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """Runs the first frame, then the rest in equal pieces, and joins the results along time.
 
@@ -30,7 +30,7 @@ def by_pieces(
         size: most frames per piece (a multiple of four for video frames).
         rest_out: output frames of the T frames after the first.
         alike: whether the first frame is the end of a piece of the same length.
-        only_first: bool scalar; if true, the rest is not run and its result is zeros.
+        given: int32 scalar: of how many frames, at least one, pieces are run; the result of others is zeros.
 
     Returns:
         The result, and the state after the last piece.
@@ -48,7 +48,7 @@ def by_pieces(
     count = -(-T // size)
     size = -(-T // (count * unit)) * unit
     run = _run_alike if alike else _run_apart
-    return run(piece, x, count, size, rest_out, only_first)
+    return run(piece, x, count, size, rest_out, given)
 
 
 def _cut(leaf: jax.Array, count: int, size: int, before: int = 0) -> jax.Array:
@@ -64,7 +64,7 @@ def _run_apart(
     count: int,
     size: int,
     rest_out: int,
-    only_first: jax.Array | None,
+    given: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
     """Runs the first frame as one piece, and the rest as ``count`` pieces of ``size``; see ``by_pieces``."""
     y, state = piece(jax.tree.map(lambda leaf: leaf[:, :1], x), None)
@@ -74,11 +74,11 @@ def _run_apart(
         y, state = piece(x, state)
         return state, y
 
-    if count == 1 and only_first is None:
+    if count == 1 and given is None:
         outputs, state = piece(rest, state)
         return jnp.concatenate([y, outputs], 1), state
     pieces = jax.tree.map(lambda leaf: _cut(leaf, count, size), rest)
-    steps = None if only_first is None else jnp.where(only_first, 0, count)
+    steps = None if given is None else -((1 - given) // size)
     state, outputs = _scan(step, state, pieces, steps)
     return jnp.concatenate([y, outputs[:, :rest_out]], 1), state
 
@@ -89,7 +89,7 @@ def _run_alike(
     count: int,
     size: int,
     rest_out: int,
-    only_first: jax.Array | None,
+    given: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
     """Runs all in pieces of ``size``, of which the first ends with the first frame; see ``by_pieces``."""
     pieces = jax.tree.map(lambda leaf: _cut(leaf, count + 1, size, size - 1), x)
@@ -101,7 +101,7 @@ def _run_alike(
         y, state = piece(x[0], state, x[1])
         return state, y
 
-    steps = None if only_first is None else jnp.where(only_first, 1, count + 1)
+    steps = None if given is None else 1 - (1 - given) // size
     state, outputs = _scan(step, state, (pieces, jnp.arange(count + 1) == 0), steps)
     before = outputs.shape[1] // (count + 1) - 1
     return outputs[:, before : before + 1 + rest_out], state

@@ -274,7 +274,7 @@ class WanVAE(nnx.Module):
         algorithm: Algorithm = "direct",
         alike: bool = False,
         start: Callable[[Any], jax.Array] | None = None,
-        only_first: jax.Array | None = None,
+        given: jax.Array | None = None,
         tile: int = 0,
     ) -> tuple[jax.Array, jax.Array]:
         """Encodes a video to the moments of its latents, not normalised.
@@ -288,8 +288,8 @@ class WanVAE(nnx.Module):
             alike: whether the first frame is padded to a piece of the length of all others.
             start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1]. It
                 must work frame by frame. The last piece may be filled with frames of zeros.
-            only_first: bool scalar; if true, only the first frame is encoded and the rest of the result is
-                meaningless, so images and videos share one program.
+            given: int32 scalar, at least one; only so many frames are encoded and the rest of the result is
+                meaningless, so images and videos of several lengths share one program.
             tile: the side of tiles; 0 for none. Not on a mesh. It counts what the encoder is given: pixels,
                 or patches of them, as diffusers does.
 
@@ -320,7 +320,7 @@ class WanVAE(nnx.Module):
 
         def encode(video: Any, part: Tile | None = None) -> jax.Array:
             run = piece if part is None else functools.partial(piece, part=part)
-            return by_pieces(run, video, chunk * FRAMES_PER_LATENT, rest, alike, only_first)[0]
+            return by_pieces(run, video, chunk * FRAMES_PER_LATENT, rest, alike, given)[0]
 
         columns = Columns.of(W // self.spatial)
         side = tile * (self.patch_size or 1) // self.spatial

@@ -238,10 +238,10 @@ class _Wiring:
         for item in task.inputs.values():
             prepared = PREPARATIONS[item.prepare]
             height, width = item.size or profile.height, item.size or profile.width
-            sizes = counts[item.kind], height, width, *prepared.channels
+            count = counts["video" if item.count is not None else item.kind]
+            sizes = count, height, width, *prepared.channels
             arrays[item.array] = aval_text(prepared.dtype.__name__, *sizes)
-            if item.flag is not None:
-                arrays[item.flag] = COUNT
+            arrays |= {name: COUNT for name in (item.flag, item.count) if name is not None}
         if (processor := self._model.image_processor) is not None:
             encoded = sum(item.encoded for item in task.inputs.values())
             arrays["pixels"] = aval_text("float32", encoded, processor.crop, processor.crop, 3)

@@ -100,6 +100,7 @@ class Conditioner(ABC):
         videos: Sequence[Source],
         images: Sequence[Source] = (),
         alike: jax.Array | None = None,
+        given: jax.Array | None = None,
     ) -> list[jax.Array]:
         """Encodes videos and images, one after the other.
 
@@ -109,6 +110,7 @@ class Conditioner(ABC):
             videos: sources of whole videos.
             images: sources whose first frame alone is used.
             alike: bool scalar; if true, all videos are equal, and only the first is encoded.
+            given: int32 scalar; so many frames of the only video are encoded; None for all.
 
         Returns:
             The normalised latents: (z, T, h, w) per video, (z, 1, h, w) per image.
@@ -123,9 +125,9 @@ class Conditioner(ABC):
         video["index"] = jnp.arange(self.num_frames if videos else 1)[None]
 
         def encode(number: jax.Array) -> jax.Array:
-            only_first = number >= len(videos) if videos and images else None
+            first = number >= len(videos) if videos and images else None
             if alike is not None:
-                only_first = (number >= len(videos)) | (alike & (number > 0))
+                first = (number >= len(videos)) | (alike & (number > 0))
             mode, _ = vae.encode(
                 video,
                 self.chunk,
@@ -133,7 +135,7 @@ class Conditioner(ABC):
                 algorithm=self.algorithm,
                 alike=self.alike,
                 start=lambda piece: lax.switch(number, sources, piece),
-                only_first=only_first,
+                given=given if first is None else jnp.where(first, 1, self.num_frames),
                 tile=self.tile,
             )
             # The reference multiplies by a rounded 1/std.

@@ -1,4 +1,4 @@
-"""AnyFlow: any number of steps; and AnyFlow-FAR, which makes a video chunk by chunk, from an image too."""
+"""AnyFlow: any number of steps; and AnyFlow-FAR, which makes a video chunk by chunk, or continues one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
-from wanbuild.variants.conditioner import Conditioner
-from wanbuild.variants.first_frame import FirstFrameConditioner
-from wanbuild.variants.variant import TEXT_TO_VIDEO, Usage, Variant, an_image, takes
+from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, signed
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Usage, Variant, a_video, an_image, takes
 from wanrun.artifact.task import HeldFrame
 from wanrun.media.types import Media
 
@@ -26,27 +26,45 @@ class FlowMap(Variant):
     guidance_scale: float = 1.0
 
 
+_GIVEN, _COUNT = "given", "given_frames"
+
+
+class GivenConditioner(Conditioner):
+    """The first chunks: the latent frames of given ones, the rest without meaning."""
+
+    def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns ``given`` uint8 (F, H, W, 3), and ``given_frames``, how many of them there are."""
+        return {_GIVEN: self._frames(self.num_frames), _COUNT: FLAG}
+
+    def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
+        """Returns ``latents`` (z, T, h, w)."""
+        frames = {_GIVEN: media[_GIVEN]}
+        (latents,) = self._encode(weights, frames, [lambda piece: signed(piece[_GIVEN])], given=media[_COUNT])
+        return {"latents": latents}
+
+
 @dataclass(frozen=True, kw_only=True)
-class FirstChunk(FlowMap):
-    """A variant whose first chunk may be given, as the latent frame of an image."""
+class FirstChunks(FlowMap):
+    """A variant whose first chunks may be given, by an image or a video."""
 
     @property
     def conditioner(self) -> type[Conditioner]:
-        return FirstFrameConditioner
+        return GivenConditioner
 
     def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the image as a video of one frame, which diffusers' pipeline takes."""
+        """Returns an image as a video of one frame: diffusers' pipeline takes a tensor (1, F, 3, H, W)."""
         given = super().reference_arguments(media, numbers)
-        if (image := given.pop("image", None)) is None:
+        image = given.pop("image", None)
+        if (frames := given.pop("video", image and [image])) is None:
             return given
         import torch
 
-        pixels = torch.from_numpy(np.asarray(image, np.float32) / 255)
-        return {**given, "video": pixels.permute(2, 0, 1)[None, None]}
+        pixels = torch.from_numpy(np.stack([np.asarray(frame, np.float32) for frame in frames]) / 255)
+        return {**given, "video": pixels.permute(0, 3, 1, 2)[None]}
 
     @property
     def usages(self) -> Sequence[Usage]:
-        return [("text", {"without": ("image",)}), ("image", {})]
+        return [("text", {"without": ("image", "video")}), ("image", {})]
 
 
 def _parts(transformer: str) -> Mapping[str, tuple[str, ...]]:
@@ -63,12 +81,15 @@ ROWS = (
         pipeline_class="AnyFlowPipeline",
         components=_parts("AnyFlowTransformer3DModel"),
     ),
-    FirstChunk(
+    FirstChunks(
         name="anyflow-far-wan2.1",
         task="ti2v",
         pipeline_class="AnyFlowFARPipeline",
         components=_parts("AnyFlowFARTransformer3DModel"),
-        inputs=takes(an_image("image", required=False)),
-        held=HeldFrame(condition="condition", latents="first_frame"),
+        inputs=takes(
+            image=an_image(_GIVEN, required=False, count=_COUNT),
+            video=a_video(_GIVEN, required=False, count=_COUNT),
+        ),
+        held=HeldFrame(condition="condition", latents="latents"),
     ),
 )

@@ -38,6 +38,9 @@ class Input(Record, frozen=True, kw_only=True):
         encoded: whether the image encoder takes the image too.
         default: the array's value if the option is not given; None for no array.
         flag: the program input, int32, that is 1 if the option is given and else 0; None for no such input.
+        count: the program input, int32, that takes how many frames are given, where the result begins with
+            them, as whole chunks: the array is that of a video, with zeros behind them. One of several
+            inputs of one array may be given. None for a whole array, and a manifest leaves it out.
     """
 
     kind: Literal["image", "images", "video"]
@@ -50,6 +53,7 @@ class Input(Record, frozen=True, kw_only=True):
     encoded: bool = False
     default: Colour | None = None
     flag: str | None = None
+    count: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -64,6 +68,8 @@ class Input(Record, frozen=True, kw_only=True):
             raise ValueError(f"the image encoder takes single images, and {self.array} is {self.kind}")
         if self.kind == "images" and (self.required or self.default is not None):
             raise ValueError(f"{self.array} may have no images, so it is neither required nor filled")
+        if self.count is not None and self.kind == "images":
+            raise ValueError(f"{self.array} begins a video, which no images do")
 
 
 class Modes(Record, frozen=True, kw_only=True):
@@ -98,13 +104,14 @@ class Windows(Record, frozen=True, kw_only=True):
 
 
 class HeldFrame(Record, frozen=True, kw_only=True):
-    """The first latent frame, if it may be given. A given frame is not denoised and is kept in the result.
+    """The first latent frames, if they may be given. They are not denoised and are kept in the result.
 
     Attributes:
         condition: the input of a step with the encoded images.
-        latents: the key of the frame's latents (C, 1, h, w) in the condition.
-        mask: the input of a step, float32 (T,), that is 0 for a held latent frame and else 1; empty where the
-            frame is the first chunk of a video that is made in chunks.
+        latents: the key of their latents (C, 1, h, w) in the condition; (C, T, h, w) where an input has a
+            ``count``, and as many as it says are held.
+        mask: the input of a step, float32 (T,), that is 0 for a held latent frame and else 1; empty where
+            they are the first chunks of a video that is made in chunks.
     """
 
     condition: str
@@ -151,7 +158,9 @@ class Task(Record, frozen=True, kw_only=True):
                 yield f"{name} cannot be of kind {item.kind}"
             if item.beside is not None and item.beside not in self.inputs:
                 yield f"{name} goes with an unknown input: {item.beside}"
-        arrays = [item.array for item in self.inputs.values()]
+        begun = {(one.array, one.count, one.prepare) for one in self.inputs.values() if one.count is not None}
+        arrays = [name for array, count, _ in begun for name in (array, count)]
+        arrays += [item.array for item in self.inputs.values() if item.count is None]
         arrays += [item.flag for item in self.inputs.values() if item.flag is not None]
         arrays += [] if self.modes is None else [self.modes.array]
         if twice := [array for array, count in Counter(arrays).items() if count > 1]:

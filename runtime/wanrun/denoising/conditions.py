@@ -18,7 +18,7 @@ class Conditions:
     Attributes:
         prepare: inputs of the programs before an expert's steps, besides the embeddings.
         steps: inputs of every step.
-        held: latents (C, 1, h, w) of a first frame that is not denoised; None if all frames are.
+        held: latents (C, T, h, w) of the first frames, which are not denoised; None if all frames are.
         start: latents (C, T, h, w) of a video that the steps begin with; None for noise alone.
     """
 
@@ -40,8 +40,8 @@ class Conditions:
         return (1 - sigma) * self.start + sigma * noise
 
     def finish(self, latents: np.ndarray) -> np.ndarray:
-        """Returns the final latents (B, C, T, h, w), with the held first frame in its place."""
+        """Returns the final latents (B, C, T, h, w), with the held first frames in their place."""
         if self.held is not None:
             latents = latents.copy()
-            latents[:, :, :1] = self.held
+            latents[:, :, : self.held.shape[1]] = self.held
         return latents

@@ -68,7 +68,7 @@ class ChunkLoop:
         self._constant: dict[str, Any] = {}
         self._embeddings: np.ndarray | None = None
         self._made: np.ndarray | None = None
-        self._number = 0
+        self._number = self._before = 0
         pyramid = sampler.chunks.pyramid
         self._gamma = 0.0 if pyramid is None else pyramid.gamma
 
@@ -81,7 +81,7 @@ class ChunkLoop:
                 chunk of the usual length.
 
         Returns:
-            Its latents, float32 (1, C, T, h, w): those of a given first frame as they are.
+            Its latents, float32 (1, C, T, h, w): given ones as they are.
 
         Raises:
             ArtifactError: if a program or weights cannot be loaded.
@@ -94,8 +94,10 @@ class ChunkLoop:
         if self._embeddings is not run.embeddings:
             self._constant = self._sampler.prepare(run, self._conditions, steps)
             self._embeddings = run.embeddings
-        if not self._number and self._conditions.held is not None:  # it is the first chunk
-            self._made = self._conditions.held[None]
+        held, chunks = self._conditions.held, self._sampler.chunks
+        if held is not None and self._before < held.shape[1]:  # whole chunks are held
+            length = chunks.each if self._number else chunks.first
+            self._made = held[None, :, self._before : self._before + length]
             return self._made
         if noise is None:
             batch, channels, _, *cells = self._sampler.latents_shape
@@ -135,3 +137,4 @@ class ChunkLoop:
             )
             jax.block_until_ready(self._cache)
         self._number += 1
+        self._before += latents.shape[2]

@@ -223,10 +223,15 @@ class Conditioning:
         steps |= self._nag(options)
         held = None
         if (frame := self._task.held) is not None:
-            held = np.asarray(made[frame.condition][frame.latents])
+            held = np.asarray(made[frame.condition][frame.latents])[:, : self._held_frames(arrays)]
             if frame.mask:
                 steps[frame.mask] = self._frame_mask(frame.mask, held=True)
         return Conditions(prepare, self._programs.weights.put(steps), held)
+
+    def _held_frames(self, arrays: Mapping[str, Any]) -> int:
+        """Returns the latent frames that are held: one, or those of the frames that are given."""
+        counts = [int(arrays[item.count]) for item in self._task.inputs.values() if item.count is not None]
+        return self._model.latent_frames(max(counts)) if counts else 1
 
     def _frame_mask(self, name: str, held: bool) -> np.ndarray:
         """Returns float32 (T,): zero for a held frame, else one."""

@@ -27,7 +27,7 @@ from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.decoding import Clips, Decoder, Part, Take
 from wanrun.generation.parts import Parts
 from wanrun.generation.streamed import StreamedStep
-from wanrun.media.types import Inputs
+from wanrun.media.types import Inputs, beginning
 from wanrun.media.windows import Window, joined_frames, windows
 from wanrun.request.options import clip_prompts
 from wanrun.timing.timings import Timings
@@ -353,7 +353,7 @@ class Sampler:
     def _continued(self, last: np.ndarray) -> dict[str, Any]:
         """Returns what the next clip takes of a last frame (1, 1, H, W, 3): its first image, by its input."""
         assert self._task.chained is not None  # a request of clips is refused otherwise
-        return {self._task.chained.array: last[0]}
+        return beginning(self._task.chained, last[0], self.profile.num_frames)
 
     def _windows(self, inputs: Inputs | None, overlap: int, clips: int) -> Sequence[Window | None]:
         """Returns the windows of a long video; one None if the profile makes the whole video at once."""

@@ -30,12 +30,13 @@ from wanrun.media.types import (
     MEDIA_KINDS,
     Inputs,
     Media,
+    beginning,
     check_media,
     chosen_mode,
     chosen_overlap,
     is_given,
 )
-from wanrun.media.windows import check_segments, padded_frames, reflected
+from wanrun.media.windows import check_chunks, check_segments, padded_frames, reflected
 from wanrun.opened.cancel import CancelToken
 
 MAX_BYTES = 8 * 2**30
@@ -156,7 +157,7 @@ class _Loader:
             if item.kind == "images":
                 _check_count(self._profile, name, len(source))
             if given:
-                arrays[item.array] = self._prepared(name, item, source)
+                arrays |= beginning(item, self._prepared(name, item, source), self._total)
                 if name in MASKS and arrays[item.array].max(initial=0) <= _BLACK:
                     self._warnings.append(_no_white(name, source))
             elif item.default is not None:
@@ -185,6 +186,8 @@ class _Loader:
             return self._image(name, item, source)[None]
         if item.kind == "images":
             return np.stack([self._image(name, item, image) for image in source])
+        if item.count is not None:
+            return self._first_chunks(name, item, source)
         if windows is None:
             return self._whole_video(name, item, source)
         if name == windows.frames_of:
@@ -265,6 +268,14 @@ class _Loader:
                 remedy=f"{'give a longer' if begins else 'cut the'} video, or use a profile of its length",
             )
         return frames
+
+    def _first_chunks(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
+        """Returns (n, H, W, ...) of the whole chunks that a video begins with."""
+        canvas, chunks = self._canvas(item, described(source, field(name))), self._model.chunks
+        assert chunks is not None  # the manifest's check says so
+        frames, count = self._first_frames(name, item, source, canvas, self._total + 1)
+        check_chunks(count, self._total, chunks, self._model.vae_temporal, canvas.title)
+        return frames[:count]
 
     def _deciding_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (total, H, W, ...) of the video that decides the length, padded to whole windows."""

@@ -5,7 +5,7 @@ Neither NumPy nor Pillow is imported before an image or a video is loaded.
 
 from __future__ import annotations
 
-__all__ = ["CHOICES", "MEDIA_KINDS", "Inputs", "Media"]
+__all__ = ["CHOICES", "MEDIA_KINDS", "Inputs", "Media", "beginning"]
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wanrun.artifact.manifest import Manifest
+    from wanrun.artifact.task import Input
 
 
 _BUILT_FOR_IT = "; a model of video from text takes one after wanbuild compile --video-to-video"
@@ -42,6 +43,17 @@ class Inputs:
     num_frames: int | None = None
     segment_overlap: int = 1
     warnings: tuple[str, ...] = ()
+
+
+def beginning(item: Input, frames: np.ndarray, total: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of an input: of one that the result begins with, filled up to the total frames."""
+    if item.count is None:
+        return {item.array: frames}
+    import numpy as np
+
+    filled = np.zeros((total, *frames.shape[1:]), frames.dtype)
+    filled[: len(frames)] = frames
+    return {item.array: filled, item.count: np.array(len(frames), np.int32)}
 
 
 def chosen_mode(manifest: Manifest, media: Media) -> str | None:
@@ -104,11 +116,18 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
 
 
 def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    """Yields an error for each option that has no effect without another one."""
+    """Yields an error for each option that has no effect without another one, or beside it."""
     for name, item in manifest.model.task.inputs.items():
         if item.beside is not None and is_given(media, name) and not is_given(media, item.beside):
             other = field(item.beside)
             yield UsageError(f"{field(name)} has no effect without {other}", remedy=f"pass {other} too")
+    begins = [
+        field(name)
+        for name, item in manifest.model.task.inputs.items()
+        if item.count is not None and is_given(media, name)
+    ]
+    if len(begins) > 1:
+        yield UsageError(f"{' and '.join(begins)} exclude each other", remedy="pass one of them")
 
 
 def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:

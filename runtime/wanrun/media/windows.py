@@ -1,12 +1,14 @@
-"""The windows of a long video. All have one static shape, and each begins with the end of the one before.
+"""The windows of a long video, and where the chunks of a given one end.
 
-diffusers calls a window a segment. The arithmetic is that of ``WanAnimatePipeline.__call__``.
+Windows have one static shape, and each begins with the end of the one before. diffusers calls one a segment.
+The arithmetic is that of ``WanAnimatePipeline.__call__``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
 
 
@@ -50,6 +52,33 @@ def check_segments(num_frames: int, length: int, overlap: int, video: str = "the
         )
     if num_frames <= overlap:
         raise UsageError(f"{video} is too short", expected=f"more than {overlap} frame(s)", found=num_frames)
+
+
+def check_chunks(num_frames: int, most: int, chunks: Chunking, temporal: int, video: str) -> None:
+    """Checks that the frames that a video begins with end where a chunk ends.
+
+    Args:
+        num_frames: their number.
+        most: the profile's frames.
+        chunks: how the video is cut into chunks.
+        temporal: frames of a latent frame.
+        video: the name, in messages, of the video whose frames are counted.
+
+    Raises:
+        UsageError: for a video that ends in a chunk, or that is longer than the profile.
+    """
+    ends = range(1 + temporal * (chunks.first - 1), most + 1, temporal * chunks.each)
+    if num_frames not in ends:
+        nearest = [
+            [end for end in ends if end < num_frames][-1:],
+            [end for end in ends if end > num_frames][:1],
+        ]
+        raise UsageError(
+            f"{video} does not end where a chunk ends, so it cannot be continued",
+            expected=f"{', '.join(map(str, ends))} frames",
+            found=num_frames if num_frames <= most else f"more than {most}",
+            remedy=f"give {' or '.join(str(end) for one in nearest for end in one)} frames",
+        )
 
 
 def reflected(num_frames: int, target: int) -> list[int]:

@@ -67,11 +67,12 @@ def sample_media(
     """
     inputs = manifest.model.task.inputs
     start = None if profile.options.video_to_video else manifest.model.task.start
-    wanted = {
-        name
+    taken = {
+        name: item.array
         for name, item in inputs.items()
         if item.mode in (None, mode) and (item.required or name not in (*without, start))
     }
+    wanted = {array: name for name, array in reversed(taken.items())}.values()  # of one array the first one
     if not wanted:
         return None
     frames = profile.num_frames

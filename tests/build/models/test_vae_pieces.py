@@ -89,18 +89,18 @@ def test_pieces_that_are_decoded_one_by_one_are_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "frames", "chunk", "only_first"),
-    [("2.1", 9, 1, None), ("2.2", 13, 2, False), ("2.1", 5, 1, True)],
+    ("form", "frames", "chunk", "given"),
+    [("2.1", 9, 1, None), ("2.2", 13, 2, 13), ("2.1", 9, 1, 5), ("2.1", 5, 1, 1)],
 )
-def test_encode(form: str, frames: int, chunk: int, only_first: bool | None) -> None:
+def test_encode(form: str, frames: int, chunk: int, given: int | None) -> None:
     model, weights = vae(form)
     size = (2 * model.spatial, 3 * model.spatial)
     video = jnp.asarray(np.random.default_rng(2).uniform(-1, 1, (1, frames, *size, 3)), jnp.float32)
 
     def encode(weights: Any, video: jax.Array, alike: bool) -> Any:
-        only = None if only_first is None else jnp.bool_(only_first)
-        mean, _ = bind(model, weights).encode(video, chunk, only_first=only, alike=alike)
-        return mean[:, :, :1] if only_first else mean
+        count = None if given is None else jnp.int32(given)
+        mean, _ = bind(model, weights).encode(video, chunk, given=count, alike=alike)
+        return mean[:, :, : -(-(given or frames) // 4)]
 
     found, expected = (
         fast_jit(functools.partial(encode, alike=alike))(weights, video) for alike in (True, False)

@@ -14,7 +14,7 @@ from helpers.media_files import task_of
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.media import SEVERAL
-from wanrun.artifact.model import ImageProcessor
+from wanrun.artifact.model import Chunking, ImageProcessor
 from wanrun.artifact.task import Input, Preparation, Task
 from wanrun.errors import ArtifactError
 from wanrun.media.preparations import PREPARATIONS
@@ -26,7 +26,8 @@ PROCESSOR = ImageProcessor(
 
 def written(folder: Path, task: Task) -> dict[str, Any]:
     """Writes a manifest with this task, and gives its JSON."""
-    plain_manifest(model=plain_model(task=task, image_processor=PROCESSOR)).write(folder)
+    chunks = Chunking(first=1, each=3)
+    plain_manifest(model=plain_model(task=task, image_processor=PROCESSOR, chunks=chunks)).write(folder)
     found: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     return found
 

@@ -9,10 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.roles import FORMS
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.steps import Denoising
+from wanrun.denoising.solvers import solver_table
+from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.generation.chunks import REMEMBER, ChunkLoop
 from wanrun.timing.timings import Timings
 
@@ -21,6 +23,8 @@ SHAPE = (1, 2, 3, 4, 6)
 
 class Recorder:
     """Makes chunks that are their number, and writes down what it is called for."""
+
+    chunks = Chunking(first=1, each=3)
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -37,7 +41,7 @@ class Recorder:
         self.calls.append(("prepare", str(run.embeddings[0])))
         return {"text": str(run.embeddings[0])}
 
-    def maker(self, role: str, frames: int | None = None) -> str:
+    def maker(self, role: str, shape: tuple[int, ...] = ()) -> str:
         return "maker"
 
     def expert_steps(self, run: Any, steps: Any, state: Any, constant: Any, draw: Any, later: Any) -> Any:
@@ -60,28 +64,34 @@ class Programs(dict[str, Any]):
 
 
 def run_of(prompt: str) -> Denoising:
-    steps = SimpleNamespace(transformer="transformer")
-    parts: Any = {"table": None, "ranges": (steps,), "embeddings": np.array([prompt]), "loop": "chunks"}
+    steps = ExpertRange("transformer", 0, 1, (1.0,))
+    parts: Any = {
+        "table": solver_table("flow-map", 1, 5.0),
+        "ranges": (steps,),
+        "embeddings": np.array([prompt]),
+        "loop": "chunks",
+    }
     return Denoising(**parts, timings=Timings())
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_a_chunk_is_kept_before_the_next_one_by_its_own_prompt(held: bool) -> None:
+@pytest.mark.parametrize("held", [0, 1, 4])
+def test_a_chunk_is_kept_before_the_next_one_by_its_own_prompt(held: int) -> None:
     assert FORMS["chunks"].chunked
     sampler = Recorder()
-    given = np.full((2, 1, 4, 6), 5, np.float32) if held else None
+    given = np.full((2, held, 4, 6), 5, np.float32)
     loop = ChunkLoop(cast(Any, sampler), Conditions(held=given), Noise(0))
     one, other = run_of("a"), run_of("b")
     noise = np.zeros(SHAPE, np.float32)
     made = [loop(one, noise[:, :, :1]), loop(one, noise), loop(other, noise)]
-    first = 5.0 if held else 10.0
-    assert [float(chunk[0, 0, 0, 0, 0]) for chunk in made] == [first, 11.0, 12.0]
-    steps: list[tuple[Any, ...]] = [("prepare", "a"), ("steps", "a", 0, 0.0)]
+    first, second = 5.0 if held else 10.0, 5.0 if held > 1 else 11.0
+    assert [chunk.shape[2] for chunk in made] == [1, 3, 3]
+    assert [float(chunk[0, 0, 0, 0, 0]) for chunk in made] == [first, second, 12.0]
     assert sampler.calls == [
-        *steps[: 1 if held else 2],
+        ("prepare", "a"),
+        *([] if held else [("steps", "a", 0, 0.0)]),
         (REMEMBER, "a", 0, 3, first),
-        ("steps", "a", 1, 1.0),
-        (REMEMBER, "a", 1, 3, 11.0),
+        *([] if held > 1 else [("steps", "a", 1, 1.0)]),
+        (REMEMBER, "a", 1, 3, second),
         ("prepare", "b"),
         ("steps", "b", 2, 2.0),
     ]

@@ -13,8 +13,10 @@ import pytest
 
 import wanrun
 from helpers.artifacts import far_toy
+from helpers.pictures import pictures
 from wanrun.errors import CancelledError, UsageError
 from wanrun.generation.pipeline import Pipeline
+from wanrun.media.types import Media
 from wanrun.opened.cancel import CancelToken
 
 PROMPT, OTHER = "a fox in the snow", "a red house"
@@ -27,9 +29,12 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield loaded
 
 
-def test_chunks_are_those_of_the_whole_video(pipeline: Pipeline) -> None:
-    whole = pipeline.generate(PROMPT, **HOW)
-    chunks = list(pipeline.live(PROMPT, max_frames=45, **HOW))
+@pytest.mark.parametrize("given", [0, 25])
+def test_chunks_are_those_of_the_whole_video(pipeline: Pipeline, given: int) -> None:
+    """With frames that are given, too, which are the first ones."""
+    media = Media(video=pictures(given, 96, 64)) if given else None
+    whole = pipeline.generate(PROMPT, media=media, **HOW)
+    chunks = list(pipeline.live(PROMPT, max_frames=45, media=media, **HOW))
     assert [chunk.latents.shape[2] for chunk in chunks] == [1, 3, 3, 3, 2]
     assert [chunk.first for chunk in chunks] == [0, 1, 13, 25, 37]
     assert np.array_equal(np.concatenate([chunk.latents for chunk in chunks], 2), whole.latents)

@@ -253,6 +253,21 @@ def test_of_a_video_to_begin_with_the_first_frames_are_taken(tmp_path: Path) -> 
     assert caught.value.fields == ("video",) and caught.value.found == 8
 
 
+def test_given_frames_end_with_a_chunk(tmp_path: Path) -> None:
+    """Zeros are behind them, and their number goes with them; an image is one frame."""
+    manifest, profile = manifest_of("anyflow-far-wan2.1"), profile_of(num_frames=21)
+    frames = pictures(22, WIDTH, HEIGHT)
+    for media, count in ((Media(video=frames[:13]), 13), (Media(image=frames[0]), 1)):
+        arrays = load_media(manifest, profile, media).arrays
+        assert arrays["given_frames"] == count and arrays["given"].shape == (21, HEIGHT, WIDTH, 3)
+        assert np.array_equal(arrays["given"][:count], np.stack([*map(np.asarray, frames[:count])]))
+        assert not arrays["given"][count:].any()
+    with pytest.raises(UsageError):
+        load_media(manifest, profile, Media(video=frames[:14]))
+    folder = Media(video=write_folder(frames[:13], tmp_path / "frames"))
+    assert media_facts(manifest, profile, folder) == load_media(manifest, profile, folder).facts
+
+
 def test_vace_takes_larger_videos_of_its_aspect_ratio() -> None:
     large = pictures(FRAMES, 2 * WIDTH + 6, 2 * HEIGHT)  # 6 pixels are rounded away
     found = load("wan2.1-vace", Media(video=large)).arrays["video"]

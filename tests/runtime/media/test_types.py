@@ -54,6 +54,11 @@ def test_a_fit_without_an_effect_is_refused() -> None:
     assert check("wan2.1-i2v", Media(image=A, fit="zoom")).startswith("--fit is unknown")
 
 
+def test_a_video_begins_with_an_image_or_a_video() -> None:
+    assert check("anyflow-far-wan2.1", Media(video=MOVING)) == ""
+    assert "exclude each other" in check("anyflow-far-wan2.1", Media(image=A, video=MOVING))
+
+
 def test_all_problems_are_said_at_once() -> None:
     found = check("wan2.1-flf2v", Media(video="v.mp4", mode="animate"))
     for option in ("--image is missing", "--last-image is missing", "--video cannot", "--mode cannot"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
+from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
 from wanrun.media.windows import (
     Window,
+    check_chunks,
     check_segments,
     num_windows,
     padded_frames,
@@ -20,6 +23,17 @@ from wanrun.media.windows import (
 def test_windows_share_frames() -> None:
     assert windows(33, 13, 3) == [Window(3, 0, 13), Window(3, 10, 23), Window(3, 20, 33)]
     assert windows(13, 13, 5) == [Window(1, 0, 13)]
+
+
+@pytest.mark.parametrize("frames, found, nearest", [(12, "12", "1 13"), (14, "14", "13"), (22, "21", "13")])
+def test_a_given_video_ends_with_a_chunk(frames: int, found: str, nearest: str) -> None:
+    chunks = Chunking(first=1, each=3)
+    check_chunks(13, 21, chunks, 4, "it")
+    with pytest.raises(UsageError) as caught:
+        check_chunks(frames, 21, chunks, 4, "it")
+    assert str(caught.value.found).endswith(found)
+    assert re.findall("[0-9]+", str(caught.value.remedy)) == nearest.split()
+    assert re.findall("[0-9]+", str(caught.value.expected)) == ["1", "13"]
 
 
 @pytest.mark.parametrize("overlap", [1, 5])
