@@ -185,7 +185,7 @@ def impostor(artifact: Path, name: str) -> bytes:
     return entry
 
 
-def doctored(artifact: Path, name: str, patch: AbstractContextManager[Any]) -> bytes:
+def doctored(artifact: Path, name: str, patch: AbstractContextManager[Any], profile: str = PROFILE) -> bytes:
     """Compiles the profile's program of this name with something of the models replaced.
 
     Args:
@@ -204,11 +204,11 @@ def doctored(artifact: Path, name: str, patch: AbstractContextManager[Any]) -> b
     from wanrun.executables.lowering import lower
 
     manifest = read_manifest(artifact)
-    builder = builder_of(manifest, manifest.profiles[PROFILE], resolve_target("cpu", {}))
+    builder = builder_of(manifest, manifest.profiles[profile], resolve_target("cpu", {}))
     (spec,) = (spec for spec in builder.programs() if spec.name == name)
     with patch:
         data = export_program(spec, "cpu")
-    record = programs_of(manifest, PROFILE, TARGET)[name]
+    record = programs_of(manifest, profile, TARGET)[name]
     return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(FAST_COMPILE)))[1]
 
 

@@ -10,12 +10,16 @@ import pytest
 from wanrun.weights.programs import Programs
 
 
-def take_otherwise(monkeypatch: pytest.MonkeyPatch, key: str, change: Callable[[Any], Any]) -> None:
-    """Has all programs take another value of one of their inputs."""
+def take_otherwise(
+    monkeypatch: pytest.MonkeyPatch, key: str, change: Callable[[Any], Any], only: str | None = None
+) -> None:
+    """Has all programs, or only one, take another value of one of their inputs."""
     own = Programs.bound
 
     def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
         right = own(self, name, *loras, **components)
+        if only not in (None, name):
+            return right
 
         def changed(**given: Any) -> Any:
             other = {name: change(value) for name, value in given.items() if name == key}

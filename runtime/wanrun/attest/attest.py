@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from wanrun.artifact.programs import Program
 from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import named_profile
 from wanrun.artifact.slots import slots_of
-from wanrun.attest.drawn import attention_inputs, drawn, drawn_lora
+from wanrun.attest.drawn import attention_inputs, drawn_lora
 from wanrun.attest.twins import Twins
 from wanrun.errors import VerificationError, WanError
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.jax_process import own_options
-from wanrun.replay.drawn import DrawnSteps, Start
+from wanrun.replay.drawn import DrawnSteps, Start, drawn
 from wanrun.replay.golden import NEGATIVE_PROMPT, PROMPT, recorded_generation
 from wanrun.replay.guided import guidances
 from wanrun.replay.proof import check_all_ran
@@ -142,11 +143,13 @@ def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
     sampler, options = pipeline.session(pipeline.profile), pipeline.profile.options
     slots = slots_of(pipeline.manifest.components[TRANSFORMERS[0]], options.lora_rank)
     loras = (drawn_lora(slots, options.dtype, start.experts),) if slots else ()
-    for maker in FORMS[form].makers:
-        for expert in start.experts:
-            for guidance in guidances(sampler):
-                steps = DrawnSteps.drawn(sampler, start, form, maker, expert, SCALE, **guidance)
-                replace(steps, run=replace(steps.run, loras=loras)).made(sampler, start)
+    for maker, expert, guidance in product(FORMS[form].makers, start.experts, guidances(sampler)):
+        for name in sampler.programs.with_role(maker):
+            steps = DrawnSteps.drawn(sampler, start, form, maker, expert, SCALE, name=name, **guidance)
+            steps = replace(steps, run=replace(steps.run, loras=loras))
+            steps.made(sampler, start)
+            if FORMS[form].chunked:
+                steps.remembered(sampler, start)
 
 
 def _is_kept(error: Exception) -> bool:

@@ -1,11 +1,11 @@
-"""Drawn inputs of programs: of a kernel of the attention, slots of LoRAs, and what encodes images and videos.
+"""Drawn inputs of programs: of a kernel of the attention, and slots of LoRAs.
 
 Axes: B batch, S queries, P prompts, T keys, N heads, K head dimension.
 """
 
 from __future__ import annotations
 
-__all__ = ["attention_inputs", "drawn", "drawn_lora"]
+__all__ = ["attention_inputs", "drawn_lora"]
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,10 @@ import numpy as np
 from wanrun.artifact.programs import aval
 from wanrun.artifact.slots import Slot
 from wanrun.denoising.state import zeros
+from wanrun.replay.drawn import PERIOD
 from wanrun.weights.adapters import AdapterFile
 from wanrun.weights.buffers import DTYPES
 from wanrun.weights.loras import AppliedLora
-
-PERIOD = 2**17 - 1
-"""Values that are drawn for an array; a larger one repeats them. It is prime, and more than a video's tokens:
-so no two tokens have the same values."""
 
 ROWS = 1021
 """Heads that are drawn where the values of a head are not alike; prime, for the same reason."""
@@ -159,20 +156,3 @@ def drawn_lora(slots: Mapping[str, Slot], dtype: str, experts: Sequence[str]) ->
     tensors = {f"{expert}/{path}": array for expert in experts for path, array in arrays.items()}
     content: Any = None
     return AppliedLora(_DrawnAdapter(Path(), content, 0, tensors), dict.fromkeys(experts, 1.0))
-
-
-def drawn(avals: Any, number: int) -> Any:
-    """Returns random values, of bytes all; scalars are ``number``, which may turn a part of a program on.
-
-    Args:
-        avals: as of ``wanrun.denoising.state.zeros``.
-        number: the value of scalars.
-    """
-    if isinstance(avals, Mapping):
-        return {name: drawn(one, number) for name, one in avals.items()}
-    zero, random = zeros(avals), np.random.default_rng(number)
-    if not zero.ndim:
-        return np.full_like(zero, number)
-    if zero.dtype == np.uint8:
-        return np.resize(random.integers(0, 256, PERIOD, dtype=np.uint8), zero.shape)
-    return np.resize(random.standard_normal(PERIOD), zero.shape).astype(zero.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -208,14 +209,22 @@ class Sampler:
         shapes = {name: self.programs[name].array("latents")[1] for name in names if len(names) > 1}
         return next((name for name, own in shapes.items() if tuple(own) == tuple(shape)), names[0])
 
-    def steps(self, run: Denoising, state: State, conditions: Conditions, draw: Draw) -> State:
+    def steps(
+        self,
+        run: Denoising,
+        state: State,
+        conditions: Conditions,
+        draw: Draw,
+        past: Mapping[str, Any] = MappingProxyType({}),
+    ) -> State:
         """Runs the experts' steps from a state, which may hold a solver's history; returns the state after.
 
-        Arguments and errors are those of ``denoise``.
+        Other arguments, and errors, are those of ``denoise``; ``past`` is what the steps of a chunk take of
+        those before it.
         """
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
-            constant = self.prepare(run, conditions, steps)
+            constant = {**self.prepare(run, conditions, steps), **past}
             state = self.expert_steps(run, steps, state, constant, draw, later)
             del constant  # each expert has its own
         return state

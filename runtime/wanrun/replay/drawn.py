@@ -6,7 +6,7 @@ A solver's table has zeros, and a short run never reads its history.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from wanrun.artifact.roles import FORMS, RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.solvers import COLUMNS, HISTORY, SolverTable
-from wanrun.denoising.state import State, start_state
+from wanrun.denoising.state import State, start_state, zeros
 from wanrun.denoising.steps import Denoising, ExpertRange, transformers
 from wanrun.errors import VerificationError
+from wanrun.generation.chunks import REMEMBER
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.jax_process import own_options
@@ -30,6 +31,13 @@ TIMESTEPS = (300.0, 900.0, 700.0)
 
 SCALE = 2.0
 """Of guidance."""
+
+CHUNK = 3
+"""The number of a drawn chunk: some of what is kept of earlier ones is there, and not all."""
+
+PERIOD = 2**17 - 1
+"""Values that are drawn for an array; a larger one repeats them. It is prime, and more than a video's tokens:
+so no two tokens have the same values."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +78,13 @@ class DrawnSteps:
         name: the program's name.
         run: the steps, of one expert.
         given: the state before them.
+        past: of the steps of a chunk, what is kept of earlier ones and its number; empty for others.
     """
 
     name: str
     run: Denoising
     given: State
+    past: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def drawn(
@@ -86,6 +96,7 @@ class DrawnSteps:
         expert: str,
         scale: float = SCALE,
         *,
+        name: str | None = None,
         skip_scale: float = 0.0,
         **guidance: Any,
     ) -> DrawnSteps:
@@ -98,20 +109,24 @@ class DrawnSteps:
             maker: the role of the program that makes them.
             expert: the transformer.
             scale: of guidance, in each step.
+            name: one of this role's programs; None for the only one.
             skip_scale: of a pass that skips layers, in each step; 0 for no such pass.
             guidance: further attributes of ``ExpertRange``.
 
         Raises:
             VerificationError: if the program passes on something that is no solver's history.
         """
-        (name,), looped = sampler.programs.with_role(maker), FORMS[form].looped
+        (name,) = (name,) if name is not None else sampler.programs.with_role(maker)
+        looped, noise = FORMS[form].looped, start.noise
+        if FORMS[form].chunked:
+            noise = np.resize(noise, sampler.programs[name].array("latents")[1])
         rows = min(len(TIMESTEPS), sampler.profile.options.max_steps) if looped else len(TIMESTEPS)
         first = min(1, rows - 1)
         last = rows if looped else first + 1
         skips = (skip_scale,) * (last - first) if skip_scale else ()
         steps = ExpertRange.alike(expert, first, last, scale, skip_scales=skips, **guidance)
         generator = np.random.default_rng(0)
-        given = start_state(start.noise, sampler.programs[name])
+        given = start_state(noise, sampler.programs[name])
         history = given.get("history")
         if given.keys() != {"latents", "history"} or set(history or ()) != set(HISTORY):
             raise VerificationError(
@@ -120,10 +135,31 @@ class DrawnSteps:
                 found=", ".join(map(str, given)),
             )
         table = _table(generator, rows)
-        draw = {key: generator.standard_normal(start.noise.shape, np.float32) for key in HISTORY}
+        draw = {key: generator.standard_normal(noise.shape, np.float32) for key in HISTORY}
         drawn = {key: values.astype(given["latents"].dtype) for key, values in draw.items()}
         run = Denoising(table, [steps], start.embeddings, form, Timings(), maker=maker)
-        return cls(name, run, {**given, "history": drawn})
+        made = cls(name, run, {**given, "history": drawn})
+        return made.after(sampler) if FORMS[form].chunked else made
+
+    def after(self, sampler: Sampler, seed: int = 0) -> DrawnSteps:
+        """Returns the same steps of a chunk after others, of which what is kept is drawn by a seed."""
+        import jax
+
+        (keeper,) = sampler.programs.with_role(REMEMBER)
+        record = sampler.programs[keeper]
+        avals, tree = jax.tree.flatten({name: record.avals["inputs"][name] for name in record.donated})
+        # Each array has values of its own: two that are exchanged show.
+        kept = [drawn(one, index + seed * len(avals)) for index, one in enumerate(avals)]
+        return replace(self, past={**jax.tree.unflatten(tree, kept), "chunk": np.int32(CHUNK)})
+
+    def remembered(self, sampler: Sampler, start: Start) -> Any:
+        """Returns what is kept after a chunk that has the state's latents. Raises as ``Sampler.steps``."""
+        (steps,), (keeper,) = self.run.ranges, sampler.programs.with_role(REMEMBER)
+        program = sampler.programs.of_expert(keeper, steps.transformer, self.run.loras)
+        constant = sampler.prepare(self.run, start.conditions, steps)
+        shape = sampler.programs[keeper].array("latents")[1]
+        latents = np.resize(np.asarray(self.given["latents"], np.float32), shape)
+        return program(**constant, **self.past, latents=latents)
 
     @property
     def rows(self) -> np.ndarray:
@@ -133,7 +169,7 @@ class DrawnSteps:
 
     def made(self, sampler: Sampler, start: Start) -> State:
         """Makes the steps, and returns the state after them. Raises as ``Sampler.steps``."""
-        return sampler.steps(self.run, self.given, start.conditions, Noise(0))
+        return sampler.steps(self.run, self.given, start.conditions, Noise(0), self.past)
 
     def predictions(self, found: State) -> list[np.ndarray]:
         """Returns what each step predicts of the clean sample, float64, from the state after them."""
@@ -157,6 +193,23 @@ def _table(generator: np.random.Generator, rows: int) -> SolverTable:
         np.zeros(rows + 1),
         np.zeros(rows, np.float32),
     )
+
+
+def drawn(avals: Any, number: int) -> Any:
+    """Returns random values, of bytes all; scalars are ``number``, which may turn a part of a program on.
+
+    Args:
+        avals: as of ``wanrun.denoising.state.zeros``.
+        number: the value of scalars.
+    """
+    if isinstance(avals, Mapping):
+        return {name: drawn(one, number) for name, one in avals.items()}
+    zero, random = zeros(avals), np.random.default_rng(number)
+    if not zero.ndim:
+        return np.full_like(zero, number)
+    if zero.dtype == np.uint8:
+        return np.resize(random.integers(0, 256, PERIOD, dtype=np.uint8), zero.shape)
+    return np.resize(random.standard_normal(PERIOD), zero.shape).astype(zero.dtype)
 
 
 def flat(state: State) -> Mapping[str, np.ndarray]:

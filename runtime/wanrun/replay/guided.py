@@ -32,7 +32,14 @@ _Expected = Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def prove_guiders(
-    sampler: Sampler, start: Start, form: str, maker: RoleName, half: np.ndarray, one: np.ndarray, most: float
+    sampler: Sampler,
+    start: Start,
+    form: str,
+    maker: RoleName,
+    name: str,
+    half: np.ndarray,
+    one: np.ndarray,
+    most: float,
 ) -> None:
     """Proves that a program which makes steps combines their passes as the profile's guiders do.
 
@@ -41,6 +48,7 @@ def prove_guiders(
         start: what velocities are computed from.
         form: the form of the loop.
         maker: the role of the program.
+        name: the program's name.
         half: its velocities with ``cfg`` and ``HALF``, float64 (experts, B, C, T, h, w).
         one: those of the positive prompt alone.
         most: the relative error that is allowed.
@@ -48,11 +56,11 @@ def prove_guiders(
     Raises:
         VerificationError: naming the program and the guider.
     """
-    (name,), options = sampler.programs.with_role(maker), sampler.profile.options
+    options = sampler.profile.options
     for guider in options.guiders:
 
         def seen(guider: GuiderName = guider, **attributes: Any) -> np.ndarray:
-            return velocities(sampler, start, form, maker, HALF, guider=guider, **attributes)
+            return velocities(sampler, start, form, maker, HALF, name=name, guider=guider, **attributes)
 
         eps = float(ml_dtypes.finfo(options.scheduler_dtype).eps)
         stored = _ROUNDINGS * eps * (np.linalg.norm(start.noise) + np.linalg.norm(half))

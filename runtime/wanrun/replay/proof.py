@@ -8,7 +8,8 @@ is returned holds these: NumPy has the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,7 @@ from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.denoising.state import State
 from wanrun.errors import VerificationError
 from wanrun.executables.tolerance import CALL_TOLERANCES, TOLERANCES, relative_error
+from wanrun.generation.chunks import REMEMBER
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.jax_process import own_options
@@ -131,12 +133,14 @@ def prove_steps(sampler: Sampler, start: Start, form: str, whole: np.ndarray | N
         VerificationError: naming the program that is wrong.
     """
     most = CALL_TOLERANCES[sampler.profile.options.dtype]
-    for maker in FORMS[form].makers:
+    for maker, name in _makers(sampler, form):
         moved = {
-            scale: [_proven(sampler, start, form, maker, expert, scale) for expert in start.experts]
+            scale: [_proven(sampler, start, form, maker, name, expert, scale) for expert in start.experts]
             for scale in (SCALES if sampler.profile.guidance else SCALES[-1:])
         }
-        (name,) = sampler.programs.with_role(maker)
+        if FORMS[form].chunked:  # programs of other sizes have other velocities
+            _prove_past(sampler, start, form, maker, name)
+            whole = None
         values = {scale: np.stack([one.values for one in each]) for scale, each in moved.items()}
         whole = values[SCALES[-1]] if whole is None else whole
         bound = np.stack([one.bound for one in moved[SCALES[-1]]])
@@ -144,14 +148,41 @@ def prove_steps(sampler: Sampler, start: Start, form: str, whole: np.ndarray | N
         if sampler.profile.guidance:
             _prove_guidance(name, moved, most)
             half, one = (values[scale] for scale in SCALES[:2])
-            prove_guiders(sampler, start, form, maker, half, one, most)
+            prove_guiders(sampler, start, form, maker, name, half, one, most)
     assert whole is not None
     return whole
 
 
-def _proven(sampler: Sampler, start: Start, form: str, maker: RoleName, expert: str, scale: float) -> Bounded:
+def _makers(sampler: Sampler, form: str) -> list[tuple[RoleName, str]]:
+    """Returns the programs of a form that make steps, each with its role."""
+    return [(role, name) for role in FORMS[form].makers for name in sampler.programs.with_role(role)]
+
+
+def _prove_past(sampler: Sampler, start: Start, form: str, maker: RoleName, name: str) -> None:
+    """Proves that what is kept of earlier chunks decides what a chunk becomes, and what is kept after it."""
+    for expert in start.experts:
+        steps = DrawnSteps.drawn(sampler, start, form, maker, expert, name=name)
+        other = steps.after(sampler, seed=1)
+        latents = replace(steps, given={**steps.given, "latents": -steps.given["latents"]})
+        _decides("cache", name, *(one.made(sampler, start) for one in (steps, other)))
+        kept, *others = (one.remembered(sampler, start) for one in (steps, other, latents))
+        for what, found in zip(("cache", "latents"), others, strict=True):
+            _decides(what, REMEMBER, kept, found)
+
+
+def _decides(what: str, name: str, one: Any, other: Any) -> None:
+    """Raises VerificationError if a program returns the same for two values of an input."""
+    import jax
+
+    if all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other))):
+        raise VerificationError(f"{what} changes nothing of what {name} returns")
+
+
+def _proven(
+    sampler: Sampler, start: Start, form: str, maker: RoleName, name: str, expert: str, scale: float
+) -> Bounded:
     """Makes drawn steps, proves their update, and returns the first one's velocity."""
-    steps = DrawnSteps.drawn(sampler, start, form, maker, expert, scale)
+    steps = DrawnSteps.drawn(sampler, start, form, maker, expert, scale, name=name)
     found = steps.made(sampler, start)
     _check_update(steps, found)
     return _stored_velocity(steps, found)

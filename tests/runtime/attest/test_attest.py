@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.artifacts import far_toy
 from helpers.damage import PROFILE, flip, own
 from helpers.doctored_updates import DOCTORED
 from helpers.elsewhere import (
@@ -31,6 +32,7 @@ from wanrun.attest import attest
 from wanrun.attest.attest import attested
 from wanrun.executables import store
 from wanrun.files import user_cache
+from wanrun.generation.load import load
 from wanrun.trust.verdict import Verdict
 
 
@@ -168,3 +170,8 @@ def test_a_kernel_is_compared_with_its_other_form(
     verdict = attested(artifact, TARGET, PROFILE, lambda told: None)
     assert verdict.passed == (scale == -1) and verdict.keep and verdict.native == ()
     assert verdict.passed or "attention differs" in verdict.reason
+
+
+def test_all_that_makes_and_keeps_chunks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with load(far_toy(tmp_path_factory)[1], embeddings="none") as pipeline:
+        attest.run_all(pipeline, streams=False)  # it raises for what has not run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wanrun.artifact.slots import Slot
-from wanrun.attest.drawn import attention_inputs, drawn, drawn_lora
+from wanrun.attest.drawn import attention_inputs, drawn_lora
 
 HEADS, TEXT = "bfloat16[2,70,3,128]", "float32[1,130,3,128]"
 AVALS = {
@@ -64,10 +64,3 @@ def test_a_lora_fills_all_slots_of_each_transformer() -> None:
             path: slot.shape for path, slot in slots.items()
         }
         assert all(one.dtype == "bfloat16" and one.all() for one in lora.file.of(expert).values())
-
-
-def test_scalars_turn_parts_of_a_program_on() -> None:
-    avals = {"image": "uint8[2,3]", "later": "int32[]", "kv": {"k": "bfloat16[4]"}}
-    off, on = (drawn(avals, number) for number in (0, 1))
-    assert (off["later"], on["later"]) == (0, 1) and off["image"].max() > 1
-    assert on["kv"]["k"].dtype == "bfloat16" and on["kv"]["k"].all()

@@ -13,7 +13,7 @@ from helpers.small_loop import MAX_STEPS, SHAPE, small_programs
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import initial_noise
 from wanrun.generation.sampler import Sampler
-from wanrun.replay.drawn import DrawnSteps, Start, velocities
+from wanrun.replay.drawn import DrawnSteps, Start, drawn, velocities
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +39,10 @@ def test_no_coefficient_is_small(sampler: Sampler) -> None:
     steps = [DrawnSteps.drawn(sampler, START, "scan", "scan", "transformer") for _ in range(2)]
     assert all(np.array_equal(one.rows, steps[0].rows) for one in steps)
     assert len(steps[0].rows) == 2 and np.abs(steps[0].rows).min() >= 0.25
+
+
+def test_scalars_turn_parts_of_a_program_on() -> None:
+    avals = {"image": "uint8[2,3]", "later": "int32[]", "kv": {"k": "bfloat16[4]"}}
+    off, on = (drawn(avals, number) for number in (0, 1))
+    assert (off["later"], on["later"]) == (0, 1) and off["image"].max() > 1
+    assert on["kv"]["k"].dtype == "bfloat16" and on["kv"]["k"].all()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import wanrun
+from helpers.artifacts import far_toy
 from helpers.damage import linked
 from helpers.doctored_updates import DOCTORED
 from helpers.manifests import plain_manifest
@@ -34,7 +35,7 @@ from wanrun.executables.lowering import lower
 from wanrun.executables.store import LoadedProgram
 from wanrun.generation.sampler import Sampler
 from wanrun.replay.drawn import Start
-from wanrun.replay.golden import Replay, replayed
+from wanrun.replay.golden import Replay, recorded_generation, replayed
 from wanrun.replay.guided import HALF
 from wanrun.replay.proof import Bounded, check_all_ran, prove_encoders, prove_steps, updated
 from wanrun.weights.programs import Programs
@@ -215,3 +216,42 @@ def test_a_record_runs_every_role(
 def _note(pipelines: list[wanrun.Pipeline], pipeline: wanrun.Pipeline, texts: Any) -> None:
     pipelines.append(pipeline)
     prove_encoders(pipeline, texts)
+
+
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sampler, Start]]:
+    """The session of a model that makes a video chunk by chunk, and what its steps are made from."""
+    with wanrun.load(far_toy(tmp_path_factory)[1], embeddings="none") as pipeline:
+        generation = recorded_generation(pipeline)
+        start = Start.of(pipeline, generation, generation.read_media())
+        yield pipeline.session(pipeline.profile), start
+
+
+def test_the_steps_of_every_length_of_chunks_are_proven(chunked: tuple[Sampler, Start]) -> None:
+    sampler, start = chunked
+    prove_steps(sampler, start, "chunks")
+    idle = sampler.programs.weights.executables.idle(sampler.profile)
+    ran = {name for name in sampler.programs if name not in idle}
+    assert {"chunk", "chunk_first", "chunk_last", "remember"} <= ran
+
+
+@pytest.mark.parametrize(
+    ("program", "key", "change", "message"),
+    [
+        ("chunk_last", "coefficients", lambda row: row[::-1], f"chunk_last {WRONG}"),
+        ("chunk_first", "cache", np.zeros_like, "cache changes nothing of what chunk_first returns"),
+        ("remember", "cache", np.zeros_like, "cache changes nothing of what remember returns"),
+        ("remember", "latents", np.zeros_like, "latents changes nothing of what remember returns"),
+    ],
+)
+def test_what_a_program_of_chunks_leaves_out(
+    chunked: tuple[Sampler, Start],
+    program: str,
+    key: str,
+    change: Callable[[Any], Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_otherwise(monkeypatch, key, functools.partial(jax.tree.map, change), program)
+    with pytest.raises(VerificationError, match=message):
+        prove_steps(*chunked, "chunks")
