@@ -167,6 +167,8 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         f"defaults        {defaults['solver']}, {steps}, {guidance}, "
         f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
+    if (chunks := model.chunks) is not None:
+        yield f"live            in chunks of {chunks.each} latent frames, the first of {chunks.first}"
     if model.task.inputs:
         rows = {row.name: row for row in wanrun.options()}
         taken = [

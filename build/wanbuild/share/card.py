@@ -21,6 +21,9 @@ CARD = "README.md"
 BEGIN, END = "<!-- wanbuild: begin -->", "<!-- wanbuild: end -->"
 """Between them is what a push writes again; the rest of the card is its owner's."""
 
+STEPS = ("denoise_step", "chunk")
+"""The programs of a step: of a whole video, and of a chunk."""
+
 SHOWN = (".mp4", ".webp", ".gif")
 """Videos that a page shows."""
 
@@ -206,7 +209,7 @@ def _cost(target: Target) -> tuple[str, str]:
         figures
         for named in target.statistics.values()
         for program, figures in named.items()
-        if program.endswith("_step") and "flops" in figures
+        if program in STEPS and "flops" in figures
     ]
     if not steps:
         return "", ""

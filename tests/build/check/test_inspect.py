@@ -30,3 +30,11 @@ def test_what_a_model_takes() -> None:
         ["--mask", "(in", "mode", "replace)"],
     ]
     assert fit.split() == ["--fit", "stretch|crop|pad"]
+
+
+def test_a_model_that_can_be_live_says_its_chunks() -> None:
+    manifest = full_manifest()
+    (line,) = [
+        line for line in inspect._model_lines(manifest, inspect.summary(manifest)) if line.startswith("live ")
+    ]
+    assert [int(word) for word in line.split() if word.isdigit()] == [3, 1]
