@@ -5,10 +5,12 @@ from __future__ import annotations
 __all__ = ["Chunk", "Live", "check_live"]
 
 import itertools
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Self
 
 import numpy as np
@@ -17,12 +19,12 @@ from wanrun.artifact.roles import FORMS
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latent_frames
 from wanrun.denoising.noise import Noise
-from wanrun.errors import CancelledError, UsageError, field
+from wanrun.errors import CancelledError, UsageError, field, wrong_type
 from wanrun.generation.chunks import ChunkLoop
 from wanrun.generation.decoding import Decoder
 from wanrun.generation.session import Session
 from wanrun.opened.cancel import CancelToken
-from wanrun.request.arguments import check_objects, texts_of
+from wanrun.request.arguments import check_objects
 from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
 
@@ -96,10 +98,9 @@ class Live:
         check_objects(cancel=cancel)
         check_live(generation, frames)
         self.generation = generation
-        self._session, self._device, self._given = session, device, cancel
-        self._total, self._stop, self._closed = frames, CancelToken(), False
-        self._prompt = str(generation.options["prompt"])
-        self._chunks = self._made()
+        self._given, self._closed, self._turn = cancel, False, threading.Lock()
+        self._making = _Making(generation, session, device, frames)
+        self._chunks = self._making.chunks()
 
     def send(self, *, prompt: str) -> None:
         """Changes the prompt, from the chunk on that is begun next.
@@ -107,13 +108,22 @@ class Live:
         Raises:
             UsageError: for a prompt that is no text.
         """
-        (checked,) = texts_of([prompt], "prompt")
-        self._prompt = checked
+        if not isinstance(prompt, str):
+            raise wrong_type("prompt", "a string", prompt)
+        self._making.prompt = prompt
 
     def close(self) -> None:
-        """Ends the video: the chunk that is being made ends after its step, and the next one is the end."""
+        """Ends the video: the chunk that is being made ends after its step, and the next one is the end.
+
+        What chunks see of those before is freed, on the device too.
+        """
         self._closed = True
-        self._stop.cancel()
+        self._making.stop.cancel()
+        if self._turn.acquire(blocking=False):  # else a chunk is being made, and ends itself
+            try:
+                self._chunks.close()
+            finally:
+                self._turn.release()
 
     def __iter__(self) -> Self:
         return self
@@ -128,9 +138,10 @@ class Live:
             UsageError: after the pipeline is closed.
             WanError: if the latents are not finite.
         """
-        ending = nullcontext() if self._given is None else self._given.ending(self._stop.cancel)
+        stop = self._making.stop.cancel
+        ending = nullcontext() if self._given is None else self._given.ending(stop)
         try:
-            with ending:
+            with ending, self._turn:
                 return next(self._chunks)
         except CancelledError:
             if self._closed:
@@ -143,25 +154,44 @@ class Live:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _made(self) -> Iterator[Chunk]:
+
+class _Making:
+    """What makes the chunks of a live video. It refers to no generator: one that is dropped is freed at once.
+
+    Args:
+        generation: what is made.
+        session: of its profile.
+        device: the pipeline's.
+        frames: of the video; None for no end.
+
+    Attributes:
+        prompt: that the next chunk is made by.
+        stop: ends it.
+    """
+
+    def __init__(self, generation: Generation, session: Session, device: Device, frames: int | None) -> None:
+        self._generation, self._session, self._device, self._total = generation, session, device, frames
+        self.prompt, self.stop = str(generation.options["prompt"]), CancelToken()
+
+    def chunks(self) -> Generator[Chunk]:
         """Yields the chunks."""
-        session, options = self._session, self.generation.options
+        session, options = self._session, self._generation.options
         noise, embeddings, embedded = Noise(options["seed"]), np.empty(0), ""
-        shape, alone = self.generation.latents_shape, session.chunks.alone
+        shape, alone = self._generation.latents_shape, session.chunks.alone
         # What a whole video of the profile would begin with; later chunks draw their own.
         drawn = np.empty((*shape[:2], 0, *shape[3:])) if alone else noise(shape)
         decoder = Decoder(session.programs)
         loop: ChunkLoop | None = None
         start = first = 0
         for number, length in enumerate(self._lengths()):
-            timings, asked, prompt = Timings.from_now(), time.perf_counter(), self._prompt
-            self._stop.check()
+            timings, asked, prompt = Timings.from_now(), time.perf_counter(), self.prompt
+            self.stop.check()
             if prompt != embedded:
-                with self._device.call(timings, self._stop):
+                with self._device.call(timings, self.stop):
                     embeddings, embedded = self._device.encode(session, [prompt], timings), prompt
-            run = session.loop_of(self.generation, timings, _nothing, self._stop.check, last=False)
+            run = session.loop_of(self._generation, timings, _nothing, self.stop.check, last=False)
             run = replace(run, embeddings=embeddings, window=number, windows=number + 1)
-            with self._device.call(timings, self._stop), self._device.turn(timings, self._stop):
+            with self._device.call(timings, self.stop), self._device.turn(timings, self.stop):
                 own = drawn[:, :, start : start + length]
                 if own.shape[2] < length:
                     own = noise((*drawn.shape[:2], length, *drawn.shape[3:]))
@@ -177,14 +207,14 @@ class Live:
 
     def _conditions(self, timings: Timings) -> Conditions:
         """Returns the inputs from images."""
-        inputs = self.generation.read_media(cancel=self._stop)
-        return self._session.conditioning(inputs, timings=timings, options=self.generation.options)
+        inputs = self._generation.read_media(cancel=self.stop)
+        return self._session.conditioning(inputs, timings=timings, options=self._generation.options)
 
     def _lengths(self) -> Iterator[int]:
         """Yields the latent frames of each chunk: a last one that has no program is as long as others."""
         chunks, made = self._session.chunks, 0
-        total = None if self._total is None else latent_frames(self.generation.manifest, self._total)
-        programs, (maker,) = self._session.programs, FORMS[self.generation.options["loop"]].makers
+        total = None if self._total is None else latent_frames(self._generation.manifest, self._total)
+        programs, (maker,) = self._session.programs, FORMS[self._generation.options["loop"]].makers
         built = [programs[name].array("latents")[1][2] for name in programs.with_role(maker)]
         for number in itertools.count():
             length = chunks.each if number else chunks.first
@@ -219,6 +249,8 @@ def check_live(generation: Generation, frames: int | None, name: str = "max_fram
             expected="a model that makes videos chunk by chunk",
             remedy="make it as an ordinary one",
         )
+    if frames is not None and (isinstance(frames, bool) or not isinstance(frames, Integral)):
+        raise wrong_type(field(name), "a whole number, or None", frames)
     if frames is not None and (frames < 1 or (frames - 1) % manifest.model.vae_temporal):
         raise UsageError(
             f"{field(name)} of a live video cannot be made",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
         if number == 1:
             changed.send(prompt=OTHER)
     assert pairs == [(True, PROMPT), (True, PROMPT), (False, OTHER), (False, OTHER)]
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="string; found 3"):
         changed.send(prompt=3)  # type: ignore[arg-type]
 
 
@@ -69,8 +71,9 @@ def test_a_video_goes_on_in_the_same_memory(pipeline: Pipeline) -> None:
 def test_frames_are_cut_to_what_was_asked_for(pipeline: Pipeline) -> None:
     chunks = list(pipeline.live(PROMPT, max_frames=9, **HOW))
     assert [chunk.frames.shape[1] for chunk in chunks] == [1, 8]
-    with pytest.raises(UsageError):
-        pipeline.live(PROMPT, max_frames=10, **HOW)
+    for frames in (10, "9", 9.0, True):
+        with pytest.raises(UsageError, match="max_frames"):
+            pipeline.live(PROMPT, max_frames=frames, **HOW)  # type: ignore[arg-type]
 
 
 def test_it_ends_in_the_middle_of_a_chunk(pipeline: Pipeline) -> None:
@@ -83,6 +86,22 @@ def test_it_ends_in_the_middle_of_a_chunk(pipeline: Pipeline) -> None:
     threading.Timer(0.2, closed.close).start()
     assert len(list(closed)) < 500
     pipeline.generate(PROMPT, **HOW)  # the device is free
+
+
+def test_an_ended_video_holds_nothing_of_the_device(pipeline: Pipeline) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        dropped, closed = pipeline.live(PROMPT, **HOW), pipeline.live(PROMPT, **HOW)
+        next(dropped), next(closed)
+        assert len(jax.live_arrays()) > before
+        del dropped
+        closed.close()
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
+    assert list(closed) == []
 
 
 def test_a_model_that_makes_a_video_at_once_is_not_live(toy_artifact: Path) -> None:
