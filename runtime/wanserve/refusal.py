@@ -9,7 +9,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.errors import WanError, escaped, field
+from wanrun.errors import WanError, escaped, field, quoted
 
 _PATH = re.compile(r"(?<![\w.~/-])(?:file://)?~?/(?:[^\s/;,'\")]+/)*([^\s/;,'\")]*)")
 
@@ -78,7 +78,7 @@ def whole(text: object, least: int, most: int, param: str) -> int:
     """
     digits = str(text) if isinstance(text, str) or (type(text) is int and abs(text) < 1 << 60) else ""
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and least <= int(digits) <= most):
-        found = escaped(str(text)[:20]) if isinstance(text, str) else type(text).__name__
+        found = escaped(text[:20]) if isinstance(text, str) else quoted(text)
         raise RefusedError(f"{param} cannot be {found}; expected {least} to {most}", param=param)
     return int(digits)
 
