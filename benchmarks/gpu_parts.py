@@ -343,7 +343,6 @@ PARTS: Mapping[str, Part] = {
         "live video of Self-Forcing's 1.3B at 832x480: the first frames, and later chunks",
         COMMANDS,
         100,
-        limit=180,
         tolerance=0.25,
         memory=24,
     ),

@@ -28,7 +28,9 @@ def two(artifact: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> Call:
 def test_help_has_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = " ".join(" ".join(run_here(capsys, tmp_path, "--help").out).split())
     assert "--guidance-scale-2 X" in shown and "--boundary X" in shown
-    assert "--loop [step|scan|stream]" in shown and "[default: the first of these that is built]" in shown
+    assert (
+        "--loop [step|scan|chunks|stream]" in shown and "[default: the first of these that is built]" in shown
+    )
 
 
 def test_bad_options_of_two_experts(

@@ -73,7 +73,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "--output": "output-directory save-output format",
             "--num-videos": "batch_size batch_count",
             "--schedule wanbuild calibrate": "enable-teacache cache-backend VSA-sparsity teacache",
-            "--frames": "seconds duration",
+            "--frames": "duration",
             "--guidance-scale --guidance-scale-2": "guidance-scale-high guidance-scale-low",
             "--prompts": "config_json prompt-txt",
             "--flow-shift": "flow-shift-2",

@@ -178,6 +178,11 @@ def plain_target(environment: Mapping[str, Any] = MappingProxyType({}), **fields
     return Target(environment={**ENVIRONMENT, **environment}, **{**nothing, **fields})
 
 
+def made_at_once(manifest: Manifest) -> Manifest:
+    """The same for a model that makes no chunks, and takes explicit timesteps."""
+    return manifest.changed(model=msgspec.structs.replace(manifest.model, chunks=None))
+
+
 def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:
     """The manifest with other profiles, all of which have the programs and executables of its first."""
     first, new = next(iter(manifest.profiles)), {profile.name: profile for profile in profiles}

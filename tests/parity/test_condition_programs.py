@@ -29,6 +29,9 @@ VARIANTS_WITH_MEDIA = ("wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.2-vace
 ALIKE = {"wan2.1-i2v": "wan2.1-flf2v", "wan2.1-vace": "wan2.2-vace"}
 """Variants that have nothing that another has not."""
 
+OF_CHUNKS = ("anyflow-far-wan2.1",)
+"""Variants whose media are no conditions of steps: see ``test_anyflow_far``."""
+
 PADDED = (("wan2.1-flf2v", 128), ("wan2.2-animate", 256))
 
 
@@ -112,6 +115,8 @@ def test_padded_image_tokens(toy_of: Callable[[str], Toy], variant: str, multipl
 
 def test_every_variant_is_here() -> None:
     with_media = {name for name, variant in variants().items() if variant.inputs}
-    assert with_media == {*VARIANTS_WITH_MEDIA, *ALIKE} and set(ALIKE.values()) < set(VARIANTS_WITH_MEDIA)
+    assert with_media == {*VARIANTS_WITH_MEDIA, *ALIKE, *OF_CHUNKS} and set(ALIKE.values()) < set(
+        VARIANTS_WITH_MEDIA
+    )
     with_tokens = {name for name in with_media if variants()[name].encoded_images}
     assert with_tokens - ALIKE.keys() == {variant for variant, _ in PADDED}

@@ -206,7 +206,7 @@ def test_the_form_of_the_loop() -> None:
             "add it with wanbuild compile --size 96x64 --frames 9 --guidance --loop both --artifact 'my art'"
         )
     wrong = refusal(UsageError, ONE, profile(), loop="while")
-    assert wrong == 'loop cannot be used; expected step or scan or stream; found "while"'
+    assert wrong == 'loop cannot be used; expected step or scan or chunks or stream; found "while"'
 
 
 def test_the_most_steps_of_the_scan_form() -> None:

@@ -194,7 +194,7 @@ BAD = [
     ('{"prompt": "a", "frames": 0}', "frames is out of range; expected an integer, at least 1; found 0"),
     (
         '{"prompt": "a", "loop": "while"}',
-        'loop cannot be used; expected step or scan or stream; found "while"',
+        'loop cannot be used; expected step or scan or chunks or stream; found "while"',
     ),
     ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
     ('{"prompt": "a", "image": null}', "image has the wrong type; expected a string; found null"),
