@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from helpers.manifests import full_manifest, made_at_once, plain_adapter, plain_manifest, with_profiles
+from helpers.manifests import full_manifest, of_one_size, plain_adapter, plain_manifest, with_profiles
 from serve_client import Answer, encoded
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
@@ -21,7 +21,7 @@ from wanserve.settings import Settings
 
 def catalog(**more: Any) -> Catalog:
     """A model of text, which is built in three shapes and has LoRAs, and one that takes images and videos."""
-    full = made_at_once(full_manifest())
+    full = of_one_size(full_manifest())
     built = next(iter(full.profiles.values())).options
     shapes = [Profile(96, 64, frames, 1, True, number, built) for number, frames in enumerate((17, 81))]
     text = with_profiles(

@@ -178,9 +178,11 @@ def plain_target(environment: Mapping[str, Any] = MappingProxyType({}), **fields
     return Target(environment={**ENVIRONMENT, **environment}, **{**nothing, **fields})
 
 
-def made_at_once(manifest: Manifest) -> Manifest:
-    """The same for a model that makes no chunks, and takes explicit timesteps."""
-    return manifest.changed(model=msgspec.structs.replace(manifest.model, chunks=None))
+def of_one_size(manifest: Manifest) -> Manifest:
+    """The same for a model whose chunks have one size, which takes explicit timesteps."""
+    assert manifest.model.chunks is not None
+    chunks = msgspec.structs.replace(manifest.model.chunks, pyramid=None)
+    return manifest.changed(model=msgspec.structs.replace(manifest.model, chunks=chunks))
 
 
 def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 import wanrun
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
-from helpers.manifests import full_manifest, made_at_once, plain_adapter, with_profiles
+from helpers.manifests import full_manifest, of_one_size, plain_adapter, with_profiles
 from helpers.pages import Seen
 from wanreport import run
 from wanreport.run import number
@@ -61,7 +61,7 @@ def test_one_video(wan: Call, artifact: Path, tmp_path: Path) -> None:
 
 def test_images_are_among_the_options() -> None:
     """By their files, and with how they were fitted."""
-    manifest = made_at_once(full_manifest())
+    manifest = of_one_size(full_manifest())
     built = next(iter(manifest.profiles.values())).options
     artifact = Artifact(with_profiles(manifest, [Profile(96, 64, 9, 1, True, 0, built)]), Path("a"))
     generation = wanrun.resolve(artifact, "a fox", image="fox.png", video="run.mp4", fit="pad")
