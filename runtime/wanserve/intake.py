@@ -144,7 +144,7 @@ class Intake:
         most = self._settings.max_live_seconds
         if client.max_live_seconds is not None:
             most = min(most, float(client.max_live_seconds))
-        if body.frames is not None and body.frames > most * fps:
+        if body.frames is not None and body.frames - 1 > most * fps:  # one more ends the last second
             name = body.spell("num_frames")
             what = f"a live video has at most {most:g} seconds, {int(most * fps)} frames"
             raise RefusedError(f"{what}; found {body.frames} frames; ask for fewer", param=name)

@@ -21,7 +21,7 @@ async def restored(store: Store, folders: Folders) -> list[Video]:
 
     def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
         for video in stored.videos_with(connection, "in_progress"):
-            if video.live is not None and folders.live(video).pieces:
+            if video.live is not None and (video.live.made or folders.live(video).pieces):
                 video.error = Failure("worker_died", "the server has ended while the video was made")
                 video.status, video.ended = "failed", time.time()
             else:
@@ -37,7 +37,10 @@ async def restored(store: Store, folders: Folders) -> list[Video]:
     if unknown:
         LOG.warning("%d folders in %s are of no known job, and stay", len(unknown), unknown[0].parent)
     for video in filter(None, map(store.find, folders.with_fragments())):
-        await _joined(video, store, folders)
+        try:
+            await _joined(video, store, folders)
+        except OSError as error:  # its fragments stay for the next start
+            LOG.warning("what was made of %s is no file yet: %s", video.id, error)
     return store.waiting()
 
 

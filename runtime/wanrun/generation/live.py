@@ -142,7 +142,10 @@ class Live:
         ending = nullcontext() if self._given is None else self._given.ending(stop)
         try:
             with ending, self._turn:
-                return next(self._chunks)
+                chunk = next(self._chunks)
+                if self._closed:  # meanwhile, and it could not end what was being made
+                    self._chunks.close()
+                return chunk
         except CancelledError:
             if self._closed:
                 raise StopIteration from None
@@ -240,7 +243,8 @@ def check_live(generation: Generation, frames: int | None, name: str = "max_fram
         name: of the option that says how many.
 
     Raises:
-        UsageError: for a model that makes a video at once, and for frames that are no whole latent frames.
+        UsageError: for a model that makes a video at once, for a decoder of whole videos, and for frames that
+            are no whole latent frames.
     """
     manifest = generation.manifest
     if manifest.model.chunks is None:
@@ -248,6 +252,11 @@ def check_live(generation: Generation, frames: int | None, name: str = "max_fram
             f"{manifest.model.variant} makes a video at once, so it cannot be live",
             expected="a model that makes videos chunk by chunk",
             remedy="make it as an ordinary one",
+        )
+    if (decoder := generation.options.get("decoder", "full")) != "full":
+        raise UsageError(
+            f"{field('decoder')} {decoder} decodes whole videos, so it cannot decode a live one",
+            remedy=f"leave {field('decoder')} out",
         )
     if frames is not None and (isinstance(frames, bool) or not isinstance(frames, Integral)):
         raise wrong_type(field(name), "a whole number, or None", frames)
