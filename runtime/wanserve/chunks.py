@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wanrun import Outcome, Progress, Result, Timings
 from wanrun.errors import CancelledError
 from wanrun.job.outcome import plain
 from wanrun.media.boxes import mime_type
-from wanrun.media.live_video import LiveVideo, live_video
+from wanrun.media.live_video import LiveVideo, live_video, one_behind
 from wanserve.live_files import LiveFiles, Piece
 from wanserve.messages import Fragment, Go, Going, Steer
 
@@ -157,23 +157,14 @@ def _writing(
     job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None]
 ) -> Iterator[Callable[[Chunk], None]]:
     """Gives what writes chunks on a thread of its own, while the next one is made."""
-    parts, profile, waiting = list[bytes](), job.generation.profile, list[Future[None]]()
+    parts, profile = list[bytes](), job.generation.profile
     files = _Files(job, metadata, send, parts)
+    size = profile.width, profile.height
     with (
-        live_video(parts.append, (profile.width, profile.height), job.generation.fps, metadata) as video,
-        ThreadPoolExecutor(1, thread_name_prefix="wanrun live") as threads,
+        live_video(parts.append, size, job.generation.fps, metadata) as video,
+        one_behind(partial(files.write, video)) as write,
     ):
-
-        def write(chunk: Chunk) -> None:
-            finish()
-            waiting.append(threads.submit(files.write, video, chunk))
-
-        def finish() -> None:
-            while waiting:
-                waiting.pop().result()
-
         yield write
-        finish()
 
 
 def _picture(job: Job, kind: str, chunk: Chunk, metadata: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from wancli.streams import stdout_for_video
 from wanrun import Outcome, Progress, Timings, in_bytes
 from wanrun.errors import UsageError, WanError, field
 from wanrun.job.line import Passed
-from wanrun.media.live_video import Sink, live_file, live_video, write_all
+from wanrun.media.live_video import LiveVideo, Sink, live_file, live_video, one_behind, write_all
 from wanrun.terminal.status import Status
 from wanrun.undo import say
 
@@ -132,7 +131,7 @@ class LiveBatch(Batch):
                 progress.timings.phase("live", None, told, "frame"),
                 self._sink(planned.videos[0]) as sink,
                 live_video(sink, written.size, generation.fps, metadata) as video,
-                _behind(video.write, written.add) as write,
+                one_behind(partial(_write, video, written)) as write,
                 pipeline.run_live(generation, max_frames=total, cancel=token) as chunks,
             ):
                 for chunk in chunks:
@@ -172,25 +171,7 @@ class LiveBatch(Batch):
             yield take
 
 
-@contextlib.contextmanager
-def _behind(
-    write: Callable[[np.ndarray], object], done: Callable[[int], object]
-) -> Iterator[Callable[[np.ndarray], None]]:
-    """Gives what writes frames on a thread, once those before are written, and raises what befell them."""
-    last: Future[None] | None = None
-
-    def both(frames: np.ndarray) -> None:
-        write(frames)
-        done(len(frames))
-
-    with ThreadPoolExecutor(1, thread_name_prefix="wanrun live") as threads:
-
-        def put(frames: np.ndarray) -> None:
-            nonlocal last
-            if last is not None:
-                last.result()
-            last = threads.submit(both, frames)
-
-        yield put
-        if last is not None:
-            last.result()
+def _write(video: LiveVideo, written: _Written, frames: np.ndarray) -> None:
+    """Writes a chunk's frames, and counts them."""
+    video.write(frames)
+    written.add(len(frames))

@@ -7,7 +7,7 @@ here. It takes frames as IVF, which has their times: where one is left out, a ch
 
 from __future__ import annotations
 
-__all__ = ["LiveVideo", "Sink", "live_file", "live_video", "write_all"]
+__all__ = ["LiveVideo", "Sink", "live_file", "live_video", "one_behind", "write_all"]
 
 import contextlib
 import functools
@@ -15,8 +15,10 @@ import os
 import select
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from wanrun.files import fsync_directory
 from wanrun.media.boxes import fragment, init_segment
 from wanrun.media.ffmpeg import Ffmpeg, FfmpegError, started_ffmpeg
 from wanrun.media.write_video import YUV, comment_of, frame_rate
+
+Item = TypeVar("Item")
 
 Sink = Callable[[bytes], object]
 """Takes the init segment, and then a fragment for each chunk. It may wait; what it raises ends the video."""
@@ -252,3 +256,24 @@ class _Tags:
         gone = min(self._next, len(self._data))
         del self._data[:gone]
         self._next -= gone
+
+
+@contextlib.contextmanager
+def one_behind(write: Callable[[Item], object]) -> Iterator[Callable[[Item], None]]:
+    """Gives what writes chunks on a thread of its own, while the next one is made.
+
+    Args:
+        write: writes one. What it raises is raised as the next one is given, or at the end.
+    """
+    last: Future[object] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="wanrun live") as threads:
+
+        def put(item: Item) -> None:
+            nonlocal last
+            if last is not None:
+                last.result()
+            last = threads.submit(write, item)
+
+        yield put
+        if last is not None:
+            last.result()
