@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from wanrun.request.values import OF_WHOLE_VIDEOS
 from wanserve.catalog import Model
 from wanserve.refusal import RefusedError, whole
 from wanserve.values import mistyped
 
 if TYPE_CHECKING:
     import wanrun
-
-NOT_LIVE: Final = ("clips", "clip_prompts", "window_frames", "num_videos")
-"""Options of a whole video."""
 
 MOST_FRAMES: Final = 10**9
 
@@ -48,7 +46,7 @@ def take_live(
     if not model.live:
         what = f"{model.name} makes a video at once, so it cannot be live"
         raise RefusedError(f"{what}; leave live out, or choose a model whose live is true", param="live")
-    if given := [*(spell(name) for name in NOT_LIVE if name in options), *others]:
+    if given := [*(spell(name) for name in OF_WHOLE_VIDEOS if name in options), *others]:
         raise RefusedError(f"live and {given[0]} exclude each other; leave one out", param=given[0])
     if (asked := options.pop("num_frames", None)) is None:
         return None

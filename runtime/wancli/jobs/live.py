@@ -21,6 +21,7 @@ from wanrun import Outcome, Progress, Timings, in_bytes
 from wanrun.errors import UsageError, WanError, field
 from wanrun.job.line import Passed
 from wanrun.media.live_video import LiveVideo, Sink, live_file, live_video, one_behind, write_all
+from wanrun.request.values import OF_WHOLE_VIDEOS
 from wanrun.terminal.status import Status
 from wanrun.undo import say
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from wanrun import Pipeline
 
 _OF_RUNS = ("prompts", "seeds", "latents", "save_latents", "report", "coordinator")
-_OF_WHOLE_VIDEOS = ("clips", "clip_prompts", "window_frames", "num_videos")
 
 
 def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
@@ -44,7 +44,7 @@ def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, d
             f"{field('seconds')} is the length of a live video", remedy="pass --live, or --frames"
         )
     others = [name for name in _OF_RUNS if getattr(run, name) is not None]
-    others += [name for name in _OF_WHOLE_VIDEOS if name in given] + ["distributed"] * run.distributed
+    others += [name for name in OF_WHOLE_VIDEOS if name in given] + ["distributed"] * run.distributed
     if others:
         raise _excluded("live", others[0])
     if run.seconds is not None and "num_frames" in given:

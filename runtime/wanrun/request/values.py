@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Positive"]
+__all__ = ["OF_WHOLE_VIDEOS", "Positive"]
 
 from typing import Annotated
 
@@ -26,3 +26,6 @@ Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
 """Frames per second that every container can hold."""
 Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
+
+OF_WHOLE_VIDEOS = ("clips", "clip_prompts", "window_frames", "num_videos")
+"""Options that exclude a live video."""
