@@ -99,7 +99,8 @@ class Generation:
                 component = next((key for key in spec.inputs if key in self.components), None)
                 frames = self._frames(spec)
                 made = self._counts.of_chunks(frames) if frames and ROLES[spec.role].makes else self._counts
-                times = ROLES[spec.role].calls(made) * self.pieces(name, self._own_frames)
+                pieces = self.pieces(name, self._own_frames // self._counts.decoded)
+                times = ROLES[spec.role].calls(made) * pieces
                 calls.append(Runs(name, spec.role, component, times, frames))
         return tuple(calls)
 
@@ -167,6 +168,7 @@ class Generation:
             starts=self.options.video_to_video,
             noise=False,
             chunks=self.builder.chunks or (0,),
+            decoded=1 if (chunks := self.manifest.model.chunks) is None else chunks.videos(self._own_frames),
         )
 
     @property

@@ -24,8 +24,8 @@ class LiveFigures:
 
 def live_figures(generation: Generation) -> LiveFigures | None:
     """Returns what is predicted of a live video; None for a model that makes a video at once."""
-    chunks = generation.manifest.model.chunks
-    if chunks is None:
+    model = generation.manifest.model
+    if (chunks := model.chunks) is None:
         return None
 
     def seconds(calls: Iterable[Runs]) -> float:
@@ -36,12 +36,13 @@ def live_figures(generation: Generation) -> LiveFigures | None:
 
     decoders = [call for call in generation.during("video") if call.role in DECODERS["full"]]
     *begins, following = decoders
-    piece, later = seconds([following]), generation.pieces(following.name, chunks.each, further=True)
-    own = generation.pieces(following.name, chunks.first)
+    piece, own = seconds([following]), generation.pieces(following.name, chunks.first)
+    first = later = seconds(begins) + own * piece
+    if not chunks.alone:
+        later = generation.pieces(following.name, chunks.each, further=True) * piece
     keeping = seconds(call for call in generation.during("steps") if call not in generation.makers)
     before = seconds(generation.during("prompts", "expert"))
-    frames = generation.manifest.model.vae_temporal * chunks.each
     return LiveFigures(
-        rate=frames / (steps(chunks.each) + keeping + later * piece),
-        first=before + steps(chunks.first) + seconds(begins) + own * piece,
+        rate=model.chunk_frames / (steps(chunks.each) + keeping + later),
+        first=before + steps(chunks.first) + first,
     )

@@ -130,6 +130,10 @@ class Chunking(Record, frozen=True, kw_only=True, omit_defaults=True):
         whole, rest = divmod(max(frames - self.first, 0), self.each)
         return (min(self.first, frames), *(self.each,) * whole, *((rest,) if rest else ()))
 
+    def videos(self, frames: int) -> int:
+        """Returns as how many videos so many latent frames are decoded: chunk by chunk, or as one."""
+        return max(frames // self.each, 1) if self.alone else 1
+
 
 class Model(Record, frozen=True, kw_only=True):
     """The facts of a model that the runtime needs; the runtime has no model code.
@@ -188,12 +192,17 @@ class Model(Record, frozen=True, kw_only=True):
         """The sizes in which a chunk is made, each with a program of its own; 1 for other models."""
         return 1 if self.chunks is None or self.chunks.pyramid is None else self.chunks.pyramid.stages
 
+    @property
+    def chunk_frames(self) -> int:
+        """The frames of a chunk after the first one: fewer where it is decoded alone, as if it were that."""
+        assert self.chunks is not None
+        return self.chunks.each * self.vae_temporal - self.chunks.alone * (self.vae_temporal - 1)
+
     def latent_frames(self, num_frames: int) -> int:
         """Returns the latent frames, of whole chunks where those are decoded alone, of so many frames."""
         if self.chunks is None or not self.chunks.alone:
             return (num_frames - 1) // self.vae_temporal + 1
-        frames = (self.chunks.each - 1) * self.vae_temporal + 1
-        return self.chunks.each * -(-num_frames // frames)
+        return self.chunks.each * -(-num_frames // self.chunk_frames)
 
     def default_options(self) -> dict[str, Any]:
         """Returns the default of every option that has one, by name; these are options of this model."""

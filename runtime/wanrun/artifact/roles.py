@@ -86,7 +86,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         decoder: what makes the frames: one of ``DECODERS``.
         skipping: the steps that have a third pass, which skips layers.
         frames: frames of one video.
-        latents: latent frames that are decoded as one video: those of a window.
+        latents: latent frames that are decoded as one video: those of a window, or of a chunk of it.
+        decoded: how many videos a window is decoded as: its chunks, where each is decoded alone, or 1.
         blended: latent frames of a video whose windows make each step together; 0 for windows one by one.
     """
 
@@ -104,6 +105,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     skipping: int = 0
     frames: int = 1
     latents: int = 1
+    decoded: int = 1
     blended: int = 0
     chunks: tuple[int, ...] = (0,)
     longer: int = 0
@@ -248,7 +250,7 @@ def _steps(counts: Counts) -> int:
 
 def _videos(counts: Counts, decoder: str) -> int:
     windows = 1 if counts.latents == counts.blended else counts.windows
-    return windows * counts.videos if counts.decoder == decoder else 0
+    return windows * counts.videos * counts.decoded if counts.decoder == decoder else 0
 
 
 def _each(index: int) -> bool:

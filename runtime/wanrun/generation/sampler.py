@@ -344,10 +344,10 @@ class Sampler:
             All outputs of the last call of a program, on the device.
         """
         decode, each = Decoder(self.programs, decoder), 1 + (latents.shape[2] - 1) * self._temporal
-        chunks = latents.shape[2] // self.chunks.each if self._alone else 1
+        count = 1 if self._chunks is None else self._chunks.videos(latents.shape[2])
         with timings.phase("decode", f"{len(latents) * each} frames"):
             for video, one in enumerate(latents):
-                for part in np.split(one, chunks, axis=1):
+                for part in np.split(one, count, axis=1):
                     for frames in decode(part):
                         take(video, frames)
         return decode.made

@@ -176,7 +176,8 @@ class Generation:
         elif inputs is not None and inputs.num_frames is not None:
             frames = inputs.num_frames
             windows = num_windows(frames, length, inputs.segment_overlap)
-        first = opening(self.options, self.manifest)
+        first, latents = opening(self.options, self.manifest), latent_frames(self.manifest, length)
+        decoded = 1 if chunks is None else chunks.videos(latents)
         return Counts(
             form=self.options["loop"],
             steps=len(self.table.timesteps),
@@ -194,9 +195,10 @@ class Generation:
             noise=bool(self.table.noise.any()),
             decoder=self.options.get("decoder", "full"),
             frames=frames,
-            latents=latent_frames(self.manifest, length),
+            latents=latents // decoded,
+            decoded=decoded,
             blended=0 if blending is None else blending.total,
-            chunks=(0,) if chunks is None else chunks.lengths(latent_frames(self.manifest, length)),
+            chunks=(0,) if chunks is None else chunks.lengths(latents),
         )
 
     def cost(self, inputs: Inputs | None = None) -> Cost:

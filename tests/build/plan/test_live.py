@@ -51,6 +51,17 @@ def test_a_live_video_has_a_rate_and_a_first_chunk(plan: Plan) -> None:
     assert any(line.startswith("live ") for line in table(plan))
 
 
+def test_a_chunk_that_is_decoded_alone_has_a_first_frame() -> None:
+    """Four chunks of 9 latent frames: each is 33 frames, decoded in 9 pieces."""
+    plan = make_plan(read_subject("helios-distilled"), PlanRequest("h100", {}, steps=STEPS))
+    calls = {call.name: call.times for call in plan.generation.during("video")}
+    assert calls == {"decode_first": 4, "decode_video": 32}
+    each = {name: program["seconds"] for name, program in as_json(plan)["programs"].items()}
+    later = STEPS * sum(each[name] for name in ("chunk", "chunk_half", "chunk_quarter")) + each["remember"]
+    later += each["decode_first"] + 8 * each["decode_video"]
+    assert as_json(plan)["live"]["frames_per_second"] == pytest.approx(33 / later)
+
+
 def test_what_is_kept_lies_beside_other_programs_and_is_counted_once(artifact: Path, plan: Plan) -> None:
     manifest, generation, figures = read_subject(str(artifact)).manifest, plan.generation, plan.chosen.figures
     ((recorded,),) = ([*one.statistics.values()] for one in manifest.targets.values())

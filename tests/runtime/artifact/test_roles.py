@@ -91,6 +91,8 @@ def test_calls_of_chunks() -> None:
     calls = {role.name: role.calls(counts) for role in roles_of("chunks")}
     assert (calls["prepare"], calls["chunk"], calls["remember"]) == (1, 40, 3)
     assert counts.told_steps == 40 and ROLES["chunk"].calls(counts.of_chunks(3)) == 20
+    alone = {role.name: role.calls(replace(counts, decoded=4)) for role in roles_of("chunks")}
+    assert alone == calls | {"decode_first": 4 * calls["decode_first"], "decode": 4 * calls["decode"]}
 
 
 def test_what_an_ended_run_has_left() -> None:
