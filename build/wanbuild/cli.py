@@ -254,13 +254,13 @@ def toy(directory: Path, variant: str, seed: int) -> None:
     with writing(directory):
         write_toy(directory, variant, seed)
         # Beside the checkpoint, which is in its place: one without media is whole.
-        inputs = variants()[variant].inputs
-        write_samples(directory / "media", inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)
+        made = variants()[variant]
+        write_samples(directory / "media", made.inputs, SAMPLE_SIZE, made.sample_frames, face=64)
     report(f"wrote {directory}")
 
 
-SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
-"""Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""
+SAMPLE_SIZE = (192, 128)
+"""Width and height of the sample videos beside a toy checkpoint."""
 
 
 for _command in (

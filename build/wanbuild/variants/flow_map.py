@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -46,6 +46,8 @@ class GivenConditioner(Conditioner):
 @dataclass(frozen=True, kw_only=True)
 class FirstChunks(FlowMap):
     """A variant whose first chunks may be given, by an image or a video."""
+
+    sample_frames: ClassVar[int] = 13  # a video that is continued ends where a chunk ends
 
     @property
     def conditioner(self) -> type[Conditioner]:

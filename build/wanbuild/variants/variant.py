@@ -162,6 +162,9 @@ class Variant:
     reference_videos: ClassVar[int | None] = None
     """The reference's limit on videos per prompt; None for any number."""
 
+    sample_frames: ClassVar[int] = 17
+    """Frames of the sample videos beside a toy checkpoint."""
+
     @property
     def weight_components(self) -> tuple[str, ...]:
         """Names of the components with weights, sorted."""

@@ -27,7 +27,9 @@ from wanbuild.toy.configs import TOY_VARIANTS
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import Stored, random_tensor
 from wanbuild.variants.table import variants
+from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
+from wanrun.media.windows import check_chunks
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -53,6 +55,10 @@ def test_published_sizes() -> None:
     assert counts["wan2.2-ti2v-5b"] == 4_999_787_712
     assert 5.6e9 < count("text_encoder", PUBLISHED_TEXT_ENCODER) < 5.8e9
     assert 1.26e8 < count("vae", PUBLISHED_VAE) < 1.28e8
+
+
+def test_a_sample_video_ends_where_a_chunk_ends() -> None:
+    check_chunks(variants()["anyflow-far-wan2.1"].sample_frames, 81, Chunking(first=1, each=3), 4, "it")
 
 
 def _same_bytes(a: Path, b: Path) -> bool:
