@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import wanrun
 from wanrun.errors import UsageError, quoted
 from wanrun.request.elsewhere import ALIKE, nearest
+from wanrun.request.lengths import length_of
 from wanrun.request.written import parse_size
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import MAX_FILES, Form
-from wanserve.live_fields import is_live, nearest_frames, take_live
+from wanserve.live_fields import is_live, take_live
 from wanserve.lora_fields import read_loras, single_lora
 from wanserve.names import (
     INSTEAD,
@@ -260,40 +261,30 @@ def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
 
 
 def _take_seconds(value: Any, body: Body) -> None:
-    """Chooses the built number of frames that makes so many seconds; a given one has to agree.
-
-    A video of Wan has one frame more than seconds times frames per second, and published ones are a little
-    shorter or longer: a number counts if it is at most one frame off.
-    """
+    """Chooses the number of frames that makes so many seconds; a given one has to agree."""
     number = number_of(value, float)
     if type(number) not in (int, float) or not 0 < number < 1e5:
         raise mistyped("seconds", "a positive number", value)
     fps = body.options.get("fps", body.model.manifest.model.defaults.fps)
     rate = float(fps) if type(fps) in (int, float) and fps > 0 else 16.0
+    frames = length_of(body.model.manifest.model, number, rate)
     if (given := body.options.get("num_frames")) is not None:
-        frames = number * rate
-        if type(given) is int and not frames - 1 <= given <= frames + 1:  # the record refuses other types
+        if type(given) is int and given != frames:  # the record refuses other types
             raise RefusedError(
-                f"seconds and {body.spell('num_frames')} contradict each other; expected {frames:.4g} "
-                f"frames, one more or one less; found {quoted(given)}; leave one out",
+                f"seconds and {body.spell('num_frames')} contradict each other; expected {frames} frames; "
+                f"found {quoted(given)}; leave one out",
                 param="seconds",
             )
         return
-    if body.live:
-        frames = nearest_frames(body.model.manifest, number * rate)
-        body.options["num_frames"], body.spelled["num_frames"] = frames, "seconds"
-        return
     built = sorted({shape["num_frames"] for shape in body.model.shapes()})
-    fitting = [frames for frames in built if abs(frames - number * rate) <= 1]
-    if not fitting:
+    if frames not in built and not body.live:
         lengths = ", ".join(f"{frames / rate:.4g} ({frames} frames)" for frames in built)
         raise RefusedError(
             f"no video of {number:g} seconds is built; expected one of {lengths}",
             param="seconds",
             code="not_built",
         )
-    body.options["num_frames"] = min(fitting, key=lambda frames: abs(frames - number * rate))
-    body.spelled["num_frames"] = "seconds"
+    body.options["num_frames"], body.spelled["num_frames"] = frames, "seconds"
 
 
 def _take_seeds(value: Any, body: Body) -> None:

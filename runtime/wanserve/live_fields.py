@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from wanrun.errors import UsageError
+from wanrun.request.lengths import check_live
 from wanrun.request.values import OF_WHOLE_VIDEOS
 from wanserve.catalog import Model
-from wanserve.refusal import RefusedError, whole
+from wanserve.refusal import RefusedError, refused, whole
 from wanserve.values import mistyped
-
-if TYPE_CHECKING:
-    import wanrun
 
 MOST_FRAMES: Final = 10**9
 
@@ -21,12 +20,6 @@ def is_live(value: Any) -> bool:
     if value not in (True, False, "true", "false") or type(value) is int:
         raise mistyped("live", "true or false", value)
     return value in (True, "true")
-
-
-def nearest_frames(manifest: wanrun.Manifest, frames: float) -> int:
-    """Returns the number of frames that a model makes which is next to this one."""
-    each = manifest.model.vae_temporal
-    return 1 + each * max(round((frames - 1) / each), 0)
 
 
 def take_live(
@@ -43,16 +36,12 @@ def take_live(
     Raises:
         RefusedError: if the model makes no such length, or no live videos, and for what goes with none.
     """
-    if not model.live:
-        what = f"{model.name} makes a video at once, so it cannot be live"
-        raise RefusedError(f"{what}; leave live out, or choose a model whose live is true", param="live")
     if given := [*(spell(name) for name in OF_WHOLE_VIDEOS if name in options), *others]:
         raise RefusedError(f"live and {given[0]} exclude each other; leave one out", param=given[0])
-    if (asked := options.pop("num_frames", None)) is None:
-        return None
-    name, each = spell("num_frames"), model.manifest.model.vae_temporal
-    frames = whole(asked, 1, MOST_FRAMES, name)
-    if frames != nearest_frames(model.manifest, frames):
-        what = f"{name} of a live video cannot be {frames}"
-        raise RefusedError(f"{what}; expected one more than a multiple of {each}", param=name)
+    asked = options.pop("num_frames", None)
+    frames = None if asked is None else whole(asked, 1, MOST_FRAMES, spell("num_frames"))
+    try:
+        check_live(model.manifest, frames, "num_frames", options.get("decoder"))
+    except UsageError as error:
+        raise refused(error, spell, asked=["live"]) from None
     return frames

@@ -6,12 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from helpers.manifests import full_manifest, of_one_size, plain_adapter, plain_manifest, with_profiles
+from helpers.manifests import (
+    full_manifest,
+    of_one_size,
+    plain_adapter,
+    plain_manifest,
+    with_model,
+    with_profiles,
+)
 from serve_client import Answer, encoded
 from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile
 from wanserve.catalog import Catalog, Model
 from wanserve.keys import Keys
@@ -40,6 +49,12 @@ def catalog(**more: Any) -> Catalog:
     }
     made.models |= more
     return made
+
+
+def in_chunks(model: Model) -> Model:
+    """The model, as if it made videos chunk by chunk."""
+    manifest = with_model(model.manifest, chunks=Chunking(first=1, each=3))
+    return replace(model, artifact=replace(model.artifact, manifest=manifest))
 
 
 class Asked:

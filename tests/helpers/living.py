@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.asked import catalog
+from helpers.asked import catalog, in_chunks
 from serve_client import Connection
 from wanrun import Generation
 from wanserve import chunks
-from wanserve.catalog import Model
 from wanserve.keys import Keys
 from wanserve.messages import Begin, Ready, line, to_worker
 from wanserve.service import Service
@@ -56,7 +55,7 @@ class Colours:
         self.made, self.seconds, self.fails = list[int](), 0.0, dict[int, BaseException]()
         self.nbytes = 1024
         self.manifest, self.artifact = (
-            catalog().models["text"].manifest,
+            in_chunks(catalog().models["text"]).manifest,
             SimpleNamespace(influences={}, built_here=lambda profile: {}),
         )
 
@@ -261,13 +260,12 @@ async def house(
     folder: Path, monkeypatch: pytest.MonkeyPatch, encodes: bool = False, **settings: Any
 ) -> AsyncIterator[House]:
     """Runs a server while the block runs; ``encodes`` says whether its videos are H.264."""
-    monkeypatch.setattr(Model, "live", True)
     colours = Colours()
     if not encodes:
         monkeypatch.setattr(chunks, "live_video", partial(plain_video, colours))
         monkeypatch.setattr(chunks, "mime_type", lambda head: TYPE)
     service = Service(Settings({}, folder, port=0, grace_seconds=0.0, **settings), Keys())
-    service.catalog.models |= catalog().models
+    service.catalog.models |= {name: in_chunks(model) for name, model in catalog().models.items()}
     there = House(service, colours)
     service.devices[:] = service.devices[:1]
     service.devices[0]._start = there.started  # type: ignore[assignment]

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from helpers.asked import asked, catalog
+from helpers.asked import asked, catalog, in_chunks
 from helpers.living import FRAMES, HEAD, TYPE, House, house, part_of, run
 from helpers.videos import video
 from wanrun.media.read_video import read_video
 from wanrun.media.write_video import read_metadata
 from wanserve import store as stored
-from wanserve.catalog import Model
 from wanserve.folders import Folders
 from wanserve.keys import Client, Keys
 from wanserve.live import AHEAD, LEAD_SECONDS
@@ -355,18 +354,17 @@ def test_the_server_was_killed(tmp_path: Path) -> None:
         ({"format": "webm"}, 400, "format", "live and format exclude each other"),
         ({"n": 2}, 400, "n", "live and n exclude each other"),
         ({"seeds": "1,2"}, 400, "seeds", "live and seeds exclude each other"),
-        ({"model": "full"}, 400, "live", "full makes a video at once"),
+        ({"model": "once"}, 400, "live", "makes a video at once"),
     ],
     ids=lambda value: None,
 )
-def test_a_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: Any, status: int, param: Any, line: str
-) -> None:
-    monkeypatch.setattr(Model, "live", property(lambda model: model.name == "text"))
+def test_a_request(tmp_path: Path, fields: Any, status: int, param: Any, line: str) -> None:
 
     async def test() -> None:
+        once = catalog().models["text"]
+        models = {"text": in_chunks(once), "once": once}
         keys = Keys([Client("a", hashlib.sha256(b"a" * 20).digest(), None, 10)])
-        async with asked(tmp_path, catalog().models, keys) as server:
+        async with asked(tmp_path, models, keys) as server:
             body = {"model": "text", "prompt": "a fox", "live": True, **fields}
             answer = await server.call("POST", "/v1/videos", body, authorization=f"Bearer {'a' * 20}")
             assert answer.status == status, answer.body

@@ -23,6 +23,7 @@ from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
 from wanrun.request.generation import Generation
+from wanrun.request.lengths import check_live
 from wanrun.request.prompts_file import Entry
 from wanrun.request.resolve import resolve_request
 
@@ -114,9 +115,8 @@ class Planner:
             check_latents(self.noise, generation.latents_shape)
         path = self.path(entry, "output")
         if self.run.live:
-            from wanrun.generation.live import check_live  # imports what loads a model
-
-            check_live(generation, self.run.length(generation), "num_frames")
+            decoder = generation.options.get("decoder")
+            check_live(generation.manifest, self.run.length(generation), "num_frames", decoder)
         if str(path) == STDOUT:
             if not self.run.live:
                 raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,6 +9,7 @@ from msgspec import Struct
 
 from wanrun.claims import NAMES, REPORT, TIMINGS
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.lengths import length_of
 from wanrun.request.prompts_file import SEEDS, Seeds
 from wanrun.request.request import PROMPTS
 from wanrun.request.values import Positive
@@ -83,7 +83,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     seconds: Annotated[
-        Positive | None, option("Length of a live video, which may be a little longer.", section=RESULTS)
+        Positive | None, option("Length of a live video, to the nearest whole latent frame.", section=RESULTS)
     ] = None
     frames: Annotated[int | None, ARGUMENT] = None
     loading: LoadPolicy = LoadPolicy()
@@ -133,8 +133,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         return self.live and self.output == STDOUT
 
     def length(self, generation: Generation) -> int | None:
-        """Returns the frames of a live video, at least as many as its seconds take; None for no end."""
+        """Returns the frames of a live video; None for no end."""
         if self.seconds is None:
             return self.frames
-        each = generation.manifest.model.vae_temporal
-        return 1 + each * max(0, math.ceil((self.seconds * generation.fps - 1) / each))
+        return length_of(generation.manifest.model, self.seconds, generation.fps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Chunk", "Live", "check_live"]
+__all__ = ["Chunk", "Live"]
 
 import itertools
 import threading
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Self
 
 import numpy as np
@@ -19,13 +18,14 @@ from wanrun.artifact.roles import FORMS
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.latents import latent_frames
 from wanrun.denoising.noise import Noise
-from wanrun.errors import CancelledError, UsageError, field, wrong_type
+from wanrun.errors import CancelledError, wrong_type
 from wanrun.generation.chunks import ChunkLoop
 from wanrun.generation.decoding import Decoder
 from wanrun.generation.session import Session
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import check_objects
 from wanrun.request.generation import Generation
+from wanrun.request.lengths import check_live
 from wanrun.timing.timings import Timings
 
 
@@ -96,7 +96,7 @@ class Live:
         cancel: CancelToken | None,
     ) -> None:
         check_objects(cancel=cancel)
-        check_live(generation, frames)
+        check_live(generation.manifest, frames, decoder=generation.options.get("decoder"))
         self.generation = generation
         self._given, self._closed, self._turn = cancel, False, threading.Lock()
         self._making = _Making(generation, session, device, frames)
@@ -232,37 +232,3 @@ class _Making:
 
 def _nothing(done: int, total: int) -> None:
     pass
-
-
-def check_live(generation: Generation, frames: int | None, name: str = "max_frames") -> None:
-    """Checks that a generation can be live.
-
-    Args:
-        generation: the generation.
-        frames: of the video; None for no end.
-        name: of the option that says how many.
-
-    Raises:
-        UsageError: for a model that makes a video at once, for a decoder of whole videos, and for frames that
-            are no whole latent frames.
-    """
-    manifest = generation.manifest
-    if manifest.model.chunks is None:
-        raise UsageError(
-            f"{manifest.model.variant} makes a video at once, so it cannot be live",
-            expected="a model that makes videos chunk by chunk",
-            remedy="make it as an ordinary one",
-        )
-    if (decoder := generation.options.get("decoder", "full")) != "full":
-        raise UsageError(
-            f"{field('decoder')} {decoder} decodes whole videos, so it cannot decode a live one",
-            remedy=f"leave {field('decoder')} out",
-        )
-    if frames is not None and (isinstance(frames, bool) or not isinstance(frames, Integral)):
-        raise wrong_type(field(name), "a whole number, or None", frames)
-    if frames is not None and (frames < 1 or (frames - 1) % manifest.model.vae_temporal):
-        raise UsageError(
-            f"{field(name)} of a live video cannot be made",
-            expected=f"one more than a multiple of {manifest.model.vae_temporal}",
-            found=frames,
-        )
