@@ -38,7 +38,7 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return shared(
         tmp_path_factory,
         "helios-distilled-artifact",
-        lambda folder: build_artifact(checkpoint, folder, SIZE, FRAMES, guidance=(False,)),
+        lambda folder: build_artifact(checkpoint, folder, SIZE, FRAMES),
     )
 
 
@@ -60,13 +60,15 @@ def expected(checkpoint: Path, output_type: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
 def test_two_chunks_of_three_sizes(checkpoint: Path, artifact: Path) -> None:
-    """The first one has twice the steps. Live it is the same video."""
+    """The first one has twice the steps. Live it is the same video, with guidance too."""
     chunks = read_manifest(artifact).model.chunks
     assert chunks is not None and chunks.alone and chunks.pyramid is not None and chunks.pyramid.doubled
     told: list[tuple[int, int]] = []
     with load(artifact) as pipeline:
-        options: dict[str, Any] = {"num_steps": STEPS, "seed": SEED}
+        options: dict[str, Any] = {"num_steps": STEPS, "seed": SEED, "guidance_scale": 1.0}
         made = pipeline.generate("a cat", on_step=lambda *done: told.append(done), **options)
+        options |= {"guidance_scale": 2.0, "negative_prompt": "blurry"}
+        whole = pipeline.generate("a cat", **options)
         live = list(pipeline.live("a cat", max_frames=FRAMES, **options))
     assert told == [(step, 18) for step in range(1, 19)]
     assert relative_error(made.latents, expected(checkpoint, "latent").numpy()) < LATENTS
@@ -74,5 +76,5 @@ def test_two_chunks_of_three_sizes(checkpoint: Path, artifact: Path) -> None:
     assert made.frames.shape == difference.shape == (1, FRAMES, 64, 128, 3)
     assert (difference > 1).mean() < 1e-3 and made.frames.std() > 20
     assert [chunk.frames.shape[1] for chunk in live] == [33, 32]
-    np.testing.assert_array_equal(np.concatenate([chunk.latents for chunk in live], 2), made.latents)
-    np.testing.assert_array_equal(np.concatenate([chunk.frames for chunk in live], 1), made.frames)
+    np.testing.assert_array_equal(np.concatenate([chunk.latents for chunk in live], 2), whole.latents)
+    np.testing.assert_array_equal(np.concatenate([chunk.frames for chunk in live], 1), whole.frames)

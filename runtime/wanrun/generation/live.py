@@ -191,7 +191,9 @@ class _Making:
             self.stop.check()
             if prompt != embedded:
                 with self._device.call(timings, self.stop):
-                    embeddings, embedded = self._device.encode(session, [prompt], timings), prompt
+                    # With guidance a negative prompt is behind it, which stays.
+                    texts = [prompt, *self._generation.prompts[1:]]
+                    embeddings, embedded = self._device.encode(session, texts, timings), prompt
             run = session.loop_of(self._generation, timings, _nothing, self.stop.check, last=False)
             run = replace(run, embeddings=embeddings, window=number, windows=number + 1)
             with self._device.call(timings, self.stop), self._device.turn(timings, self.stop):
