@@ -14,6 +14,7 @@ from diffusers import AnyFlowPipeline, AnyFlowTransformer3DModel, FlowMapEulerDi
 
 from helpers.artifacts import build_artifact, shared
 from helpers.fast_compile import fast_jit
+from helpers.former_names import as_first_uploaded
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from helpers.whole_path import LATENTS, Case, WholePath
@@ -111,8 +112,8 @@ def test_any_number_of_steps_of_one_executable(
 
 
 def test_the_reference_checks_it(path: WholePath, commands: Any, tmp_path: Path) -> None:
-    """Each expert's velocity, at the last of two steps, and the whole path."""
-    source = path.artifact.with_name("shared-anyflow")
+    """Each expert's velocity and the whole path, of a checkpoint as NVlabs uploaded it first."""
+    source = as_first_uploaded(path.artifact.with_name("shared-anyflow"), tmp_path / "first")
     assert "final latents" in commands.succeeds(
         "wanbuild", "verify", "--artifact", path.artifact, "--source", source, "--steps", 2
     )

@@ -1,4 +1,4 @@
-"""The checkpoint of a comparison, with the configs that an artifact was given in place of its own."""
+"""The checkpoint of a comparison, with diffusers' class names and the configs that an artifact was given."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from pathlib import Path
 
 from wanbuild.config import read_json
 from wanbuild.source.configs import FILES, SCHEDULER
+from wanbuild.source.former_names import with_names_of_index
 from wanrun.artifact.manifest import Manifest
 
 
 @contextmanager
 def with_given_configs(checkpoint: Path, manifest: Manifest) -> Iterator[Path]:
-    """Yields a checkpoint with an artifact's given configs: a folder of links, or itself if there are none.
+    """Yields a checkpoint with an artifact's given configs and diffusers' names of pipeline and components.
+
+    It is a folder of links, or the checkpoint itself if that has them all.
 
     Args:
         checkpoint: a folder in the diffusers layout.
         manifest: the artifact's.
     """
     given = [name for name in manifest.source.get("configs", ()) if (checkpoint / name).is_dir()]
-    if not given:
+    saved = read_json(checkpoint / "model_index.json")
+    index = with_names_of_index(saved)
+    if not given and index == saved:
         yield checkpoint
         return
-    index = read_json(checkpoint / "model_index.json")
     if SCHEDULER in given:
         index[SCHEDULER] = ["diffusers", manifest.configs[SCHEDULER]["_class_name"]]
     with tempfile.TemporaryDirectory() as made:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from wanbuild.config import read_json
 from wanbuild.hub.snapshot import Snapshot, open_snapshot
+from wanbuild.source.former_names import with_names_of_index
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import open_image_processor
 from wanbuild.source.recognise import no_checkpoint
@@ -144,7 +145,7 @@ def _locate_repository(
         )
     snapshot.fetch([_INDEX])
     folder = snapshot.folder
-    index = read_json(folder / _INDEX)
+    index = with_names_of_index(read_json(folder / _INDEX))
     rows = variants_of_pipeline(index.get("_class_name"), f"{_INDEX} of {snapshot.name}")
     classes = read_classes(index, rows, folder / _INDEX)
     weights = {
@@ -211,6 +212,7 @@ def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mappi
         classes: the class of each component, from model_index.json.
     """
     from wanbuild.components import KINDS, kind_of
+    from wanbuild.source.eight_bit import read_config
     from wanbuild.source.experts import check_same_config
     from wanbuild.source.original_config import is_original
 
@@ -218,7 +220,7 @@ def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mappi
     for component, file in files.items():
         if file is None or component not in KINDS:
             continue
-        data = read_json(folder / file)
+        data = read_config(folder / file)
         if not is_original(data):
             config = kind_of(component, classes[component]).parse(data, str(folder / file))
             if component in _TRANSFORMERS:

@@ -138,4 +138,5 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
 )
 """By repository of the Wan-AI organisation (VACE-Fun: linoyts; AnyFlow: nvidia; Helios: BestWishYsh), then by
 component with weights. AnyFlow's transformers are as diffusers saves them; those first published had NVlabs'
-own class, as those of Helios do. That of Self-Forcing is gdhe17/Self-Forcing's, which has no config."""
+own class (``source.former_names``), as those of Helios do. That of Self-Forcing is gdhe17/Self-Forcing's,
+which has no config."""

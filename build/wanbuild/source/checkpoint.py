@@ -19,7 +19,9 @@ from typing import Any
 from wanbuild.config import read_json, shown
 from wanbuild.source.component import SourceComponent, open_component, open_part
 from wanbuild.source.configs import FILES, SCHEDULER, beside, given_scheduler, of_parts
+from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE, NOISE, check_boundary, read_boundary
+from wanbuild.source.former_names import with_names_of_index
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.parts import ADDED, OPTIONS
@@ -261,7 +263,7 @@ def _open_source(
 ) -> Source:
     _check_folder(path)
     where = path / "model_index.json"
-    index = read_json(where)
+    index = with_names_of_index(read_json(where))
     pipeline_class = index.get("_class_name")
     rows = variants_of_pipeline(pipeline_class, str(where))
     classes = read_classes(index, rows, where)
@@ -328,7 +330,7 @@ def _read_scheduler_config(path: Path, pair: tuple[str, str], given: Path | None
     if given is not None:
         return given_scheduler(given)
     file = path / SCHEDULER / FILES[SCHEDULER]
-    config = read_json(file)
+    config = read_config(file)
     if config.get("_class_name", pair[1]) != pair[1]:
         raise SourceError(
             f"{file} and model_index.json disagree",

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.config import class_name_of, read_json, shown
+from wanbuild.config import class_name_of, shown
 from wanbuild.source.derived import classes_of, shown_fields
 from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE
@@ -134,7 +134,7 @@ def scheduler_left(
     file = scheduler_beside(files)
     if file is None or SCHEDULER in configs:
         return
-    config = read_json(file)
+    config = read_config(file)
     fields = {name for name in config.keys() | own.keys() if not name.startswith("_diffusers")}
     if any(config.get(name) != own.get(name) for name in fields):
         yield (

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.config import read_json, shown
+from wanbuild.source.former_names import with_names_of_config
 from wanbuild.source.safetensors import EIGHT_BIT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
 from wanrun.files import sha256_of
@@ -117,12 +118,14 @@ def _scaled(key: str) -> str | None:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Returns a component's config.json without what it says of quantized weights: their tensors say it too.
+    """Returns a component's config without what it says of quantized weights: their tensors say it too.
+
+    Classes have diffusers' names.
 
     Raises:
         SourceError: as ``read_json``; if it says that the weights are in a form which is not read.
     """
-    config = read_json(file)
+    config = with_names_of_config(read_json(file))
     rest = {name: value for name, value in config.items() if name != _QUANTIZATION}
     said = config.get(_QUANTIZATION)
     if said is None:
