@@ -157,11 +157,13 @@ class Intake:
             RefusedError: for anything but a prompt, and once the video is being ended.
         """
         async with self._folders.incoming() as folder, self._bodies.read(request, client.name) as form:
-            body = await asyncio.to_thread(read_body, form, self._catalog, folder, video.model, True)
-        if list(body.options) != ["prompt"] or body.media or len(body.spelled) > 1:
-            raise RefusedError(
-                "of a live video that runs the prompt alone can be changed", code="not_waiting"
-            )
+            body, gone, place = await self._changes(form, video, folder)
+        if gone or place is not None or body.spelled.keys() - {"prompt"}:
+            what = "of a live video that runs the prompt alone can be changed"
+            raise RefusedError(what, 409, code="not_waiting")
+        if "prompt" not in body.options:
+            what = "there is no prompt; expected what the next chunk shows in the field prompt"
+            raise RefusedError(what, param="prompt")
         paths = _paths(body.model, video.media, self._folders.of(video.id))
         await self._resolve(client, body, {**video.options, **body.options}, paths, probe=False)
         if video.status != "in_progress" or video.unwanted:

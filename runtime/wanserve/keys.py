@@ -99,7 +99,8 @@ def read_keys(file: Path | None, variable: str | None) -> Keys:
     ``;`` may stand for a line's end.
 
     Raises:
-        UsageError: for a line that is not understood, a name or a key that comes twice, and a short key.
+        UsageError: for a line that is not understood, a name or a key that comes twice, a short key, and a
+            live video of no seconds.
     """
     clients = list[Client]()
     if file is not None:
@@ -131,6 +132,9 @@ def _lines(text: str, where: str) -> list[Client]:
         if not 2 <= len(words) <= 4 or not all(_COUNT.fullmatch(word) for word in words[2:]):
             expected = "NAME KEY [JOBS THAT MAY WAIT [SECONDS OF A LIVE VIDEO]]"
             raise UsageError(f"line {number} of {where} is no key", expected=expected)
+        if words[3:] and not int(words[3]):
+            expected = "1 or more, or none for the server's own limit"
+            raise UsageError(f"line {number} of {where} has 0 seconds of a live video", expected=expected)
         if len(words[1]) < LEAST:
             raise UsageError(f"the key in line {number} of {where} is short", expected=f"{LEAST} characters")
         digest = hashlib.sha256(words[1].encode()).digest()

@@ -261,10 +261,10 @@ class Queue:
             self.board.take(running, event)
 
     async def plays(self, fragment: Fragment) -> None:
-        """Records and publishes that more of a live video plays; what the first fragment says is stored."""
-        if (video := self.lives.take(fragment)) is not None:
+        """Records and publishes that more of a live video plays; what begins with a prompt is stored."""
+        if (video := self.lives.take(fragment)) is not None and video.live is not None:
             self.board.publish(video)
-            if fragment.number == 0:
+            if video.live.prompts[-1].first == fragment.first:
                 await self._put(video)
 
     async def ended(self, outcome: Outcome, shared: float | None = None) -> None:

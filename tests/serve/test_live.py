@@ -172,9 +172,17 @@ def test_a_prompt_changes_the_next_chunk(tmp_path: Path, monkeypatch: pytest.Mon
                     seen.append(part)
                     assert len(seen) < made + 4
                 seen.append(part)
-            for body in ({"prompt": "x", "seed": 1}, {"seed": 1}, {"prompt": "x", "position": 1}, {}):
+            for body, status, code in (
+                ({"prompt": "x", "seed": 1}, 409, "not_waiting"),
+                ({"seed": None}, 409, "not_waiting"),
+                ({"prompt": "x", "position": 1}, 409, "not_waiting"),
+                ({"prompt": "x", "live": False}, 400, "invalid_value"),
+                ({"prompt": None}, 400, "invalid_value"),
+                ({}, 400, "invalid_value"),
+            ):
                 answer = await there.call("PATCH", f"/v1/videos/{id}", body)
-                assert answer.status == 400 and b"\\n" not in answer.body
+                assert (answer.status, answer.json["error"]["code"]) == (status, code)
+                assert b"\\n" not in answer.body
             await there.call("POST", f"/v1/videos/{id}/cancel")
             job = await there.ended(id)
             prompts = [one["prompt"] for one in job["live"]["prompts"]]

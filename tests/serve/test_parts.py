@@ -116,6 +116,7 @@ def test_keys(tmp_path: Path) -> None:
         ("\nalice short", "the key in line 2 of .* is short; expected 16 characters"),
         (f"alice {KEY} 1 1 1", "line 1 of .* is no key"),
         (f"alice {KEY} many", "line 1 of .* is no key"),
+        (f"alice {KEY} 0 0", "line 1 of .* has 0 seconds .*; expected 1 or more"),
         (f"alice {KEY} \N{SUPERSCRIPT TWO}", "line 1 of .* is no key"),
         (f"alice {KEY}\nalice {KEY}b", "a name comes twice"),
         (f"alice {KEY}\nbob {KEY}", "a key comes twice"),
