@@ -132,7 +132,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     type=Number(1, MOST_SECONDS),
     default=600.0,
     show_default=True,
-    help="Seconds of a live video, and of the device that it takes.",
+    help="Seconds of a live video; of its device --live-wait more.",
 )
 @_limits(
     "--live-wait",

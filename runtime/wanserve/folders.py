@@ -161,10 +161,11 @@ class Folders:
         return [folder.parent.parent.name for folder in self._videos.glob(f"*/out/{FOLDER}")]
 
     def size(self, id: str) -> int:
-        """The bytes of a video's files."""
+        """The bytes of a video's files, without fragments, which are one file too."""
         total = 0
         with contextlib.suppress(OSError):
-            total = sum(file.stat().st_size for file in self.of(id).rglob("*") if file.is_file())
+            files = (file for file in self.of(id).rglob("*") if file.parent.name != FOLDER and file.is_file())
+            total = sum(file.stat().st_size for file in files)
         return total
 
     def remove(self, id: str) -> None:

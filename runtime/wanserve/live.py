@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from wanserve.folders import Folders
@@ -55,6 +54,15 @@ class Reader:
     played: float = 0.0
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A fragment that is kept: ``before`` are the bytes of all that were made before it."""
+
+    piece: Piece
+    before: int
+    nbytes: int
+
+
 class LiveJob:
     """A live video until it has ended.
 
@@ -74,11 +82,11 @@ class LiveJob:
         self.video, self._live = video, video.live
         self._wait_seconds, self._stop = wait_seconds, stop
         self._files = folders.live(video)
-        self._kept, self._bytes, self.made = deque[tuple[Piece, int]](), 0, 0
+        self._kept, self._bytes, self.made = deque[Kept](), 0, 0
         self._readers, self._changed, self._over = set[Reader](), asyncio.Event(), False
         self._tell: Tell = lambda message: None
         self.runs = False
-        self._timers, self._stopping = dict[str, asyncio.TimerHandle](), set[asyncio.Task[None]]()
+        self._timers = dict[str, asyncio.Task[None]]()
         self._chunks, self._prompt = AHEAD, None  # type: int, str | None
 
     # What its worker does.
@@ -99,14 +107,15 @@ class LiveJob:
             live.prompts = [*live.prompts, Steered(fragment.first, fragment.prompt)][-PROMPTS:]
         if live.first_seconds is None:
             live.first_seconds = round(time.time() - self.video.created, 3)
-        self._kept.append((Piece(fragment.number, fragment.first, fragment.frames), fragment.nbytes))
+        piece = Piece(fragment.number, fragment.first, fragment.frames)
+        self._kept.append(Kept(piece, self._bytes, fragment.nbytes))
         self.made, self._bytes = fragment.number + 1, self._bytes + fragment.nbytes
-        while self._bytes > live.bytes and len(self._kept) > 1:
-            piece, nbytes = self._kept.popleft()
+        while self._bytes - self._kept[0].before > live.bytes and len(self._kept) > 1:
+            piece = self._kept.popleft().piece
             self._files.drop(piece)
-            self._bytes, live.dropped = self._bytes - nbytes, piece.first + piece.frames
+            live.dropped = piece.first + piece.frames
         if fragment.number == 0:
-            self._arm("limit", live.seconds)
+            self._arm("limit", live.seconds + self._wait_seconds)
             self._watch()
         self._wake()
 
@@ -114,6 +123,14 @@ class LiveJob:
         """Changes the prompt from the next chunk on."""
         self._prompt = prompt
         self._tell(Steer(self.video.id, prompt))
+
+    def again(self) -> bool:
+        """Says that it waits again, by its newest prompt; returns whether that is another one."""
+        self.rest()
+        steered, self._prompt = self._prompt, None
+        if steered is not None:
+            self.video.options = {**self.video.options, "prompt": steered}
+        return steered is not None
 
     def rest(self) -> None:
         """Says that no worker has it any more."""
@@ -168,16 +185,14 @@ class LiveJob:
     async def _fragment(self, reader: Reader) -> tuple[Piece, bytes]:
         """Returns a reader's next fragment, or the newest if that is not kept; raises OSError if none is."""
         while True:
-            if reader.next < self._kept[0][0].number:
+            if reader.next < self._kept[0].piece.number:
                 reader.next = self.made - 1
-            number = reader.next - self._kept[0][0].number
-            piece, nbytes = self._kept[number]
-            before = sum(size for _, size in islice(self._kept, number))
-            try:
-                return piece, await asyncio.to_thread(self._files.read, piece, before, nbytes)
-            except OSError:
-                if reader.next >= self._kept[0][0].number:  # else it was dropped meanwhile
-                    raise
+            kept = self._kept[reader.next - self._kept[0].piece.number]
+            with suppress(FileNotFoundError):
+                return kept.piece, await asyncio.to_thread(self._files.read, kept.piece)
+            if reader.next >= self._kept[0].piece.number:  # it was not dropped: all are one file now
+                before = kept.before - self._kept[0].before
+                return kept.piece, await asyncio.to_thread(self._files.part, before, kept.nbytes)
 
     async def _there(self, number: int) -> bool:
         while number >= self.made and not self._over:
@@ -200,14 +215,14 @@ class LiveJob:
             self._arm("no_reader", self._wait_seconds)
 
     def _arm(self, why: Stopped, seconds: float) -> None:
-        def stop() -> None:
-            ending = asyncio.ensure_future(self._stop(self.video, why))
-            self._stopping.add(ending)
-            ending.add_done_callback(self._stopping.discard)
+        async def stop() -> None:
+            await asyncio.sleep(seconds)
+            if self.runs:
+                await self._stop(self.video, why)
 
         if (before := self._timers.get(why)) is not None:
             before.cancel()
-        self._timers[why] = asyncio.get_running_loop().call_later(seconds, stop)
+        self._timers[why] = asyncio.create_task(stop())
 
 
 class LiveJobs:
@@ -236,10 +251,9 @@ class LiveJobs:
         if video.live is not None:
             self.of(video).begin(tell)
 
-    def rest(self, video: Video) -> None:
-        """Says that no worker has a video any more, which waits again."""
-        if (one := self._here.get(video.id)) is not None:
-            one.rest()
+    def again(self, video: Video) -> bool:
+        """Says that a video waits again; returns whether that is by another prompt."""
+        return (one := self._here.get(video.id)) is not None and one.again()
 
     def take(self, fragment: Fragment) -> Video | None:
         """Takes a fragment that is there, and returns its video; None if that has ended."""
@@ -263,16 +277,17 @@ class LiveJobs:
             )
 
     async def join(self, video: Video) -> None:
-        """Makes one file of what is kept of a video that ends, if it is live."""
+        """Makes one file of what is kept of a video that ends, if it is live; it is not stopped any more."""
         if (live := video.live) is None:
             return
+        if (one := self._here.get(video.id)) is not None:
+            one.rest()
         if live.made >= live.seconds * video.shape["fps"] and live.made != live.frames:
             video.stopped_by("limit")
-        told = self._here[video.id].made if video.id in self._here else 0
         try:
-            await asyncio.to_thread(self._folders.live(video).join, told)
-        except OSError as error:  # a full disk: the fragments stay
-            LOG.error("%s is one file only after the next start: %s", video.id, error)
+            await asyncio.to_thread(self._folders.live(video).join, live.made)
+        except OSError as error:  # a full disk: the fragments stay, and this is tried again
+            LOG.error("%s is not one file yet: %s", video.id, error)
 
     def end(self, video: Video) -> None:
         """Says that a video has ended."""

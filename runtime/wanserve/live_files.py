@@ -62,21 +62,21 @@ class LiveFiles:
         except FileNotFoundError:
             return _part(self._whole, 0, self._fragments_at())
 
-    def read(self, piece: Piece, before: int, nbytes: int) -> bytes:
-        """Returns a fragment, also after the end.
+    def read(self, piece: Piece) -> bytes:
+        """Returns a fragment. Raises FileNotFoundError if it is no file of its own any more."""
+        return (self._folder / piece.name).read_bytes()
+
+    def part(self, before: int, nbytes: int) -> bytes:
+        """Returns a fragment of the one file.
 
         Args:
-            piece: the fragment.
             before: bytes of those that are kept before it.
             nbytes: its own.
 
         Raises:
-            OSError: if it was removed.
+            OSError: if the video was removed.
         """
-        try:
-            return (self._folder / piece.name).read_bytes()
-        except FileNotFoundError:
-            return _part(self._whole, self._fragments_at() + before, nbytes)
+        return _part(self._whole, self._fragments_at() + before, nbytes)
 
     def _fragments_at(self) -> int:
         """Where the first fragment begins in the whole file: after two boxes, the head."""
@@ -95,25 +95,26 @@ class LiveFiles:
         names = (_NAME.fullmatch(file.name) for file in self._folder.iterdir())
         return sorted((Piece(*map(int, name.groups())) for name in names if name), key=lambda one: one.number)
 
-    def join(self, told: int | None = None) -> tuple[int, int]:
-        """Makes one file of the fragments that are kept, if there are any.
+    def join(self, frames: int) -> None:
+        """Makes one file of the fragments that are kept, unless there is one. They stay until ``clear``.
 
         Args:
-            told: the number of fragments that readers may have; None for any.
-
-        Returns:
-            The numbers of the first and of the last but one frame; 0 and 0 without fragments.
+            frames: those of the video: fragments after them were not told of.
         """
-        pieces = [one for one in self.pieces if told is None or one.number < told]
-        if pieces:
-            with wanrun.temporary_path(self._whole) as temporary:
-                with temporary.open("wb") as file:
-                    for part in (self._head, *(self._folder / piece.name for piece in pieces)):
-                        file.write(part.read_bytes())
-                temporary.replace(self._whole)
-        if self._folder.is_dir():
+        pieces = [one for one in self.pieces if one.first < frames]
+        if not pieces or self._whole.exists():
+            return
+        with wanrun.temporary_path(self._whole) as temporary:
+            with temporary.open("wb") as file:
+                for part in (self._head, *(self._folder / piece.name for piece in pieces)):
+                    file.write(part.read_bytes())
+            temporary.replace(self._whole)
+
+    def clear(self) -> bool:
+        """Removes the fragments if they are one file; returns False if they are none yet."""
+        if self._folder.is_dir() and (self._whole.exists() or not self.pieces):
             remove_tree(self._folder)
-        return (pieces[0].first, pieces[-1].first + pieces[-1].frames) if pieces else (0, 0)
+        return not self._folder.is_dir()
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -60,8 +60,7 @@ class Queue:
         self._settings, self._folders, self._store = settings, folders, store
         self.hub, self._metrics = hub, metrics
         self.room = Room(settings.data, settings.keep_seconds is not None or settings.keep_bytes is not None)
-        self._waiting: list[Video] = []
-        self._running: dict[str, VideoProgress] = {}
+        self._waiting, self._running = list[Video](), dict[str, VideoProgress]()
         self.resolved, self.withheld = Resolved(), dict[str, str]()
         videos = self._waiting, self._running, self.withheld
         self.board = Board(settings, folders, hub, *videos, store.times())
@@ -214,9 +213,8 @@ class Queue:
         """Raises RefusedError unless a video waits."""
         if video not in self._waiting:
             state = "running" if video.status == "in_progress" else video.status
-            raise RefusedError(
-                f"the video is {state}, and only waiting ones can be changed", 409, code="not_waiting"
-            )
+            what = f"the video is {state}, and only waiting ones can be changed"
+            raise RefusedError(what, 409, code="not_waiting")
 
     async def change(self, video: Video) -> None:
         """Stores a waiting video whose options or files have changed."""
@@ -279,7 +277,7 @@ class Queue:
             video.warnings = [self.board.told(warning, video) for warning in outcome.warnings]
             times = self.board.estimates.learn(video, outcome.seconds, outcome.steps, shared)
             self._metrics.phases(outcome.seconds)
-            await self._end(video, "completed", lambda connection: stored.put_times(connection, times))
+            await self._end(video, "completed", times)
 
     async def failed(self, video: Video, code: str, message: str) -> None:
         """Records why a video cannot be made."""
@@ -321,7 +319,8 @@ class Queue:
             return
         video.status, video.started = "queued", None
         self._running.pop(video.id, None)
-        self.lives.rest(video)
+        if self.lives.again(video):
+            self.resolved.drop(video.id)
         bisect.insort(self._waiting, video, key=lambda one: one.rank)
         self.turns.look_again()
         self.board.publish(video)
@@ -333,15 +332,8 @@ class Queue:
         self._broken += 1
         return not self.loads and self._broken >= self.board.workers
 
-    async def _end(
-        self, video: Video, status: Any, also: Callable[[sqlite3.Connection], None] = lambda connection: None
-    ) -> None:
+    async def _end(self, video: Video, status: Any, times: dict[str, float] | None = None) -> None:
         """Stores that a video has ended, and tells of it."""
-
-        def put(connection: sqlite3.Connection) -> None:
-            also(connection)
-            stored.put(connection, video)
-
         await self.lives.join(video)
         stopped = status == "cancelled" and video.plays
         video.status, video.ended = "completed" if stopped else status, time.time()
@@ -353,20 +345,30 @@ class Queue:
             self._unstored[video.id] = video
         if not video.plays:  # clips of an attempt that was cut off, whose worker continues none
             await asyncio.to_thread(self._folders.clear, video)
-        video.bytes = await asyncio.to_thread(self._folders.size, video.id)
         self._metrics.ended(video)
         tell(
             video.status, WARNING if video.error else INFO, id=video.id, seconds=video.took, error=video.error
         )
         try:
-            await self._store.change(put)
-            self._unstored.pop(video.id, None)
+            await self._store_end(video, times or {})
         finally:  # an end that could not be stored is known all the same, and stored later
             if removed:
                 await asyncio.to_thread(self._folders.remove, video.id)
             else:
                 self.board.publish(video)
             self.board.moved()
+
+    async def _store_end(self, video: Video, times: dict[str, float]) -> None:
+        """Stores that a video has ended; then fragments that are one file go, which a start may need."""
+
+        def put(connection: sqlite3.Connection) -> None:
+            stored.put_times(connection, times)
+            stored.put(connection, video)
+
+        video.bytes = await asyncio.to_thread(self._folders.size, video.id)
+        await self._store.change(put)
+        if video.live is None or await asyncio.to_thread(self._folders.live(video).clear):
+            self._unstored.pop(video.id, None)
 
     async def _put(self, video: Video) -> None:
         """Stores a video that has changed."""
@@ -382,8 +384,8 @@ class Queue:
         for id in list(self._unremoved):
             await self._remove(id)
         for video in list(self._unstored.values()):
-            await self._put(video)
-            self._unstored.pop(video.id, None)
+            await self.lives.join(video)
+            await self._store_end(video, {})
 
     # What is known.
 

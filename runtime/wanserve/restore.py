@@ -16,14 +16,19 @@ from wanserve.video import Failure, Video
 async def restored(store: Store, folders: Folders) -> list[Video]:
     """Returns the videos that wait, the next one first: what a worker had waits again.
 
-    A live video that somebody may have seen a part of does not: it has failed, and what was made of it plays.
+    A live video that somebody may have seen a part of does not: it has failed, or has ended if that was asked
+    for, and what was made of it plays.
     """
 
     def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
         for video in stored.videos_with(connection, "in_progress"):
-            if video.live is not None and (video.live.made or folders.live(video).pieces):
-                video.error = Failure("worker_died", "the server has ended while the video was made")
-                video.status, video.ended = "failed", time.time()
+            if (live := video.live) is not None and (pieces := folders.live(video).pieces):
+                live.dropped, live.made = pieces[0].first, pieces[-1].first + pieces[-1].frames
+            if video.plays:
+                video.status, video.ended = "completed", time.time()
+                if not video.unwanted:
+                    video.error = Failure("worker_died", "the server has ended while the video was made")
+                    video.status = "failed"
             else:
                 video.status = "cancelled" if video.unwanted else "queued"
                 video.ended = time.time() if video.unwanted else None
@@ -47,6 +52,8 @@ async def restored(store: Store, folders: Folders) -> list[Video]:
 async def _joined(video: Video, store: Store, folders: Folders) -> None:
     """Makes one file of what is left of a live video."""
     if video.live is not None and video.over:
-        video.live.dropped, video.live.made = await asyncio.to_thread(folders.live(video).join)
+        files = folders.live(video)
+        await asyncio.to_thread(files.join, video.live.made)
+        await asyncio.to_thread(files.clear)
         video.bytes = await asyncio.to_thread(folders.size, video.id)
         await store.change(lambda connection: stored.put(connection, video))

@@ -42,7 +42,7 @@ class Settings:
         attempts: how often a video is begun before it fails because its worker is killed each time.
         keep_seconds: how long ended videos are kept; None for ever, but see ``kept_seconds``.
         keep_bytes: bytes of videos that are kept, the newest first; None for no bound.
-        max_live_seconds: of a live video, and of the device that it takes.
+        max_live_seconds: of a live video; of its device ``live_wait_seconds`` more.
         live_wait_seconds: that a live video waits for a reader, at first and after the last one has gone.
         live_bytes: of a live video that are kept, its newest fragments.
     """

@@ -55,7 +55,7 @@ class Live(Struct, kw_only=True):
     """What makes a video live, and how far it has come."""
 
     frames: Annotated[int | None, Meta(description="Frames that were asked for; null for no end.")] = None
-    seconds: Annotated[float, Meta(description="The most seconds of the video, and of its device.")]
+    seconds: Annotated[float, Meta(description="The most seconds of the video.")]
     bytes: Annotated[int, Meta(description="Of its newest fragments, which are kept at most.")]
     made: Annotated[int, Meta(description="Frames that are made.")] = 0
     dropped: Annotated[int, Meta(description="Frames at the beginning that are not kept any more.")] = 0

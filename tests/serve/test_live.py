@@ -322,28 +322,38 @@ def test_how_a_live_video_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_server_was_killed(tmp_path: Path) -> None:
-    """What plays has failed, and is one file; what does not runs again."""
+    """What plays has failed, or has ended if it was to, and is one file; what does not runs again."""
 
     async def test() -> None:
         folders = Folders(tmp_path)
         store = Store(folders.database)
-        names = [f"video_{number:032}" for number in range(3)]
+        names = [f"video_{number:032}" for number in range(6)]
+        no_live, failed, stopped, joined, ended, nothing = names
         for id in names:
-            live = None if id == names[2] else Live(seconds=9.0, bytes=99)
-            one = video(id=id, status="in_progress", attempts=1, live=live)
+            live = None if id == no_live else Live(seconds=9.0, bytes=99)
+            one = video(id=id, status="in_progress", attempts=1, live=live, unwanted=id == stopped)
+            if id == ended:
+                one.status, one.live = "completed", Live(seconds=9.0, bytes=99, dropped=13, made=21)
             await store.change(partial(stored.add, video=one))
             folders.out(one)
-        files = folders.live(video(id=names[0]))
-        files.begin(HEAD)
-        for number in (3, 4):
-            files.add(Piece(number, 1 + 4 * number, 4), b"%d" % number)
+            files = folders.live(one)
+            if id not in (no_live, nothing):
+                files.begin(HEAD)
+            # Killed: after its second fragment, after that it was joined, and while fragments were removed.
+            for number in {failed: (3, 4), stopped: (3, 4), joined: (3, 4), ended: (4,)}.get(id, ()):
+                files.add(Piece(number, 1 + 4 * number, 4), b"%d" % number)
+            if id in (joined, ended):
+                folders.result(one, 0, "video").write_bytes(HEAD + b"34")
         waiting = await restored(store, folders)
-        assert [one.id for one in waiting] == names[1:]
-        found = store.find(names[0])
-        assert found is not None and found.error is not None and found.live is not None
-        assert (found.status, found.error.code, found.attempts) == ("failed", "worker_died", 1)
-        assert (found.live.dropped, found.live.made, found.bytes) == (13, 21, len(HEAD) + 2)
-        assert folders.result(found, 0, "video").read_bytes() == HEAD + b"34" and files.pieces == []
+        assert [one.id for one in waiting] == [no_live, nothing]
+        for id in (failed, stopped, joined, ended):
+            found = store.find(id)
+            assert found is not None and found.live is not None
+            how = ("completed", None) if id in (stopped, ended) else ("failed", "worker_died")
+            assert (found.status, found.error and found.error.code, found.attempts) == (*how, 1)
+            assert (found.live.dropped, found.live.made, found.bytes) == (13, 21, len(HEAD) + 2)
+            assert folders.result(found, 0, "video").read_bytes() == HEAD + b"34"
+        assert folders.with_fragments() == []
         store.close()
 
     run(test())
