@@ -242,7 +242,8 @@ class Model:
             "Animate": model.task.windows is not None,
             "two experts": "boundary" in model.default_options(),
             "video to video": model.task.start is not None,
-            "AnyFlow-FAR": any(item.count is not None for item in model.task.inputs.values()),
+            "AnyFlow-FAR": any(item.count is not None for item in model.task.conditions.values()),
+            "Helios": bool(model.task.past),
         }
         return [name for name, is_so in facts.items() if is_so]
 

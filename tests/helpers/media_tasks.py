@@ -28,7 +28,10 @@ CLIP = ImageProcessor(
     std=(0.27, 0.26, 0.28),
 )
 WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
-IN_CHUNKS = ("anyflow-far-wan2.1",)
+IN_CHUNKS = {
+    "anyflow-far-wan2.1": Chunking(first=1, each=3),
+    "helios-wan2.1": Chunking(first=3, each=3, alone=True),
+}
 WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
 
 
@@ -38,7 +41,7 @@ def manifest_of(variant: str) -> Manifest:
             variant=variant,
             task=task_of(variant, FACE),
             image_processor=CLIP if variant in WITH_ENCODER else None,
-            chunks=Chunking(first=1, each=3) if variant in IN_CHUNKS else None,
+            chunks=IN_CHUNKS.get(variant),
         )
     )
 

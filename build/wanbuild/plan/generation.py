@@ -166,6 +166,7 @@ class Generation:
             videos=self.shape.num_videos,
             media=1,
             starts=self.options.video_to_video,
+            past=2 if self.manifest.model.task.past else 0,  # an image: alone, and as a chunk
             noise=False,
             chunks=self.builder.chunks or (0,),
             decoded=1 if (chunks := self.manifest.model.chunks) is None else chunks.videos(self._own_frames),

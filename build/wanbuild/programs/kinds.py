@@ -29,7 +29,7 @@ from wanbuild.programs.decoding import begins_apart, decode_first, decode_tiny, 
 from wanbuild.programs.parts import Maker, Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.spreading import is_staged, spread
-from wanbuild.programs.steps import encode_image, encode_start, encode_video, prepare, scan, step
+from wanbuild.programs.steps import encode_image, encode_past, encode_start, encode_video, prepare, scan, step
 from wanbuild.programs.streaming import STACKS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.artifact.roles import RoleName
@@ -162,6 +162,7 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     ProgramKind("encode_image", "once", encode_image, lambda parts: "image_encoder" in parts.modules),
     ProgramKind("encode_video", "window", encode_video, lambda parts: parts.variant.conditioner is not None),
     ProgramKind("encode_start", "start", encode_start, lambda parts: parts.options.video_to_video),
+    ProgramKind("encode_past", "past", encode_past, lambda parts: bool(parts.model.task.past)),
     ProgramKind("prepare", "prepare", prepare, _loop("step", "scan", "chunks")),
     ProgramKind("denoise_step", "step", step, _loop("step")),
     ProgramKind("denoise_loop", "scan", scan, _loop("scan")),

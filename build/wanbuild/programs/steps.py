@@ -19,6 +19,7 @@ from wanbuild.programs.denoiser import Denoiser
 from wanbuild.programs.parts import Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.variants.conditioner import Conditioner
+from wanbuild.variants.past import PastFrames
 from wanbuild.variants.start import VideoStart
 from wanrun.artifact.guiders import inputs_of
 from wanrun.artifact.nag import NAG, NAG_DEFAULTS
@@ -61,15 +62,25 @@ def encode_start(parts: Parts) -> ProgramSpec:
     return parts.spec(encode_start, {"vae": parts.weights["vae"], **conditioner.arguments()})
 
 
-def _of_kind(parts: Parts, kind: type[Conditioner]) -> Conditioner:
-    """Returns what encodes images and videos of a profile."""
+def encode_past(parts: Parts) -> ProgramSpec:
+    """Returns the program frames of a chunk -> mean, deviation (C, T, h, w): see ``PastFrames``."""
+    conditioner = _of_kind(parts, PastFrames, parts.model.chunk_frames)
+
+    def encode_past(vae: Any, **media: jax.Array) -> dict[str, Any]:
+        return dict(conditioner.condition(vae, media))
+
+    return parts.spec(encode_past, {"vae": parts.weights["vae"], **conditioner.arguments()})
+
+
+def _of_kind(parts: Parts, kind: type[Conditioner], num_frames: int | None = None) -> Conditioner:
+    """Returns what encodes images and videos of a profile, or of so many frames."""
     return kind(
         module=parts.modules["vae"],
         config=parts.configs["vae"],
         inputs=parts.variant.inputs,
         width=parts.shape.width,
         height=parts.shape.height,
-        num_frames=parts.shape.num_frames,
+        num_frames=num_frames or parts.shape.num_frames,
         num_references=parts.shape.num_references,
         chunk=parts.options.vae_encode_chunk,
         dtype=parts.vae_dtype,

@@ -118,7 +118,8 @@ class _Wiring:
 
     def _check_roles(self) -> None:
         """Checks that there is a program for all that the runtime calls."""
-        needed = {"window": bool(self._task.conditions), "start": self._options.video_to_video}
+        task = self._task
+        needed = {"window": task.conditions, "start": self._options.video_to_video, "past": task.past}
         media = [role for role, is_so in needed.items() if is_so]
         full, tiny = DECODERS["full"][-1], DECODERS["tiny"][-1]
         decoders = (full, tiny) if TINY_VAE in self._manifest.components else (full,)
@@ -144,6 +145,11 @@ class _Wiring:
             made = [program.avals["outputs"].get(held.condition) for program in self._programs.values()]
             if not any(held.latents in _mapping(one) for one in made):
                 raise self._problem(f"programs that make {held.condition}.{held.latents}", "one", NOTHING)
+        for frames in {item.past for item in self._task.past.values()}:
+            batch, channels, _, *cells = self._latents
+            sizes = {"past": frames, "first": 1}
+            kept = {key: aval_text("float32", batch, channels, size, *cells) for key, size in sizes.items()}
+            _compare("what is kept of chunks", kept, self._kept)
         first, second = (self._manifest.components.get(name) for name in TRANSFORMERS)
         options = [key for key in EXPERT_OPTIONS if key in self._model.options]
         if options and second is None:
@@ -173,6 +179,11 @@ class _Wiring:
             return self._decoding(program)
         if role.name == "start":
             return self._arrays(), {"start": self._one_video()}
+        if role.name == "past":
+            assert self._model.chunks is not None
+            return self._arrays(), dict.fromkeys(
+                ("mean", "deviation"), self._one_video(self._model.chunks.each)
+            )
         made = self._made(program)
         alike = {key: made[key] for key in {*program.avals["outputs"], *program.donated} if key in made}
         if role.when != "steps":
@@ -186,7 +197,6 @@ class _Wiring:
     def _chunk(self, program: Program) -> dict[str, Any]:
         """Returns the state of a program of chunks, its number and what is kept of those before it."""
         assert self._model.chunks is not None
-        (keeper,) = with_role(self._programs, FORMS[self._options.loop].roles[-1])
         batch, channels, times, *cells = self._latents
         lengths, frames = self._model.chunks.lengths(times), program.array("latents")[1][2]
         makes = bool(ROLES[program.role].makes)
@@ -199,9 +209,15 @@ class _Wiring:
         return {
             **state,
             "latents": aval_text(dtype, batch, channels, frames, *cells),
-            "cache": self._programs[keeper].avals["outputs"].get("cache", NOTHING),
+            "cache": self._kept,
             "chunk": COUNT,
         }
+
+    @property
+    def _kept(self) -> Any:
+        """What is kept of earlier chunks."""
+        (keeper,) = with_role(self._programs, FORMS[self._options.loop].roles[-1])
+        return self._programs[keeper].avals["outputs"].get("cache", NOTHING)
 
     def _stacks(self, program: Program) -> set[str]:
         """Returns the stacks of which a program takes a layer."""
@@ -239,6 +255,7 @@ class _Wiring:
             prepared = PREPARATIONS[item.prepare]
             height, width = item.size or profile.height, item.size or profile.width
             count = counts["video" if item.count is not None else item.kind]
+            count = self._model.chunk_frames if item.past else count
             sizes = count, height, width, *prepared.channels
             arrays[item.array] = aval_text(prepared.dtype.__name__, *sizes)
             arrays |= {name: COUNT for name in (item.flag, item.count) if name is not None}

@@ -93,6 +93,15 @@ class Conditioner(ABC):
         """(..., h, w)."""
         return (*leading, self.height // self.config.spatial, self.width // self.config.spatial)
 
+    @property
+    def _statistics(self) -> tuple[jax.Array, jax.Array]:
+        """What normalises latents (z, T, h, w): their mean, and the factor of what is above it."""
+        mean, std = (
+            jnp.asarray(values, jnp.float32)[:, None, None, None]
+            for values in (self.config.latents_mean, self.config.latents_std)
+        )
+        return mean, 1.0 / std  # rounded, as the reference has it
+
     def _encode(
         self,
         weights: Any,
@@ -116,10 +125,7 @@ class Conditioner(ABC):
             The normalised latents: (z, T, h, w) per video, (z, 1, h, w) per image.
         """
         vae = bind(self.module, weights)
-        mean, std = (
-            jnp.asarray(values, jnp.float32)[:, None, None, None]
-            for values in (self.config.latents_mean, self.config.latents_std)
-        )
+        mean, factor = self._statistics
         sources = [*videos, *images]
         video = {name: array[None] for name, array in media.items()}
         video["index"] = jnp.arange(self.num_frames if videos else 1)[None]
@@ -138,8 +144,7 @@ class Conditioner(ABC):
                 given=given if first is None else jnp.where(first, 1, self.num_frames),
                 tile=self.tile,
             )
-            # The reference multiplies by a rounded 1/std.
-            return (mode[0] - mean) * (1.0 / std)
+            return (mode[0] - mean) * factor
 
         if len(sources) == 1:
             return [encode(jnp.int32(0))]

@@ -1,21 +1,38 @@
-"""Helios: chunks of video from text, of one size or of growing ones. Settings are of its own scripts."""
+"""Helios: chunks of one size or of growing ones, from text or after an image or a video.
+
+Settings are of its own scripts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.variants.variant import TEXT_TO_VIDEO, Variant
+from wanbuild.models.helios import PAST
+from wanbuild.variants.past import goes_on_after
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Usage, Variant
 from wanrun.artifact.model import Pyramid
 
 
-def _row(name: str, pipeline_class: str, scheduler: str, pyramid: Pyramid, **more: Any) -> Variant:
+@dataclass(frozen=True, kw_only=True)
+class Helios(Variant):
+    """A variant of Helios."""
+
+    @property
+    def usages(self) -> Sequence[Usage]:
+        return [("text", {"without": ("image", "video")}), ("video", {"without": ("image",)}), ("image", {})]
+
+
+def _row(name: str, pipeline_class: str, scheduler: str, pyramid: Pyramid, **more: Any) -> Helios:
     own = {"scheduler": (f"diffusers.{scheduler}",), "transformer": ("diffusers.HeliosTransformer3DModel",)}
-    return Variant(
+    return Helios(
         name=name,
-        task="t2v",
+        task="ti2v",
         pipeline_class=pipeline_class,
         components=MappingProxyType({**TEXT_TO_VIDEO, **own}),
+        inputs=goes_on_after(PAST),
         pyramid=pyramid,
         flow_shift=1.0,
         fps=24,

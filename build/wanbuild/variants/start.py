@@ -39,5 +39,6 @@ def with_start(manifest: Manifest, built: bool) -> dict[str, Any]:
     """
     model, task = manifest.model, manifest.model.task
     video = {OPTION: a_video(_ARRAY, required=False)} if built else {}
-    task = replace(task, inputs={**task.conditions, **video}, start=OPTION if built else None)
+    others = {name: item for name, item in task.inputs.items() if name != task.start}
+    task = replace(task, inputs={**others, **video}, start=OPTION if built else None)
     return {"model": replace(model, task=task)}

@@ -243,8 +243,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         if content["model"]["task"]["start"] is None:
             del content["model"]["task"]["start"]
         for item in content["model"]["task"]["inputs"].values():
-            if item["count"] is None:
-                del item["count"]
+            for name in ("count", "past"):
+                if not item[name]:
+                    del item[name]
         for name in ("flow_map", "chunks"):
             if not content["model"][name]:
                 del content["model"][name]

@@ -48,8 +48,12 @@ class Media(Struct, frozen=True):
         ImageSource | None,
         option(
             "First frame of the video; for Animate the character.",
-            page={"": "First frame of the video.", "Animate": "The character."},
-            models="I2V, FLF2V, TI2V, Animate, AnyFlow-FAR",
+            page={
+                "": "First frame of the video.",
+                "Animate": "The character.",
+                "Helios": "Image that the video goes on after.",
+            },
+            models="I2V, FLF2V, TI2V, Animate, AnyFlow-FAR, Helios",
             also="first_frame image_path input_image",
         ),
     ] = None
@@ -66,13 +70,14 @@ class Media(Struct, frozen=True):
         VideoSource | None,
         option(
             "Control video, or the video to edit; of T2V and TI2V the video to begin with, in a profile "
-            "built with --video-to-video; of AnyFlow-FAR the video to continue.",
+            "built with --video-to-video; of AnyFlow-FAR and Helios the video to continue.",
             page={
                 "": "Control video, or the video to edit.",
                 "video to video": "Video to begin with, which is made anew.",
                 "AnyFlow-FAR": "Video to continue, instead of an image.",
+                "Helios": "Video to continue, instead of an image.",
             },
-            models="VACE, T2V, TI2V, AnyFlow-FAR",
+            models="VACE, T2V, TI2V, AnyFlow-FAR, Helios",
             value="DIR|FILE",
             also="src_video video_path",
         ),
@@ -146,7 +151,7 @@ class Media(Struct, frozen=True):
             page="How an image or a video of another shape is brought to the size: stretched; cropped around "
             "the middle; or padded with black.",
             default="stretch",
-            models="I2V, FLF2V, TI2V, Animate, AnyFlow-FAR, T2V with --video",
+            models="I2V, FLF2V, TI2V, Animate, AnyFlow-FAR, Helios, T2V with --video",
             needs=lambda manifest: manifest.model.task.fits,
         ),
     ] = None

@@ -179,9 +179,12 @@ class Model(Record, frozen=True, kw_only=True):
         encoded = [name for name, item in self.task.inputs.items() if item.encoded]
         if encoded and self.image_processor is None:
             raise ValueError(f"{encoded[0]} is encoded, and there is no image processor")
-        begins = [name for name, item in self.task.inputs.items() if item.count is not None]
-        if begins and (self.chunks is None or self.task.held is None):
-            raise ValueError(f"{begins[0]} is the first chunks of a video that is not made in chunks")
+        for name, item in self.task.inputs.items():
+            apart = None if self.chunks is None else self.chunks.alone
+            if item.count is not None and not item.past and (apart is None or self.task.held is None):
+                raise ValueError(f"{name} is the first chunks of a video that is not made in chunks")
+            if item.past and not apart:
+                raise ValueError(f"{name} is the past of a video whose chunks are not decoded alone")
         for name, value in self.options.items():
             least, most = OPTION_RANGES.get(name, (0, -1))
             if type(value) not in (int, float) or not least <= value <= most:

@@ -16,8 +16,8 @@ from typing import Literal
 import msgspec
 
 RoleName = Literal[
-    "text", "once", "window", "start", "prepare", "context", "step", "scan", "chunk", "remember", "enter",
-    "keys", "layer", "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
+    "text", "once", "window", "start", "past", "prepare", "context", "step", "scan", "chunk", "remember",
+    "enter", "keys", "layer", "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
 ]  # fmt: skip
 """What the manifest says of a program.
 
@@ -27,6 +27,7 @@ RoleName = Literal[
 | ``once`` | first, once for all windows | prepared images and videos | inputs of later programs |
 | ``window`` | next, once per window | the same, and what the window before has left | the same |
 | ``start`` | next, for a video that the steps begin with | this video | its latents, ``start`` |
+| ``past`` | next, for each part of what a video goes on after | its frames | ``mean``, ``deviation`` |
 | ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
 | ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
 | ``step`` | once per step | state, a row of the solver's table | state |
@@ -82,6 +83,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         videos: videos per prompt.
         media: windows whose steps take images or videos.
         starts: whether the steps begin with a given video.
+        past: parts that are encoded of what the video goes on after: a first frame, and chunks.
         noise: whether the solver adds noise, which the host draws, after each step.
         decoder: what makes the frames: one of ``DECODERS``.
         skipping: the steps that have a third pass, which skips layers.
@@ -102,6 +104,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     noise: bool
     decoder: str = "full"
     starts: bool = False
+    past: int = 0
     skipping: int = 0
     frames: int = 1
     latents: int = 1
@@ -271,6 +274,7 @@ _ROWS = (
     _beside("once", "media", lambda counts: int(counts.media > 0)),
     _beside("window", "media", lambda counts: counts.media),
     _beside("start", "media", lambda counts: int(counts.starts)),
+    _beside("past", "media", lambda counts: counts.past),
     _beside("prepare", "expert", _experts),
     _beside("context", "expert", _experts),
     Role(

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from wanrun.artifact.media import FIRST, SEVERAL, MediaOption
-from wanrun.artifact.record import AtLeastOne, Record
+from wanrun.artifact.record import AtLeastOne, NotNegative, Record
 
 Preparation = Literal["resize", "resize_same_aspect", "fit_on_black", "fit_on_white", "greyscale"]
 """A way to bring an image or a frame to a size: see ``wanrun.media.preparations``."""
@@ -41,6 +41,9 @@ class Input(Record, frozen=True, kw_only=True):
         count: the program input, int32, that takes how many frames are given, where the result begins with
             them, as whole chunks: the array is that of a video, with zeros behind them. One of several
             inputs of one array may be given. None for a whole array, and a manifest leaves it out.
+        past: where the result goes on after the given frames instead of beginning with them, the latent
+            frames of a past that a chunk's steps take: the array is that of a chunk, of which those are
+            encoded one by one. 0 elsewhere, and a manifest leaves it out.
     """
 
     kind: Literal["image", "images", "video"]
@@ -54,6 +57,7 @@ class Input(Record, frozen=True, kw_only=True):
     default: Colour | None = None
     flag: str | None = None
     count: str | None = None
+    past: NotNegative = 0
 
     @property
     def fits(self) -> bool:
@@ -70,6 +74,8 @@ class Input(Record, frozen=True, kw_only=True):
             raise ValueError(f"{self.array} may have no images, so it is neither required nor filled")
         if self.count is not None and self.kind == "images":
             raise ValueError(f"{self.array} begins a video, which no images do")
+        if self.past and self.count is None:
+            raise ValueError(f"{self.array} is a video's past, and nothing takes how many frames it has")
 
 
 class Modes(Record, frozen=True, kw_only=True):
@@ -158,8 +164,8 @@ class Task(Record, frozen=True, kw_only=True):
                 yield f"{name} cannot be of kind {item.kind}"
             if item.beside is not None and item.beside not in self.inputs:
                 yield f"{name} goes with an unknown input: {item.beside}"
-        begun = {(one.array, one.count, one.prepare) for one in self.inputs.values() if one.count is not None}
-        arrays = [name for array, count, _ in begun for name in (array, count)]
+        begun = {(one.array, one.count, one.prepare, one.past) for one in self.inputs.values() if one.count}
+        arrays = [name for array, count, *_ in begun for name in (array, count)]
         arrays += [item.array for item in self.inputs.values() if item.count is None]
         arrays += [item.flag for item in self.inputs.values() if item.flag is not None]
         arrays += [] if self.modes is None else [self.modes.array]
@@ -176,8 +182,13 @@ class Task(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> Mapping[MediaOption, Input]:
-        """The inputs that steps take, by option: without the video that they may begin with."""
-        return {name: item for name, item in self.inputs.items() if name != self.start}
+        """The inputs that steps take, by option: without what they may begin with, or go on after."""
+        return {name: item for name, item in self.inputs.items() if name != self.start and not item.past}
+
+    @property
+    def past(self) -> Mapping[MediaOption, Input]:
+        """The inputs that a video may go on after, by option."""
+        return {name: item for name, item in self.inputs.items() if item.past}
 
     @property
     def counted(self) -> tuple[MediaOption, Input] | None:
@@ -191,7 +202,7 @@ class Task(Record, frozen=True, kw_only=True):
         A clip then continues another one whose last frame it takes.
         """
         first, others = self.inputs.get(FIRST), [one for name, one in self.inputs.items() if name != FIRST]
-        if first is None or self.windows is not None or any(one.required for one in others):
+        if first is None or first.past or self.windows is not None or any(one.required for one in others):
             return None
         return first if first.prepare == "resize" and first.size is None else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.denoising.past import Given
 from wanrun.denoising.solvers import SolverTable
 
 
@@ -20,12 +21,14 @@ class Conditions:
         steps: inputs of every step.
         held: latents (C, T, h, w) of the first frames, which are not denoised; None if all frames are.
         start: latents (C, T, h, w) of a video that the steps begin with; None for noise alone.
+        given: what the video goes on after; None for nothing.
     """
 
     prepare: Mapping[str, Any] = field(default_factory=dict)
     steps: Mapping[str, Any] = field(default_factory=dict)
     held: np.ndarray | None = None
     start: np.ndarray | None = None
+    given: Given | None = None
 
     def first_sample(self, noise: np.ndarray, table: SolverTable) -> np.ndarray:
         """Returns the sample that the steps begin with, float32: noise, or a video at the first noise level.

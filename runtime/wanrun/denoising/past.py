@@ -1,4 +1,4 @@
-"""What a video of Helios goes on from: nothing, an image or a video, each with a little noise.
+"""What a video of Helios goes on after: an image or a video, each with a little noise.
 
 Source: diffusers' HeliosPipeline. The draws before those of the first chunk, in order: the samples of what is
 encoded, the image (or a video's first frame) before its frames; then for each of the two the noise's sizes,
@@ -7,7 +7,7 @@ one for an image and one per latent frame for a video's chunks, each before its 
 
 from __future__ import annotations
 
-__all__ = ["Encoded", "Past", "of_image", "of_nothing", "of_video"]
+__all__ = ["Given", "Latents", "Past"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,12 @@ import numpy as np
 
 from wanrun.denoising.noise import Noise
 
-FRAMES = 19
-"""Latent frames that the steps of a chunk take of the past."""
-
 LEAST, MOST = 0.111, 0.135
 """The sizes of the noise of what is given. More of it gives more movement."""
 
 
 @dataclass(frozen=True)
-class Encoded:
+class Latents:
     """What the encoder makes of frames: the distribution of normalised latents, float32 (B, C, T, h, w).
 
     Attributes:
@@ -42,59 +39,55 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Past:
-    """The past of a chunk.
+    """What steps of the first chunk take of the past.
 
     Attributes:
-        frames: the last latent frames before it, float32 (B, C, 19, h, w), zeros where there are none.
-        first: the video's first latent frame (B, C, 1, h, w); None before the first chunk of a video that
-            goes on from nothing, whose own one it becomes.
+        past: the last latent frames before it, float32 (B, C, R, h, w), zeros where there are none.
+        first: the first latent frame (B, C, 1, h, w).
     """
 
-    frames: np.ndarray
-    first: np.ndarray | None = None
+    past: np.ndarray
+    first: np.ndarray
 
 
-def of_nothing(shape: Sequence[int]) -> Past:
-    """Returns the past of a video's first chunk, whose latents have this shape (B, C, T, h, w)."""
-    B, C, _, h, w = shape
-    return Past(np.zeros((B, C, FRAMES, h, w), np.float32))
+@dataclass(frozen=True)
+class Given:
+    """What a video goes on after.
 
-
-def of_image(image: Encoded, still: Encoded, draw: Noise) -> Past:
-    """Returns the past of a video that begins with an image.
-
-    Args:
-        image: the encoded image, T = 1.
-        still: a chunk of frames that are all the image, of whose latents the last is taken.
-        draw: the noise of the video.
+    Attributes:
+        first: the first frame, T = 1.
+        chunks: the last chunks, each of which is encoded alone; for an image one whose frames are all it.
+        before: how many chunks of the video are before these: they are drawn for, and not taken.
+        still: whether it is an image: of the latents of its chunk the last is taken.
+        frames: R, latent frames that steps take of the past.
     """
-    first, frames = image.sample(draw), still.sample(draw)[:, :, -1:]
-    first = _noised(first, draw, 1)
-    return Past(_last(_noised(frames, draw, 1)), first)
 
+    first: Latents
+    chunks: Sequence[Latents]
+    before: int
+    still: bool
+    frames: int
 
-def of_video(first: Encoded, chunks: Sequence[Encoded], draw: Noise) -> Past:
-    """Returns the past of a video that goes on from another.
-
-    Args:
-        first: the other one's encoded first frame, T = 1.
-        chunks: its frames, chunk by chunk, each of which is encoded alone. Frames at its beginning are left
-            out, so that these are whole.
-        draw: the noise of the video.
-    """
-    start, *rest = [one.sample(draw) for one in (first, *chunks)]
-    start = _noised(start, draw, 1)
-    frames = [_noised(chunk, draw, chunk.shape[2]) for chunk in rest]
-    return Past(_last(np.concatenate(frames, axis=2)), start)
+    def past(self, draw: Noise) -> Past:
+        """Returns the past, by the noise of the video."""
+        start, drawn = self.first.sample(draw), self.chunks[-1].mean.shape
+        for _ in range(self.before):
+            draw(drawn)
+        chunks = [chunk.sample(draw) for chunk in self.chunks]
+        start = _noised(start, draw, 1)
+        for _ in range(self.before):
+            draw.uniform(drawn[2])
+            draw(drawn)
+        if self.still:
+            chunks = [_noised(chunks[0][:, :, -1:], draw, 1)]
+        else:
+            chunks = [_noised(chunk, draw, chunk.shape[2]) for chunk in chunks]
+        B, C, _, h, w = drawn
+        zeros = np.zeros((B, C, self.frames, h, w), np.float32)
+        return Past(np.concatenate([zeros, *chunks], axis=2)[:, :, -self.frames :], start)
 
 
 def _noised(latents: np.ndarray, draw: Noise, sizes: int) -> np.ndarray:
     """Returns latents with noise of so many drawn sizes, one for all latent frames or one for each."""
     share = draw.uniform(sizes).reshape(-1, 1, 1) * np.float32(MOST - LEAST) + np.float32(LEAST)
     return share * draw(latents.shape) + (1 - share) * latents
-
-
-def _last(latents: np.ndarray) -> np.ndarray:
-    """Returns the last latent frames of a past, behind zeros if there are fewer."""
-    frames = of_nothing(latents.shape).frames
-    return np.concatenate([frames, latents], axis=2)[:, :, -FRAMES:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 from wanrun.artifact.model import Chunking
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.noise import Noise
 from wanrun.denoising.pyramid import enlarged, halved
 from wanrun.denoising.solvers import Start
 from wanrun.denoising.state import State, final_latents, start_state, zeros
@@ -56,10 +58,10 @@ class ChunkLoop:
     Args:
         sampler: makes the steps.
         conditions: inputs from images and videos.
-        draw: returns the noise that the solver adds between steps.
+        draw: the noise of the video, of which what is given takes the first.
     """
 
-    def __init__(self, sampler: Steps, conditions: Conditions, draw: Draw) -> None:
+    def __init__(self, sampler: Steps, conditions: Conditions, draw: Noise) -> None:
         self._sampler, self._conditions, self._draw = sampler, conditions, draw
         (self._keeper,) = sampler.programs.with_role(REMEMBER)
         record = sampler.programs[self._keeper]
@@ -69,6 +71,9 @@ class ChunkLoop:
         self._embeddings: np.ndarray | None = None
         self._made: np.ndarray | None = None
         self._number = self._before = 0
+        if conditions.given is not None:  # it stands for a first chunk
+            past = dataclasses.asdict(conditions.given.past(draw))
+            self._cache, self._number = dict.fromkeys(record.donated, past), 1
         pyramid = sampler.chunks.pyramid
         self._gamma = 0.0 if pyramid is None else pyramid.gamma
 

@@ -16,6 +16,7 @@ from wanrun.artifact.nag import NAG, nag_settings
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.roles import roles_when
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.past import Given, Latents
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError
 from wanrun.media.types import Inputs
@@ -32,11 +33,13 @@ class Encoded:
         once: outputs that are the same for all windows.
         window: outputs for the first window only.
         start: outputs of a video that the steps begin with; none without one.
+        given: what the video goes on after, on the host; None for nothing.
     """
 
     once: Mapping[str, Any]
     window: Mapping[str, Any]
     start: Mapping[str, Any] = field(default_factory=dict)
+    given: Given | None = None
 
 
 LastEncoded = WeakKeyDictionary[Inputs, Mapping[tuple[str, ...], Encoded]]
@@ -66,8 +69,8 @@ class Conditioning:
         self._model, self._task = manifest.model, manifest.model.task
         self._last, self._low_memory = last, low_memory
         self._once, self._window = programs.with_role("once"), programs.with_role("window")
-        self._start = programs.with_role("start")
-        self._encoders = (*self._once, *self._window, *self._start)
+        self._start, self._past = programs.with_role("start"), programs.with_role("past")
+        self._encoders = (*self._once, *self._window, *self._start, *self._past)
         self._digests = tuple(programs[name].sha256 for name in self._encoders)
 
     @property
@@ -102,7 +105,7 @@ class Conditioning:
                 if name in self._encoders or key in media:
                     dtype, shape = program.array(key)
                     arrays[key] = np.zeros(shape, dtype)
-        self._run(self._start, arrays)  # of which a warm-up's steps take nothing
+        self._run((*self._start, *self._past), arrays)  # of which a warm-up's steps take nothing
         if not self._window:
             return self._without({})
         once = self._encode_once(arrays)
@@ -132,36 +135,41 @@ class Conditioning:
         """
         if inputs is None or not inputs.arrays:
             return self._without(options)
-        started, conditioned = self._takers(inputs)
+        started, goes_on, conditioned = self._takers(inputs)
         arrays = self._of_window(inputs, window)
         first = window is None or not window.start
         encoded = known = self._last.get(inputs, {}).get(self._digests)
         if encoded is None or not first:
             with timings.phase("encode_media"):
                 start = (self._run(started, arrays) if known is None else known.start) if started else {}
+                given = self._encode_given(arrays) if goes_on else None
                 once, of_window = dict[str, Any](), dict[str, Any]()
                 if conditioned:
                     once = self._encode_once(arrays) if known is None else dict(known.once)
                     of_window = self._encode_window(arrays, once, carried, inputs.segment_overlap)
-            encoded = Encoded(once, of_window, start)
+            encoded = Encoded(once, of_window, start, given)
             if first:
                 self._last.clear()
                 self._last[inputs] = {self._digests: encoded}
         found = self._conditions(arrays, encoded, options) if conditioned else self._without(options)
-        return replace(found, start=np.asarray(encoded.start["start"])) if started else found
+        begin = np.asarray(encoded.start["start"]) if started else None
+        return replace(found, start=begin, given=encoded.given)
 
-    def _takers(self, inputs: Inputs) -> tuple[Sequence[str], bool]:
-        """Returns the programs of a given video to begin with, and whether steps take anything given."""
+    def _takers(self, inputs: Inputs) -> tuple[Sequence[str], bool, bool]:
+        """Returns programs of a video to begin with, and whether there are a past, and what steps take."""
         task = self._task
         begins = None if task.start is None else task.inputs[task.start].array
         given = begins in inputs.arrays
-        conditioned = bool(inputs.arrays.keys() - {begins})
-        if (given and not self._start) or (conditioned and not self._window):
+        past = {name for item in task.past.values() for name in (item.array, item.count)}
+        goes_on = bool(inputs.arrays.keys() & past)
+        conditioned = bool(inputs.arrays.keys() - {begins, *past})
+        lacking = (given, self._start), (goes_on, self._past), (conditioned, self._window)
+        if any(needed and not programs for needed, programs in lacking):
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
             )
-        return self._start if given else (), conditioned
+        return self._start if given else (), goes_on, conditioned
 
     def _of_window(self, inputs: Inputs, window: Window | None) -> dict[str, Any]:
         """Returns the arrays, of videos only the frames of a window."""
@@ -193,6 +201,24 @@ class Conditioning:
             }:
                 self._programs.weights.release(component)
         return made
+
+    def _encode_given(self, arrays: Mapping[str, Any]) -> Given:
+        """Returns what the video goes on after: the first frame alone, and each chunk, in a call each."""
+        item = next(one for one in self._task.past.values() if one.array in arrays)
+        frames, length = arrays[item.array], self._model.chunk_frames
+        counted = item.count or ""  # the manifest's check says so
+        count = int(arrays[counted])
+        rest = np.repeat(frames, length, axis=0) if (still := count == 1) else frames[1:]
+
+        def latents(part: np.ndarray) -> Latents:
+            whole = np.resize(part, (length, *part.shape[1:]))  # repeated, where only the first one counts
+            made = self._run(self._past, {item.array: whole, counted: np.int32(len(part))})
+            times = slice((len(part) - 1) // self._model.vae_temporal + 1)
+            return Latents(*(np.asarray(made[name])[None, :, times] for name in ("mean", "deviation")))
+
+        chunks = [latents(part) for part in np.split(rest, len(rest) // length)]
+        before = 0 if still else count // length - len(chunks)
+        return Given(latents(frames[:1]), chunks, before, still, item.past)
 
     def _encode_window(
         self, arrays: Mapping[str, Any], once: Mapping[str, Any], carried: Mapping[str, Any], overlap: int

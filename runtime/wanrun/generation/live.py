@@ -197,10 +197,10 @@ class _Making:
             run = session.loop_of(self._generation, timings, _nothing, self.stop.check, last=False)
             run = replace(run, embeddings=embeddings, window=number, windows=number + 1)
             with self._device.call(timings, self.stop), self._device.turn(timings, self.stop):
+                loop = loop or ChunkLoop(session, self._conditions(timings), noise)
                 own = drawn[:, :, start : start + length]
                 if own.shape[2] < length:
                     own = noise((*drawn.shape[:2], length, *drawn.shape[3:]))
-                loop = loop or ChunkLoop(session, self._conditions(timings), noise)
                 latents = loop(run, own)
                 with timings.phase("decode"):
                     frames = np.concatenate([*decoder(latents[0], further=number > 0 and not alone)])[None]

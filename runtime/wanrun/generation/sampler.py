@@ -142,7 +142,7 @@ class Sampler:
         return parts.joined(self.profile), final
 
     def denoise(
-        self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Draw
+        self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Noise
     ) -> np.ndarray:
         """Runs the experts' steps, one expert after the other.
 
@@ -150,7 +150,7 @@ class Sampler:
             run: the generation's parameters.
             noise: initial noise, float32 (B, C, T, h, w); only read. None where each chunk draws its own.
             conditions: inputs from images and videos.
-            draw: returns the noise that the solver adds between steps.
+            draw: the noise of the video, for what is given and what the solver adds between steps.
 
         Returns:
             The final latents, float32 (B, C, T, h, w).
@@ -185,7 +185,7 @@ class Sampler:
         return self.profile.num_frames if self._alone else None
 
     def _in_chunks(
-        self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Draw
+        self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Noise
     ) -> np.ndarray:
         """Returns the final latents of a video that is made chunk by chunk."""
         loop, lengths = ChunkLoop(self, conditions, draw), self.chunks.lengths(self.latents_shape[2])

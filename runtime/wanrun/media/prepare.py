@@ -36,7 +36,7 @@ from wanrun.media.types import (
     chosen_overlap,
     is_given,
 )
-from wanrun.media.windows import check_chunks, check_segments, padded_frames, reflected
+from wanrun.media.windows import check_chunks, check_segments, last_chunks, padded_frames, reflected
 from wanrun.opened.cancel import CancelToken
 
 MAX_BYTES = 8 * 2**30
@@ -117,8 +117,9 @@ def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[s
         if not isinstance(source, Path | str):
             return None
         option = field(name)
-        if manifest.model.task.inputs[name].kind == "video":
-            digest = video_digest(source, option, profile.num_frames)
+        item = manifest.model.task.inputs[name]
+        if item.kind == "video":
+            digest = video_digest(source, option, None if item.past else profile.num_frames)
         else:
             digest = file_digest(source, option)
         digests.setdefault(name, []).append(digest)
@@ -147,6 +148,7 @@ class _Loader:
         self._pixels: list[np.ndarray] = []  # input of the image encoder
         self._total = profile.num_frames  # frames of each video's array
         self._num_frames: int | None = None  # frames of the result, if the media decide their number
+        self._given: int | None = None  # frames of a video that the result goes on after
 
     def load(self) -> Inputs:
         """Returns the arrays that the programs take, and the facts about the media."""
@@ -157,7 +159,8 @@ class _Loader:
             if item.kind == "images":
                 _check_count(self._profile, name, len(source))
             if given:
-                arrays |= beginning(item, self._prepared(name, item, source), self._total)
+                prepared = self._prepared(name, item, source)
+                arrays |= beginning(item, prepared, self._total, self._given)
                 if name in MASKS and arrays[item.array].max(initial=0) <= _BLACK:
                     self._warnings.append(_no_white(name, source))
             elif item.default is not None:
@@ -186,6 +189,8 @@ class _Loader:
             return self._image(name, item, source)[None]
         if item.kind == "images":
             return np.stack([self._image(name, item, image) for image in source])
+        if item.past:
+            return self._last_chunks(name, item, source)
         if item.count is not None:
             return self._first_chunks(name, item, source)
         if windows is None:
@@ -232,23 +237,26 @@ class _Loader:
                 f"{described(source, name)}: {sizes}; the option fit keeps the shape: crop or pad"
             )
 
-    def _frames(self, name: str, source: VideoSource, max_frames: int) -> Iterator[Image.Image]:
-        digest = hashlib.sha256()
-        yield from read_video(source, field(name), max_frames, digest.update, self._cancel, name in MASKS)
+    def _frames(
+        self, name: MediaOption, item: Input, source: VideoSource, canvas: Canvas, most: int | None
+    ) -> Iterator[np.ndarray]:
+        """Yields a video's prepared frames, up to ``most``; after the last one its digest is known."""
+        digest, prepared = hashlib.sha256(), PREPARATIONS[item.prepare]
+        frames = read_video(source, field(name), most, digest.update, self._cancel, name in MASKS)
+        for number, frame in enumerate(frames):
+            if not number:
+                self._warn_if_squeezed(name, item, source, frame, canvas)
+            yield prepared.process(frame, canvas)
         self._digests[name] = [digest.hexdigest()]
 
     def _first_frames(
         self, name: MediaOption, item: Input, source: VideoSource, canvas: Canvas, most: int
     ) -> tuple[np.ndarray, int]:
         """Returns (total, H, W, ...) that begins with a video's frames, and their number, up to ``most``."""
-        prepared = PREPARATIONS[item.prepare]
-        frames, count = prepared.empty(self._total, canvas), 0
-        for count, frame in enumerate(self._frames(name, source, most), 1):
-            if count > self._total:
-                continue  # it is the last one, after which the digest is known
-            frames[count - 1] = prepared.process(frame, canvas)
-            if count == 1:
-                self._warn_if_squeezed(name, item, source, frame, canvas)
+        frames, count = PREPARATIONS[item.prepare].empty(self._total, canvas), 0
+        for count, frame in enumerate(self._frames(name, item, source, canvas, most), 1):
+            if count <= self._total:
+                frames[count - 1] = frame
         return frames, count
 
     def _whole_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
@@ -277,6 +285,14 @@ class _Loader:
         check_chunks(count, self._total, chunks, self._model.vae_temporal, canvas.title)
         return frames[:count]
 
+    def _last_chunks(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
+        """Returns (1 + n, H, W, ...) of a video's first frame, and of the last whole chunks that count."""
+        canvas, chunks = self._canvas(item, described(source, field(name))), self._model.chunks
+        assert chunks is not None  # the manifest's check says so
+        frames, most = self._frames(name, item, source, canvas, None), -(-item.past // chunks.each)
+        kept, self._given = last_chunks(frames, self._model.chunk_frames, most, canvas.title)
+        return np.stack(kept)
+
     def _deciding_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (total, H, W, ...) of the video that decides the length, padded to whole windows."""
         prepared, canvas = PREPARATIONS[item.prepare], self._canvas(item, described(source, field(name)))
@@ -285,18 +301,16 @@ class _Loader:
         # The array grows in place: the length is known only at the video's end, and two copies would take
         # twice the memory. realloc moves the pages of an array this large, not its bytes.
         frames, count = prepared.empty(0, canvas), 0
-        for count, frame in enumerate(self._frames(name, source, limit + 1), 1):
+        for count, frame in enumerate(self._frames(name, item, source, canvas, limit + 1), 1):
             if count > limit:
                 raise UsageError(
                     f"{canvas.title} is too long for one run",
                     expected=f"at most {limit} frames at this size",
                     remedy="cut it, and make the parts one by one",
                 )
-            if count == 1:
-                self._warn_if_squeezed(name, item, source, frame, canvas)
             if count > len(frames):
                 frames.resize((len(frames) + step, *shape), refcheck=False)
-            frames[count - 1] = prepared.process(frame, canvas)
+            frames[count - 1] = frame
         segments = count, self._profile.num_frames, self._overlap
         check_segments(*segments, canvas.title)
         self._num_frames, self._total = count, padded_frames(*segments)

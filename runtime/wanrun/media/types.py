@@ -45,12 +45,21 @@ class Inputs:
     warnings: tuple[str, ...] = ()
 
 
-def beginning(item: Input, frames: np.ndarray, total: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of an input: of one that the result begins with, filled up to the total frames."""
+def beginning(item: Input, frames: np.ndarray, total: int, given: int | None = None) -> dict[str, np.ndarray]:
+    """Returns the arrays of an input: of one that the result begins with, filled up to the total frames.
+
+    Args:
+        item: the input.
+        frames: its frames; of a video's past the first one, and those of its last chunks.
+        total: those of the result.
+        given: how many frames a past has; None for those that are there.
+    """
     if item.count is None:
         return {item.array: frames}
     import numpy as np
 
+    if item.past:
+        return {item.array: frames, item.count: np.array(given or len(frames), np.int32)}
     filled = np.zeros((total, *frames.shape[1:]), frames.dtype)
     filled[: len(frames)] = frames
     return {item.array: filled, item.count: np.array(len(frames), np.int32)}

@@ -6,10 +6,16 @@ The arithmetic is that of ``WanAnimatePipeline.__call__``.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
+
+Frame = TypeVar("Frame")
 
 
 def num_windows(num_frames: int, length: int, overlap: int) -> int:
@@ -79,6 +85,32 @@ def check_chunks(num_frames: int, most: int, chunks: Chunking, temporal: int, vi
             found=num_frames if num_frames <= most else f"more than {most}",
             remedy=f"give {' or '.join(str(end) for one in nearest for end in one)} frames",
         )
+
+
+def last_chunks(frames: Iterable[Frame], length: int, most: int, video: str) -> tuple[Sequence[Frame], int]:
+    """Returns the first of a video's frames, those of its last whole chunks, and how many all frames are.
+
+    Args:
+        frames: of the video, of which few are kept at a time.
+        length: frames of a chunk.
+        most: how many chunks are returned.
+        video: the video's name in messages.
+
+    Raises:
+        UsageError: for a video without a whole chunk.
+    """
+    first, last, count = list[Frame](), deque[Frame](maxlen=most * length), 0
+    for frame in frames:
+        first, count = first or [frame], count + 1
+        last.append(frame)
+    if count < length:
+        raise UsageError(
+            f"{video} is too short to be continued",
+            expected=f"a chunk, {length} frames, or more",
+            found=count,
+            remedy="give a longer video, or an image",
+        )
+    return [*first, *islice(last, len(last) % length, None)], count
 
 
 def reflected(num_frames: int, target: int) -> list[int]:

@@ -78,6 +78,8 @@ def sample_media(
     frames = profile.num_frames
     if manifest.model.task.windows is not None:
         frames = max(1, frames - 2)
+    if manifest.model.task.past:
+        frames = max(frames, manifest.model.chunk_frames)
     size = profile.width, profile.height
     face = inputs["face_video"].size if "face_video" in inputs else None
     given = samples(wanted, size, frames, profile.num_references, face or 0, seed)

@@ -14,8 +14,10 @@ import numpy as np
 from wanrun import __version__
 from wanrun.artifact.cost import Cost, cost_of
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.media import MediaOption
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import Counts
+from wanrun.artifact.task import Input
 from wanrun.denoising.blending import Blending
 from wanrun.denoising.latents import latent_frames, latents_shape
 from wanrun.denoising.noise import clip_seed
@@ -158,13 +160,29 @@ class Generation:
         }
 
     def _conditioned(self, inputs: Inputs | None) -> bool:
-        """Whether images or videos are given that steps take: any but the video that they begin with."""
-        if "strength" not in self.options:
+        """Whether images or videos are given that steps take: any but those that they begin with."""
+        task = self.manifest.model.task
+        if "strength" not in self.options and not task.past:
             return inputs is not None or self.media is not None
-        taken = self.manifest.model.task.conditions
+        return self._first_given(task.conditions, inputs) is not None
+
+    def _first_given(self, items: Mapping[MediaOption, Input], inputs: Inputs | None) -> Input | None:
+        """Returns the first of some inputs that is given; None for none."""
         if inputs is not None:
-            return any(item.array in inputs.arrays for item in taken.values())
-        return self.media is not None and any(is_given(self.media, name) for name in taken)
+            return next((item for item in items.values() if item.array in inputs.arrays), None)
+        media = self.media or Media()
+        return next((item for name, item in items.items() if is_given(media, name)), None)
+
+    def _past(self, inputs: Inputs | None) -> int:
+        """Returns the parts that are encoded of what the video goes on after; the most of an unread one."""
+        model = self.manifest.model
+        if (item := self._first_given(model.task.past, inputs)) is None or model.chunks is None:
+            return 0
+        if inputs is not None:
+            chunks = len(inputs.arrays[item.array]) // model.chunk_frames
+        else:
+            chunks = -(-item.past // model.chunks.each) if item.kind == "video" else 1
+        return 1 + max(chunks, 1)
 
     def counts(self, inputs: Inputs | None = None) -> Counts:
         """Returns what is done how often. Inputs that were read may decide the frames, and the windows."""
@@ -192,6 +210,7 @@ class Generation:
             # A later clip begins with the last frame of the one before.
             media=windows if self._conditioned(inputs) else self.clips - 1,
             starts="strength" in self.options,
+            past=self._past(inputs),
             noise=bool(self.table.noise.any()),
             decoder=self.options.get("decoder", "full"),
             frames=frames,

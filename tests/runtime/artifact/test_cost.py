@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from helpers.manifests import plain_manifest, plain_program, plain_target, program_set, with_model
 from helpers.media_files import task_of
 from helpers.options import PROFILE, generation
 from wanrun.artifact.manifest import Component
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import ProgramSet
 from wanrun.media.types import Inputs
 from wanrun.request.generation import Generation
@@ -17,7 +19,8 @@ def test_the_cost_of_text_alone() -> None:
     pair = msgspec.structs.replace(PROFILE, num_videos=2)
     cost = generation(profile=pair, num_videos=2, num_steps=4).cost()
     assert (cost.windows, cost.steps, cost.frames, cost.pixels) == (1, 4, 18, 18 * 96 * 64)
-    assert cost.calls == {"text": 2, "once": 0, "window": 0, "start": 0, "prepare": 1, "step": 4, "decode": 2}
+    media = dict.fromkeys(("once", "window", "start", "past"), 0)
+    assert cost.calls == {"text": 2, **media, "prepare": 1, "step": 4, "decode": 2}
     assert cost.flops == cost.bytes == {}  # nothing was compiled
     scan = generation(num_steps=4, loop="scan").cost().calls
     assert scan["scan"] == 1 and "step" not in scan
@@ -36,6 +39,17 @@ def test_the_cost_of_a_long_video() -> None:
     cost = given().cost(Inputs(num_frames=33))
     assert (cost.windows, cost.steps, cost.frames) == (4, 12, 33)
     assert (cost.calls["step"], cost.calls["decode"], cost.calls["once"]) == (12, 4, 1)
+
+
+def test_each_part_of_a_past_is_encoded() -> None:
+    """A first frame, and chunks of 33 frames: of a video three at most, or as many as were read."""
+    chunks = Chunking(first=9, each=9, alone=True)
+    helios = with_model(plain_manifest(), task=task_of("helios-wan2.1"), chunks=chunks)
+    given = [generation(helios, **one).cost().calls for one in ({}, {"image": "i.png"}, {"video": "v.mp4"})]
+    assert [(calls["past"], calls["window"]) for calls in given] == [(0, 0), (2, 0), (4, 0)]
+    for frames, calls in ((1, 2), (1 + 2 * 33, 3)):
+        read = Inputs({"given": np.zeros((frames, 1)), "given_frames": np.array(99, np.int32)})
+        assert generation(helios).cost(read).calls["past"] == calls
 
 
 def test_the_cost_of_blended_windows() -> None:

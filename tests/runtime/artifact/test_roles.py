@@ -30,6 +30,7 @@ COUNTS = Counts(
     media=3,
     noise=False,
     starts=True,
+    past=5,
 )
 
 
@@ -54,7 +55,7 @@ def test_a_program_that_makes_steps_is_proven_by_their_update() -> None:
             replace(ROLES[name], proven=proven)
 
 
-CALLS = {"text": 2, "once": 1, "window": 3, "start": 1, "decode_first": 12, "decode": 12}
+CALLS = {"text": 2, "once": 1, "window": 3, "start": 1, "past": 5, "decode_first": 12, "decode": 12}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
     del calls["decode_first"]
     assert tiny == {key.replace("decode", "decode_tiny"): value for key, value in calls.items()}
     of_text = replace(counts, media=0)
-    assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0, 1]
+    assert [role.calls(of_text) for role in roles_of(form) if role.when == "media"] == [0, 0, 1, 5]
 
 
 def test_calls_of_chunks() -> None:

@@ -26,7 +26,7 @@ PROCESSOR = ImageProcessor(
 
 def written(folder: Path, task: Task) -> dict[str, Any]:
     """Writes a manifest with this task, and gives its JSON."""
-    chunks = Chunking(first=1, each=3)
+    chunks = Chunking(first=9, each=9, alone=True) if task.past else Chunking(first=1, each=3)
     plain_manifest(model=plain_model(task=task, image_processor=PROCESSOR, chunks=chunks)).write(folder)
     found: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     return found
@@ -91,6 +91,9 @@ BAD: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("wan2.2-animate", (*INPUTS, "pose_video", "required"), False, "the windows need pose_video, which"),
     ("wan2.2-ti2v", ("model", "task", "held"), {}, "missing required field"),
     ("wan2.2-ti2v", ("model", "task", "start"), "image", "steps cannot begin with image"),
+    ("helios-wan2.1", (*INPUTS, "image", "count"), None, "nothing takes how many frames it has"),
+    ("helios-wan2.1", (*INPUTS, "video", "past"), 18, "two inputs are called given"),
+    ("helios-wan2.1", ("model", "chunks", "alone"), False, "image is the past of a video whose chunks are"),
 ]
 
 

@@ -13,6 +13,7 @@ from wanrun.artifact.model import Chunking
 from wanrun.artifact.roles import FORMS
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
+from wanrun.denoising.past import Given, Latents
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.generation.chunks import REMEMBER, ChunkLoop
@@ -24,7 +25,7 @@ SHAPE = (1, 2, 3, 4, 6)
 class Recorder:
     """Makes chunks that are their number, and writes down what it is called for."""
 
-    chunks = Chunking(first=1, each=3)
+    chunks, key = Chunking(first=1, each=3), "k"
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -35,7 +36,7 @@ class Recorder:
 
     def keep(self, *, text: str, cache: Any, chunk: np.int32, latents: np.ndarray) -> Mapping[str, Any]:
         self.calls.append((REMEMBER, text, int(chunk), latents.shape[2], float(latents[0, 0, 0, 0, 0])))
-        return {"cache": {"k": cache["k"] + 1}}
+        return {"cache": {self.key: cache[self.key] + 1}}
 
     def prepare(self, run: Denoising, conditions: Conditions, steps: Any) -> dict[str, Any]:
         self.calls.append(("prepare", str(run.embeddings[0])))
@@ -46,7 +47,8 @@ class Recorder:
 
     def expert_steps(self, run: Any, steps: Any, state: Any, constant: Any, draw: Any, later: Any) -> Any:
         number = int(constant["chunk"])
-        self.calls.append(("steps", constant["text"], number, float(constant["cache"]["k"][0])))
+        kept = float(np.ravel(constant["cache"][self.key])[0])
+        self.calls.append(("steps", constant["text"], number, kept))
         return {"latents": np.full_like(state["latents"], number + 10)}
 
 
@@ -72,6 +74,23 @@ def run_of(prompt: str) -> Denoising:
         "loop": "chunks",
     }
     return Denoising(**parts, timings=Timings())
+
+
+def test_what_is_given_stands_for_a_first_chunk() -> None:
+    """Its noise is drawn before that of the video's own first chunk, whose number is 1."""
+    sampler, draw = Recorder(), Noise(0)
+    one = Latents(np.ones((1, 2, 1, 4, 6), np.float32), np.zeros((1, 2, 1, 4, 6), np.float32))
+    given = Given(one, [one], 0, True, 2)
+    loop = ChunkLoop(cast(Any, sampler), Conditions(given=given), draw)
+    expected, own = given.past(after := Noise(0)), draw(SHAPE)
+    np.testing.assert_array_equal(own, after(SHAPE))
+    sampler.key = "first"
+    run = run_of("a")
+    loop(run, own)
+    loop(run, own)
+    first = float(expected.first[0, 0, 0, 0, 0])
+    assert [(call[0], call[2]) for call in sampler.calls[1:]] == [("steps", 1), (REMEMBER, 1), ("steps", 2)]
+    assert sampler.calls[1][3] == first and sampler.calls[3][3] == first + 1
 
 
 @pytest.mark.parametrize("held", [0, 1, 4])

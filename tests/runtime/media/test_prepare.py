@@ -268,6 +268,24 @@ def test_given_frames_end_with_a_chunk(tmp_path: Path) -> None:
     assert media_facts(manifest, profile, folder) == load_media(manifest, profile, folder).facts
 
 
+def test_of_a_video_to_continue_the_last_chunks_are_taken(tmp_path: Path) -> None:
+    """Seven chunks of 9 frames have 19 latent frames; all frames are counted, and decide the digest."""
+    manifest, profile = manifest_of("helios-wan2.1"), profile_of()
+    frames = [*map(np.asarray, pictures(75, WIDTH, HEIGHT))]
+    kept = np.stack([frames[0], *frames[75 - 63 :]])
+    for media, taken, count in (
+        (Media(video=frames), kept, 75),
+        (Media(image=frames[2]), frames[2][None], 1),
+    ):
+        arrays = load_media(manifest, profile, media).arrays
+        assert arrays["given_frames"] == count and np.array_equal(arrays["given"], taken)
+    with pytest.raises(UsageError) as caught:
+        load_media(manifest, profile, Media(video=frames[:8]))
+    assert caught.value.fields == ("video",) and caught.value.found == 8
+    folder = Media(video=write_folder(pictures(12, WIDTH, HEIGHT), tmp_path / "frames"))
+    assert media_facts(manifest, profile, folder) == load_media(manifest, profile, folder).facts
+
+
 def test_vace_takes_larger_videos_of_its_aspect_ratio() -> None:
     large = pictures(FRAMES, 2 * WIDTH + 6, 2 * HEIGHT)  # 6 pixels are rounded away
     found = load("wan2.1-vace", Media(video=large)).arrays["video"]

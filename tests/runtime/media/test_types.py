@@ -55,8 +55,9 @@ def test_a_fit_without_an_effect_is_refused() -> None:
 
 
 def test_a_video_begins_with_an_image_or_a_video() -> None:
-    assert check("anyflow-far-wan2.1", Media(video=MOVING)) == ""
-    assert "exclude each other" in check("anyflow-far-wan2.1", Media(image=A, video=MOVING))
+    for variant in ("anyflow-far-wan2.1", "helios-wan2.1"):
+        assert check(variant, Media(video=MOVING)) == ""
+        assert "exclude each other" in check(variant, Media(image=A, video=MOVING))
 
 
 def test_all_problems_are_said_at_once() -> None:

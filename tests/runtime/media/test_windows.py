@@ -13,6 +13,7 @@ from wanrun.media.windows import (
     Window,
     check_chunks,
     check_segments,
+    last_chunks,
     num_windows,
     padded_frames,
     reflected,
@@ -34,6 +35,15 @@ def test_a_given_video_ends_with_a_chunk(frames: int, found: str, nearest: str) 
     assert str(caught.value.found).endswith(found)
     assert re.findall("[0-9]+", str(caught.value.remedy)) == nearest.split()
     assert re.findall("[0-9]+", str(caught.value.expected)) == ["1", "13"]
+
+
+def test_of_a_video_to_continue_the_first_frame_and_the_last_chunks_are_kept() -> None:
+    assert last_chunks(range(10), 3, 2, "it") == ([0, *range(4, 10)], 10)
+    assert last_chunks(range(5), 3, 2, "it") == ([0, 2, 3, 4], 5)
+    assert last_chunks(range(3), 3, 2, "it") == ([0, 0, 1, 2], 3)
+    with pytest.raises(UsageError) as caught:
+        last_chunks(range(2), 3, 2, "it")
+    assert caught.value.found == 2 and "3" in str(caught.value.expected)
 
 
 @pytest.mark.parametrize("overlap", [1, 5])
