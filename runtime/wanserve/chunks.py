@@ -17,7 +17,8 @@ from wanserve.live_files import LiveFiles, Piece
 from wanserve.messages import Fragment, Go, Going, Steer
 
 if TYPE_CHECKING:
-    from wanrun import CancelToken, Chunk, Job, Live, Pipeline
+    from wanrun import CancelToken, Chunk, Generation, Job, Live, Pipeline
+    from wanrun.media.types import Inputs
 
 
 class Chunks:
@@ -54,10 +55,14 @@ class Chunks:
             CancelledError: if it is cancelled before.
             WanError: as of ``Pipeline.live``, and of what encodes and writes.
         """
-        metadata, last = self._metadata(pipeline, job, token), None
-        with progress.timings.phase("live"), _writing(job, metadata, self._send) as write:
+        generation, inputs, last = job.generation, None, None
+        if generation.media is not None:
+            with progress.timings.phase("read_media"):
+                inputs = generation.read_media(cancel=token)
+        metadata = self._metadata(pipeline, generation, inputs)
+        with progress.timings.phase("live"), _writing(job, metadata, self._send, progress.part) as write:
             try:
-                with closing(self._made(pipeline, job, token)) as chunks:
+                with closing(self._made(pipeline, generation, inputs, token)) as chunks:
                     for chunk in chunks:
                         write(chunk)
                         last = chunk
@@ -68,22 +73,24 @@ class Chunks:
         metadata["num_frames"] = 0 if last is None else last.first + last.frames.shape[1]
         if last is not None:
             _picture(job, "last_frame", last, metadata)
-        return progress.outcome(metadata=plain(metadata), warnings=list(job.generation.warnings))
+        warnings = [*generation.warnings, *(() if inputs is None else inputs.warnings)]
+        return progress.outcome(metadata=plain(metadata), warnings=warnings)
 
-    def _metadata(self, pipeline: Pipeline, job: Job, token: CancelToken) -> dict[str, Any]:
+    def _metadata(self, pipeline: Pipeline, generation: Generation, inputs: Inputs | None) -> dict[str, Any]:
         """Returns the metadata of the video, with its length if that was asked for."""
-        generation, frames = job.generation, self._going.frames
-        inputs = None if generation.media is None else generation.read_media(cancel=token)
+        frames = self._going.frames
         here = pipeline.artifact.built_here(generation.profile.name)
         metadata = generation.metadata(inputs, pipeline.artifact.influences | here)
         del metadata["num_frames"]  # those of the profile
         return metadata if frames is None else {**metadata, "num_frames": frames}
 
-    def _made(self, pipeline: Pipeline, job: Job, token: CancelToken) -> Generator[Chunk]:
+    def _made(
+        self, pipeline: Pipeline, generation: Generation, inputs: Inputs | None, token: CancelToken
+    ) -> Generator[Chunk]:
         """Yields the chunks as the server lets them be made, up to the length of the job."""
         going, number = self._going, 0
-        most = going.seconds * job.generation.fps
-        with pipeline.run_live(job.generation, max_frames=going.frames, cancel=token) as live:
+        most = going.seconds * generation.fps
+        with pipeline.run_live(generation, inputs=inputs, max_frames=going.frames, cancel=token) as live:
             with self._changed:
                 self._live = live
                 if self._prompt is not None:
@@ -118,18 +125,26 @@ class _Files:
         job: the job.
         metadata: of its video.
         send: sends a message to the server.
+        took: gets the timings of each chunk, with its encoding.
         parts: what the encoder has made, which is taken from there.
     """
 
     def __init__(
-        self, job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None], parts: list[bytes]
+        self,
+        job: Job,
+        metadata: dict[str, Any],
+        send: Callable[[Fragment], None],
+        took: Callable[[Timings], None],
+        parts: list[bytes],
     ) -> None:
-        self._job, self._metadata, self._send, self._parts = job, metadata, send, parts
+        self._job, self._metadata, self._send, self._took, self._parts = job, metadata, send, took, parts
         self._files, self._media_type = LiveFiles(job.outputs[0].path), ""
 
     def write(self, video: LiveVideo, chunk: Chunk) -> None:
         """Encodes and writes a chunk; of the first one a picture too."""
-        video.write(chunk.frames[0])
+        with chunk.timings.phase("encode_video"):
+            video.write(chunk.frames[0])
+        self._took(chunk.timings)
         if chunk.number == 0:
             head = self._parts.pop(0)
             self._files.begin(head)
@@ -154,11 +169,11 @@ class _Files:
 
 @contextmanager
 def _writing(
-    job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None]
+    job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None], took: Callable[[Timings], None]
 ) -> Iterator[Callable[[Chunk], None]]:
     """Gives what writes chunks on a thread of its own, while the next one is made."""
     parts, profile = list[bytes](), job.generation.profile
-    files = _Files(job, metadata, send, parts)
+    files = _Files(job, metadata, send, took, parts)
     size = profile.width, profile.height
     with (
         live_video(parts.append, size, job.generation.fps, metadata) as video,

@@ -103,7 +103,8 @@ class Estimates:
         """
         video = progress.video
         if (live := video.live) is not None:
-            progress.percent = min(99, 100 * live.made // (live.frames or 1)) if live.frames else 0
+            most = live.frames or live.seconds * video.shape["fps"]
+            progress.percent = min(99, int(100 * live.made / most))
             return
         steps = progress.steps or video.shape["num_steps"]
         phase_now = "steps" if 0 < progress.step < steps else progress.phase  # a window's decoding, too

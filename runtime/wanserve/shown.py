@@ -32,9 +32,12 @@ class ShownVideo(Struct, frozen=True, kw_only=True):
     status: Status
     phase: Annotated[Phase | None, Meta(description="What is done for it.")]
     position: Annotated[int | None, Meta(description="Place among those that wait; 1 is next.")]
-    progress: Annotated[int, Meta(ge=0, le=100, description="Percent of the time that it takes.")]
+    progress: Annotated[
+        int,
+        Meta(ge=0, le=100, description="Percent of the time that it takes; of a live one, of its frames."),
+    ]
     step: int | None
-    steps: int
+    steps: Annotated[int | None, Meta(description="Denoising steps; null of a live video.")]
     preview: Annotated[int | None, Meta(description="The step of its newest preview, while it is made.")]
     remaining_seconds: Annotated[float | None, Meta(description="From the times of earlier videos.")]
     created_at: int
@@ -82,8 +85,8 @@ def shown(video: Video, progress: VideoProgress | None, expires: float | None = 
         phase=far.phase or None,
         position=far.position,
         progress=far.percent,
-        step=far.step if video.status == "in_progress" else None,
-        steps=far.steps or shape["num_steps"],
+        step=far.step if video.status == "in_progress" and video.live is None else None,
+        steps=(far.steps or shape["num_steps"]) if video.live is None else None,
         preview=None if far.preview is None else far.preview[0],
         remaining_seconds=None if far.remaining is None else round(far.remaining, 2),
         created_at=int(video.created),

@@ -22,7 +22,7 @@ import pytest
 
 from helpers.asked import catalog, in_chunks
 from serve_client import Connection
-from wanrun import Generation
+from wanrun import Generation, Timings
 from wanserve import chunks
 from wanserve.keys import Keys
 from wanserve.messages import Begin, Ready, line, to_worker
@@ -60,7 +60,9 @@ class Colours:
         )
 
     @contextlib.contextmanager
-    def run_live(self, generation: Generation, max_frames: int | None, cancel: Any) -> Iterator[_Live]:
+    def run_live(
+        self, generation: Generation, inputs: Any, max_frames: int | None, cancel: Any
+    ) -> Iterator[_Live]:
         options = generation.options
         yield _Live(self, options["prompt"], options["seed"], max_frames, cancel)
 
@@ -78,8 +80,9 @@ class _Live:
         first = 0 if number == 0 else 1 + FRAMES * (number - 1)
         if self._frames is not None and first >= self._frames:
             raise StopIteration
-        began = time.perf_counter()
-        time.sleep(self._colours.seconds)
+        began, timings = time.perf_counter(), Timings.from_now()
+        with timings.phase("denoise"):
+            time.sleep(self._colours.seconds)
         self._cancel.check()
         if (error := self._colours.fails.get(number)) is not None:
             raise error
@@ -94,6 +97,7 @@ class _Live:
             latents=np.zeros(1, np.float32),
             prompt=self._prompt,
             seconds=time.perf_counter() - began,
+            timings=timings,
         )
 
     def send(self, prompt: str) -> None:

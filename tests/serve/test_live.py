@@ -27,6 +27,8 @@ from wanserve.restore import restored
 from wanserve.store import Store
 from wanserve.video import Live
 
+TOOK = {"steps", "encode"}
+
 
 def whole(there: House, chunks: int, seed: int = 0) -> bytes:
     return HEAD + b"".join(part_of(there.colours, number, seed=seed) for number in range(chunks))
@@ -61,10 +63,14 @@ def test_a_live_video_plays_while_it_is_made(tmp_path: Path, monkeypatch: pytest
                 assert first.status == 200 and TYPE in first.headers
                 parts = [await first.part() for _ in range(2)]
                 assert len(there.colours.made) <= 2
+                job = await there.look(id)
+                assert 0 < job["progress"] < 100 and job["step"] is job["steps"] is None
                 parts += [part async for part in first.parts()]
                 assert await (await second.begin()).rest() == b"".join(parts)
                 job = await there.ended(id)
                 assert (job["status"], job["num_frames"], job["live"]["stopped"]) == ("completed", 13, None)
+                assert job["stage_durations"]["steps"] >= 0.2 and job["stage_durations"].keys() == TOOK
+                assert (job["progress"], job["live"]["first_seconds"] > 0.05) == (100, True)
                 assert b"".join(parts) == whole(there, 4, seed) == await content(there, id)
                 assert (await there.call("GET", f"/v1/videos/{id}/live")).body == b"".join(parts)
                 assert (await content(there, id, "thumbnail"))[:4] == b"RIFF"

@@ -22,6 +22,7 @@ from wanrun.errors import CancelledError, wrong_type
 from wanrun.generation.chunks import ChunkLoop
 from wanrun.generation.decoding import Decoder
 from wanrun.generation.session import Session
+from wanrun.media.types import Inputs
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import check_objects
 from wanrun.request.generation import Generation
@@ -79,6 +80,7 @@ class Live:
         device: the pipeline's.
         frames: of the video; None for no end.
         cancel: ends it with a CancelledError.
+        inputs: images and videos, if they were already read.
 
     Attributes:
         generation: the argument, with the first prompt.
@@ -94,12 +96,13 @@ class Live:
         device: Device,
         frames: int | None,
         cancel: CancelToken | None,
+        inputs: Inputs | None = None,
     ) -> None:
-        check_objects(cancel=cancel)
+        check_objects(cancel=cancel, inputs=inputs)
         check_live(generation.manifest, frames, decoder=generation.options.get("decoder"))
         self.generation = generation
         self._given, self._closed, self._turn = cancel, False, threading.Lock()
-        self._making = _Making(generation, session, device, frames)
+        self._making = _Making(generation, session, device, frames, inputs)
         self._chunks = self._making.chunks()
 
     def send(self, *, prompt: str) -> None:
@@ -166,13 +169,22 @@ class _Making:
         session: of its profile.
         device: the pipeline's.
         frames: of the video; None for no end.
+        inputs: images and videos, if they were already read.
 
     Attributes:
         prompt: that the next chunk is made by.
         stop: ends it.
     """
 
-    def __init__(self, generation: Generation, session: Session, device: Device, frames: int | None) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        session: Session,
+        device: Device,
+        frames: int | None,
+        inputs: Inputs | None,
+    ) -> None:
+        self._inputs = inputs
         self._generation, self._session, self._device, self._total = generation, session, device, frames
         self.prompt, self.stop = str(generation.options["prompt"]), CancelToken()
 
@@ -189,6 +201,9 @@ class _Making:
         for number, length in enumerate(self._lengths()):
             timings, asked, prompt = Timings.from_now(), time.perf_counter(), self.prompt
             self.stop.check()
+            if number == 0 and self._inputs is None and self._generation.media is not None:
+                with timings.phase("read_media"):  # before the device is held
+                    self._inputs = self._generation.read_media(cancel=self.stop)
             if prompt != embedded:
                 with self._device.call(timings, self.stop):
                     # With guidance a negative prompt is behind it, which stays.
@@ -211,8 +226,8 @@ class _Making:
             start, first = start + length, first + frames.shape[1]
 
     def _conditions(self, timings: Timings) -> Conditions:
-        """Returns the inputs from images."""
-        inputs = self._generation.read_media(cancel=self.stop)
+        """Returns the inputs from images, which are kept no longer."""
+        inputs, self._inputs = self._inputs, None
         return self._session.conditioning(inputs, timings=timings, options=self._generation.options)
 
     def _lengths(self) -> Iterator[int]:

@@ -350,12 +350,17 @@ class Pipeline:
         return self.run_live(generation, max_frames=max_frames, cancel=cancel)
 
     def run_live(
-        self, generation: Generation, *, max_frames: int | None = None, cancel: CancelToken | None = None
+        self,
+        generation: Generation,
+        *,
+        inputs: Inputs | None = None,
+        max_frames: int | None = None,
+        cancel: CancelToken | None = None,
     ) -> Live:
-        """Returns the chunks of a resolved request's video, as ``live``."""
+        """Returns the chunks of a resolved request's video, as ``live``; ``inputs`` as for ``run``."""
         check_resolved(generation, self.manifest)
         device = Device(self._call, self._turns.device, self._encode)
-        return Live(generation, self.session(generation.profile), device, max_frames, cancel)
+        return Live(generation, self.session(generation.profile), device, max_frames, cancel, inputs)
 
     @contextmanager
     def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:

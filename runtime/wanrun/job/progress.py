@@ -13,13 +13,15 @@ from wanrun.timing.spans import length
 from wanrun.timing.timings import Timings
 
 LOADING: Final = "loading"
+LIVE: Final = "live"
 
 _PHASES: Final = (
-    ("live", "live"),
+    ("live", LIVE),
     ("encode_video", "encode"),
     ("decode", "decode"),
     ("denoise", "steps"),
     ("prepare", "steps"),
+    ("remember", "steps"),
     ("encode_media", "media"),
     ("read_media", "media"),
     ("text", "text"),
@@ -66,6 +68,7 @@ class Progress:
         self._listener, self._last = listener, Event(id, "")
         self._step, self._steps = 0, None  # type: int, int | None
         self._began, self._steps_before = self.timings.now(), len(self.timings.step_seconds)
+        self._parts, self._steps_of_parts = dict[str, float](), 0
         if listener is not None:
             self.timings.changed = self._look
 
@@ -85,6 +88,11 @@ class Progress:
         if (now := Event(self._last.id, phase, self._step, self._steps)) != self._last:
             self._last = now
             self._listener(now)
+
+    def part(self, timings: Timings) -> None:
+        """Adds what a part of the job took that has timings of its own: a chunk of a video that goes on."""
+        _add(self._parts, timings)
+        self._steps_of_parts += len(timings.step_seconds)
 
     def stop(self) -> None:
         """Calls the listener no more."""
@@ -108,15 +116,20 @@ class Progress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds that each phase has taken of this job, without loading."""
-        spans, sums = self.timings.spans, dict[str, float]()
-        for span, name in reversed(_PHASES):
-            own = [one for one in spans.get(span, ()) if one[1] >= self._began]
-            if own:
-                sums[name] = sums.get(name, 0.0) + length(own, self._began)
-        return sums
+        """Seconds that each phase has taken of this job, without loading and ``live``, which may wait."""
+        return _add(dict(self._parts), self.timings, self._began)
 
     @property
     def steps(self) -> int:
         """Denoising steps of this job, of all windows."""
-        return len(self.timings.step_seconds) - self._steps_before
+        return len(self.timings.step_seconds) - self._steps_before + self._steps_of_parts
+
+
+def _add(sums: dict[str, float], timings: Timings, began: float = 0.0) -> dict[str, float]:
+    """Adds the seconds of each phase of a job since a moment, and returns the sums."""
+    spans = timings.spans
+    for span, name in reversed(_PHASES):
+        own = [one for one in spans.get(span, ()) if one[1] >= began]
+        if own and name != LIVE:
+            sums[name] = sums.get(name, 0.0) + length(own, began)
+    return sums

@@ -36,7 +36,7 @@ function factsOf(video) {
     ["Seed", video.seed],
     ["Size", sizeWords(video.size)],
     ["Length", `${lengthWords(video.seconds)}, ${video.num_frames} frames at ${+Number(video.fps).toFixed(2)} fps`],
-    ["Steps", (video.live ? null : video.steps) ?? options.num_steps],
+    ["Steps", video.steps ?? options.num_steps],
     ["Preset", options.schedule],
     ["LoRAs", (options.lora ?? []).map(loraWords).join(", ")],
     ...further.map(([name, value]) => [label(name), Array.isArray(value) ? value.join(", ") : value]),

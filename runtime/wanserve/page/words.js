@@ -49,7 +49,6 @@ export function place(position) {
 export function state(video) {
   if (video.status === "queued") return video.position ? place(video.position) : "Waiting";
   if (video.status === "in_progress") {
-    if (video.live && video.phase === "steps") return PHASES.live;
     const clips = video.options.clips ?? 1;
     const clip = Math.min(Math.floor((video.step * clips) / video.steps) + 1, clips);
     const part = clips > 1 && video.step ? `Clip ${clip} of ${clips}: ` : "";

@@ -20,6 +20,7 @@ from wanrun.errors import CancelledError, UsageError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Media
 from wanrun.opened.cancel import CancelToken
+from wanrun.request.generation import Generation
 
 PROMPT, OTHER = "a fox in the snow", "a red house"
 HOW = {"num_steps": 1, "seed": 3}
@@ -32,11 +33,17 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 @pytest.mark.parametrize("given", [0, 25])
-def test_chunks_are_those_of_the_whole_video(pipeline: Pipeline, given: int) -> None:
-    """With frames that are given, too, which are the first ones."""
+def test_chunks_are_those_of_the_whole_video(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, given: int
+) -> None:
+    """With frames that are given, too, which are the first ones, and read while others have the device."""
     media = Media(video=pictures(given, 96, 64)) if given else None
-    whole = pipeline.generate(PROMPT, media=media, **HOW)
+    whole, held = pipeline.generate(PROMPT, media=media, **HOW), list[int]()
+    read = Generation.read_media
+    looked = lambda *args, **more: (held.extend(pipeline._turns._queue), read(*args, **more))[1]  # noqa: E731
+    monkeypatch.setattr(Generation, "read_media", looked)
     chunks = list(pipeline.live(PROMPT, max_frames=45, media=media, **HOW))
+    assert ("read_media" in chunks[0].timings.spans) is bool(given) and not held
     assert [chunk.latents.shape[2] for chunk in chunks] == [1, 3, 3, 3, 2]
     assert [chunk.first for chunk in chunks] == [0, 1, 13, 25, 37]
     assert np.array_equal(np.concatenate([chunk.latents for chunk in chunks], 2), whole.latents)

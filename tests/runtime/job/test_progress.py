@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from wanrun.job.progress import Event, Progress
 from wanrun.timing.timings import Timings
 
@@ -36,6 +38,11 @@ def test_one_job_of_several_with_the_same_timings() -> None:
         taken = timings.labelled_spans[-1]
         assert progress.seconds == {"steps": taken.end - taken.start} and progress.steps == 2 + number
         progress.stop()
-    with timings.phase("decode"):
+    with timings.phase("decode"), timings.phase("live"):
         pass
+    own = progress.seconds
+    for _ in range(2):
+        progress.part(timings)
+    assert progress.seconds.keys() == {"steps", "decode"} and progress.steps == 3 + 2 * 5
+    assert progress.seconds["decode"] == pytest.approx(3 * own["decode"])
     assert [(one.id, one.phase) for one in told] == [("0", "steps"), ("1", "steps")]
