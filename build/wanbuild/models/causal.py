@@ -31,7 +31,8 @@ Tables = tuple[jax.Array, jax.Array]
 
 Cache = dict[str, jax.Array]
 """What is kept of earlier chunks: by a buffer's name and ``_k`` or ``_v`` their keys and values, in the
-compute dtype (L, B, F, S, N, K), those that are there first; and what else a model keeps."""
+compute dtype (L, B, F, S, N, K), those that are there first; and what else a model keeps. A program for a CPU
+has bfloat16 as integers of the same bits: see ``models.loops``."""
 
 
 def frames_of(chunks: Chunking, number: jax.Array) -> jax.Array:
@@ -214,7 +215,7 @@ def placed(
 def layer_of(buffer: jax.Array, layer: jax.Array) -> jax.Array:
     """Returns the tokens (B, F S, N, K) of a layer of a buffer (L, B, F, S, N, K)."""
     own = jax.lax.dynamic_index_in_dim(to_bits(buffer), layer, keepdims=False)
-    return tokens_of(from_bits(own, buffer.dtype))
+    return tokens_of(from_bits(own))
 
 
 def abstract_buffer(

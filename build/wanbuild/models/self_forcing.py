@@ -138,7 +138,8 @@ class SelfForcingTransformer(Causal):
             return block.after(x, heads, own, table, beside), new
 
         new = {
-            name: jnp.zeros((*kept.shape[:2], frames, *kept.shape[3:]), dtype) for name, kept in cache.items()
+            name: jnp.zeros((*kept.shape[:2], frames, *kept.shape[3:]), kept.dtype)
+            for name, kept in cache.items()
         }
         layers = kv["blocks"], jnp.arange(self.config.num_layers)
         _, new = scan_layers(self.blocks, keep, (begun["carry"]["x"], new), layers)

@@ -88,6 +88,7 @@ def remember(parts: Parts) -> ProgramSpec:
 
 
 def _cache(parts: Parts) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the abstract cache."""
+    """Returns the abstract cache, as it is passed."""
     module: Chunked = parts.modules["transformer"]
-    return module.cache(parts.latent_shape, parts.dtype)
+    cache: dict[str, jax.ShapeDtypeStruct] = parts.passed(module.cache(parts.latent_shape, parts.dtype))
+    return cache

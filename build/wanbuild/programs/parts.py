@@ -96,10 +96,10 @@ class Parts:
             module: nnx.Module = kind.module(config, manifest.dtypes[name])
             _check_order(name, manifest.components[name], parameter_axes(module))
             self.configs[name], self.modules[name] = config, module
-            self.weights[name] = self._arguments(abstract_params(module))
+            self.weights[name] = self.passed(abstract_params(module))
         self.dtype, self.vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
         transformer = declare_slots(self.modules["transformer"], options.lora_rank, self.dtype)
-        slots = self._arguments(abstract_slots(transformer))
+        slots = self.passed(abstract_slots(transformer))
         self.lora = {LORA: slots} if slots else {}
         if mesh:
             check_mesh(mesh, self.configs["transformer"], shape, len(devices), options.nag)
@@ -115,14 +115,14 @@ class Parts:
         self.vae_precision = options.vae_precision
         self._check_shape()
 
-    def _arguments(self, params: Any) -> Any:
-        """Returns the abstract weights that a program takes, those of ``BITS`` as integers if kernels ask."""
+    def passed(self, arrays: Any) -> Any:
+        """Returns abstract arrays as programs pass them: those of ``BITS`` as integers if kernels ask."""
 
         def argument(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             as_bits = self.kernels.weight_bits and leaf.dtype.name in BITS
             return jax.ShapeDtypeStruct(leaf.shape, BITS[leaf.dtype.name]) if as_bits else leaf
 
-        return jax.tree.map(argument, params)
+        return jax.tree.map(argument, arrays)
 
     def spec(
         self,

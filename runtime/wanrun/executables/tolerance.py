@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 5e-2})
@@ -111,8 +112,14 @@ def most_apart(built: Any, here: Any, tolerance: float, run: int = 1) -> Apart:
     import jax
 
     pairs = zip(jax.tree.leaves(built), jax.tree.leaves(here), strict=True)
-    found = (_apart(np.asarray(one), np.asarray(other), tolerance, run) for one, other in pairs)
+    found = (_apart(_values(one), _values(other), tolerance, run) for one, other in pairs)
     return max(found, key=lambda one: one.share, default=Apart(0.0, tolerance))
+
+
+def _values(array: Any) -> np.ndarray:
+    """Returns an array on the host, bits of bfloat16 as what they are."""
+    values = np.asarray(array)
+    return values.view(ml_dtypes.bfloat16) if values.dtype == np.uint16 else values
 
 
 def _apart(built: np.ndarray, here: np.ndarray, tolerance: float, run: int) -> Apart:

@@ -25,6 +25,7 @@ from wanrun.machine.jax_process import own_options
 from wanrun.media.types import Inputs
 from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
+from wanrun.weights.buffers import DTYPES
 
 TIMESTEPS = (300.0, 900.0, 700.0)
 """Of the rows of the table. The first row is left out, as a program must do."""
@@ -209,7 +210,10 @@ def drawn(avals: Any, number: int) -> Any:
         return np.full_like(zero, number)
     if zero.dtype == np.uint8:
         return np.resize(random.integers(0, 256, PERIOD, dtype=np.uint8), zero.shape)
-    return np.resize(random.standard_normal(PERIOD), zero.shape).astype(zero.dtype)
+    values = random.standard_normal(PERIOD)
+    if zero.dtype == np.uint16:  # bits of bfloat16
+        return np.resize(values.astype(DTYPES["bfloat16"]), zero.shape).view(zero.dtype)
+    return np.resize(values, zero.shape).astype(zero.dtype)
 
 
 def flat(state: State) -> Mapping[str, np.ndarray]:

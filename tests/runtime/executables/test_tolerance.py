@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,6 +30,12 @@ def test_differences_that_are_alike() -> None:
     assert most_apart(right + noise, right, 2e-3, RUN).agrees
     assert most_apart(right + 1e-3, right, 2e-3).agrees
     assert not most_apart(right + 1e-3, right, 2e-3, RUN).agrees
+
+
+def test_bits_are_compared_as_what_they_are() -> None:
+    """As integers, values of both signs next to zero would be 32 768 apart."""
+    one, other = (np.array([1.0, sign * 1e-3], jnp.bfloat16).view(np.uint16) for sign in (1, -1))
+    assert most_apart(one, other, 1e-2).error == pytest.approx(2e-3, rel=0.01)
 
 
 def test_levels() -> None:

@@ -42,7 +42,8 @@ def test_no_coefficient_is_small(sampler: Sampler) -> None:
 
 
 def test_scalars_turn_parts_of_a_program_on() -> None:
-    avals = {"image": "uint8[2,3]", "later": "int32[]", "kv": {"k": "bfloat16[4]"}}
+    avals = {"image": "uint8[2,3]", "later": "int32[]", "kv": {"k": "bfloat16[4]"}, "bits": "uint16[4]"}
     off, on = (drawn(avals, number) for number in (0, 1))
     assert (off["later"], on["later"]) == (0, 1) and off["image"].max() > 1
     assert on["kv"]["k"].dtype == "bfloat16" and on["kv"]["k"].all()
+    assert np.array_equal(on["bits"], drawn("bfloat16[4]", 1).view(np.uint16))
