@@ -191,8 +191,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _place(text: str, folder: Path) -> Path:
-    """Returns a path relative to the recipe's folder; a text that has the form of a hub id stays as it is, if
-    there is no such path."""
+    """Returns a path relative to the recipe's folder; a hub id stays, if there is no such path."""
     return folder / text if (folder / text).exists() or not is_hub_id(text) else Path(text)
 
 

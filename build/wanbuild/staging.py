@@ -175,11 +175,7 @@ def _refused(artifact: Path, error: BaseException) -> UsageError | None:
 
 
 def _recover(artifact: Path) -> None:
-    """Undoes or finishes a build that was killed.
-
-    Raises:
-        UsageError: if the old artifact is to get its name back, and something else has it.
-    """
+    """Undoes or finishes a build that was killed."""
     replaced = _sibling(artifact, "replaced")
     if (artifact / MANIFEST).exists():
         remove_tree(replaced)
@@ -221,11 +217,9 @@ def _fsync(path: str) -> None:
 
 
 def _fsync_tree(folder: Path) -> None:
-    """Makes every file and every name below a folder durable.
-
-    It runs once, at the end: the first fsync commits the file system's journal for all files, and the others
-    find little to do (docs/notes/convert.md, "Durability").
-    """
+    """Makes every file and every name below a folder durable."""
+    # It runs once, at the end: the first fsync commits the file system's journal for all files, and the
+    # others find little to do (docs/notes/convert.md, "Durability").
     walked = list(os.walk(folder))
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
         list(pool.map(_fsync, [f"{parent}/{name}" for parent, _, names in walked for name in names]))

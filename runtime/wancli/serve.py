@@ -291,10 +291,8 @@ def _fetch(artifact: wanrun.Artifact, loading: dict[str, Any]) -> None:
 
 
 def _started(settings: Settings) -> WorkerProcess | None:
-    """Starts the first worker, which imports JAX and loads while this process imports the server.
-
-    Of several devices, the manifests decide which one it has: then it is not started yet.
-    """
+    """Starts the first worker, which imports JAX and loads while this process imports the server."""
+    # Of several devices, the manifests decide which one it has: then it is not started yet.
     from wanserve.devices import environments
 
     places = environments((), settings.workers)

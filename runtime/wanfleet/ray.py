@@ -203,11 +203,7 @@ class VideoMaker:
         return self._told(told) | {"made": any(made)}
 
     def _begun(self, name: str, request: str) -> _Record | None:
-        """Returns the record of a row; None if there is none.
-
-        Raises:
-            UsageError: if it is of another request.
-        """
+        """Returns the record of a row; None if there is none, an error if it is of another request."""
         record = self._uploads.read(f"{name}.json")
         if record is None:
             return None

@@ -93,10 +93,7 @@ class Copy:
                 raise
 
     def _fetched(self, named: wanrun.Named, advance: Progress) -> list[bytes] | None:
-        """Fetches a file that is missing, and returns the digests of its rows; None if it is there.
-
-        Another process that fetches it is waited for.
-        """
+        """Fetches a missing file, or waits for who does; returns its rows' digests, None if it is there."""
         if (path := self.artifact.path(named)).is_file():
             return None
         try:
@@ -144,10 +141,7 @@ class Copy:
                 break
 
     def _check_rows(self, group: Sequence[wanrun.Named], rows: Sequence[list[bytes] | None]) -> None:
-        """Compares a parameter with its digest; removes its files if it is another one.
-
-        ``rows`` are those of each file; None of a file that was there.
-        """
+        """Compares a parameter with its digest, and removes its files if it differs; None: not fetched."""
         if group[0].parameter is None or all(one is None for one in rows):
             return
         try:

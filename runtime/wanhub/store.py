@@ -120,10 +120,8 @@ def resolved(address: Address, report: Report = quiet) -> Address:
 
 
 def _hub() -> tuple[str, dict[str, str]]:
-    """Returns the hub's URL, and what is sent with each request.
-
-    The library's own headers would ask the hub for a list first, without a bound.
-    """
+    """Returns the hub's URL, and the headers of each request."""
+    # The library's own headers would ask the hub for a list first, without a bound.
     from huggingface_hub import constants, get_token
 
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()

@@ -89,11 +89,7 @@ async def _form(request: Request, file: IO[bytes]) -> AsyncIterator[Form]:
 
 @asynccontextmanager
 async def _held(seconds: float, *locks: Any) -> AsyncIterator[None]:
-    """Holds locks, one after the other.
-
-    Raises:
-        RefusedError: if that takes too long.
-    """
+    """Holds locks, one after the other; refuses if that takes too long."""
     async with AsyncExitStack() as held:
         try:
             async with asyncio.timeout(seconds):

@@ -138,11 +138,7 @@ def read_body(
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the fields, with the entries of ``MERGED`` objects as fields of their own.
-
-    Raises:
-        RefusedError: for a field that is given twice, or an object that is none.
-    """
+    """Yields the fields, with the entries of `MERGED` objects as fields; refuses one that is given twice."""
     seen = set[str]()
     for name, value in fields.items():
         inner = [(name, value)]
@@ -301,11 +297,7 @@ def _take_seeds(value: Any, body: Body) -> None:
 
 
 def _option_of(name: str) -> str:
-    """Returns the option of a field with a file; empty where its content decides.
-
-    Raises:
-        RefusedError: if the field takes no file.
-    """
+    """Returns the option of a field with a file; empty where its content decides."""
     bare = name.removesuffix("[]")
     option = options_by_name().get(bare, MEDIA.get(bare))
     if option is None or (option and option not in files()):
@@ -343,11 +335,7 @@ def _files_of(name: str, value: Any) -> Iterator[_File]:
 
 
 def _take_file(file: _File, folder: Path, body: Body) -> None:
-    """Stores an image or a video for the option that it belongs to.
-
-    Raises:
-        RefusedError: if the model takes none, or it is given twice.
-    """
+    """Stores an image or a video for the option that it belongs to."""
     inputs = {option: (kind, many) for option, kind, _, many in body.model.inputs}
     name, option = file.field, file.option
     if option not in inputs and name in MEDIA:  # a name that stands for any input

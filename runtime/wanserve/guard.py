@@ -91,11 +91,7 @@ class Guard:
             await answer(error)(scope, receive, safe_send)
 
     def _client(self, scope: Scope, headers: Headers) -> Client | None:
-        """Returns who asks; None where nobody needs to be known.
-
-        Raises:
-            RefusedError: for a host or an origin that is not ours, a body that is too large, or a wrong key.
-        """
+        """Returns who asks, None where nobody needs to be known; refuses hosts, origins, sizes and keys."""
         host = _name(headers.get("host", ""))
         if self._settings.hosts and host not in self._settings.hosts:
             raise RefusedError(
@@ -119,11 +115,7 @@ class Guard:
 
     @contextlib.contextmanager
     def _counted(self, client: Client | None) -> Iterator[None]:
-        """Counts a request while it is answered.
-
-        Raises:
-            RefusedError: if its key has too many: those of others would find no connection.
-        """
+        """Counts a request while it is answered; refuses one that would take others' connections."""
         if client is None or not self._keys:
             yield
             return

@@ -246,11 +246,7 @@ class Intake:
         paths: dict[str, Any],
         probe: bool = True,
     ) -> Generation:
-        """Checks a request, and with ``probe`` its files; returns what it makes.
-
-        Raises:
-            RefusedError: with the line of ``wanrun``.
-        """
+        """Checks a request, and with `probe` its files; returns what it makes."""
         try:
             # In a thread, one of each client: ten thousand steps take a while.
             async with self._own_check[client.name]:
@@ -310,11 +306,7 @@ def _length(request: Request) -> int:
 
 
 def _named(name: str, video: Video) -> set[str]:
-    """Returns the options, or the inputs, that a field without a value takes away from a video.
-
-    Raises:
-        RefusedError: for an unknown field.
-    """
+    """Returns the options, or the inputs, that a field without a value takes away from a video."""
     if name in MEDIA:
         return {MEDIA[name]} if MEDIA[name] else {one.option for one in video.media}
     if name in _STAND_FOR:

@@ -195,11 +195,7 @@ class Routes:
         return await self._first_video(self._current(video))
 
     def _current(self, video: Video) -> Video:
-        """Returns a job as it is now.
-
-        Raises:
-            RefusedError: if it was removed.
-        """
+        """Returns a job as it is now; refuses one that was removed."""
         return self._queue.find(video.id, None)
 
     async def _first_video(self, video: Video) -> Response:

@@ -62,8 +62,8 @@ class Recording:
         return path[::-1]
 
     def _all_errors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns mean squared errors: (N, N, N) at node j of the step from i to j after h, where entry
-        [0, 0, j] is the first step, which has none before it; and (N, N) of the last step, from i after h."""
+        """Returns mean squared errors of steps, (N, N, N) by (before, from, to), and of the last, (N, N)."""
+        # Entry [0, 0, j] is the first step, which has none before it.
         n = self.count
         errors, last = np.full((n, n, n), _FAR), np.full((n, n), _FAR)
         errors[0, 0, 1:] = self._least(np.array([[0, n]]), np.arange(1, n))[0]

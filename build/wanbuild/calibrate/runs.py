@@ -142,12 +142,9 @@ class Runs:
         return self._memo.array(f"{what}-{_name(line, {})}", lambda: self._record(line)[what])
 
     def _record(self, line: Line) -> dict[str, np.ndarray]:
-        """Makes a line's converged run, and keeps its frames and what is returned.
-
-        Returns:
-            ``products`` (2N + 1, 2N + 1), as of ``Recording``, and ``levels``, float32 (N + 1, D): latents
-            at the N nodes and in the end.
-        """
+        """Makes a line's converged run, keeps its frames, and returns its products and levels."""
+        # products (2N + 1, 2N + 1), as of `Recording`; levels, float32 (N + 1, D): latents at the N nodes and
+        # in the end.
         generation = self.resolved(line, num_steps=self._converged)
         nodes = set(self._nodes())
         entered, predicted = list[np.ndarray](), list[np.ndarray]()

@@ -119,11 +119,7 @@ def _run(
     findings: Findings | None,
     steps: int | None = None,
 ) -> Golden:
-    """Runs one profile from the fixed seed, proves all of its programs, and returns the result.
-
-    Raises:
-        VerificationError: if a program is wrong.
-    """
+    """Runs one profile from the fixed seed, proves all of its programs, and returns the result."""
     environment = select_target(artifact, profile).target.environment
     with open_profile(artifact, profile) as pipeline:
         title = f"{profile.name}, {steps or STEPS} steps of: {PROMPT}"

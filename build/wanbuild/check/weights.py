@@ -132,11 +132,7 @@ def batches(component: Component) -> Iterator[Component]:
 def _restore(
     checkpointer: ocp.Checkpointer, artifact: Path, name: str, component: Component, batch: Component
 ) -> Any:
-    """Restores a batch: returns the component's tree with its arrays, and placeholders for the others.
-
-    Raises:
-        ArtifactError: if Orbax does not restore them.
-    """
+    """Returns the component's tree with a batch's arrays, restored, and placeholders for the others."""
     import jax
     import orbax.checkpoint as ocp
 

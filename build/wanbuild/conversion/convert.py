@@ -170,11 +170,7 @@ def _policies(components: Iterable[str], variant: Variant, request: ConvertReque
 def _model_record(
     source: Source, variant: Variant, plans: Mapping[str, _Plan], request: ConvertRequest
 ) -> Model:
-    """Returns the facts and defaults that the runtime needs, which has no model code.
-
-    Raises:
-        UsageError: for defaults that this model cannot have.
-    """
+    """Returns the facts and defaults that the runtime needs, which has no model code."""
     defaults = _default_options(source, variant, request)
     everywhere = {name: defaults.pop(name) for name in DefaultOptions.__struct_fields__ if name in defaults}
     if timesteps := everywhere.get("timesteps"):
@@ -342,11 +338,8 @@ def _open(request: ConvertRequest) -> Source:
 
 @contextmanager
 def _new_folder(artifact: Path) -> Iterator[Path]:
-    """Creates the folder in which an artifact is built, and removes it if anything fails.
-
-    Raises:
-        SourceError: if it cannot be written. A full disk stays an OSError, which the command line explains.
-    """
+    """Creates the folder in which an artifact is built, and removes it if anything fails."""
+    # A full disk stays an OSError, which the command line explains.
     building = building_folder(artifact)
     try:
         building.mkdir()

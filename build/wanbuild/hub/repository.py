@@ -174,17 +174,7 @@ def _locate_repository(
 
 
 def _find_weights(snapshot: Snapshot, component: str, library: str, *, beside: bool) -> str:
-    """Finds a component's weight file or index, by the rule for folders.
-
-    Args:
-        snapshot: the repository.
-        component: the component's folder.
-        library: the library of the component's class, a key of ``WEIGHT_NAMES``.
-        beside: whether the weights may be in the same folder as model_index.json.
-
-    Raises:
-        SourceError: as ``shards.find_weights``.
-    """
+    """Finds a component's weight file or index, by the rule for folders; `beside` model_index.json, maybe."""
     root = Path(snapshot.name)  # stands for the repository, also in messages
 
     def names_in(place: Path) -> list[str] | None:
@@ -204,13 +194,7 @@ def _config(snapshot: Snapshot, component: str, weights: str) -> str | None:
 
 
 def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
-    """Raises SourceError for configs that conversion would refuse after the weights are downloaded.
-
-    Args:
-        folder: the folder of the files.
-        files: each component's config file; None if the config must be derived from the weights.
-        classes: the class of each component, from model_index.json.
-    """
+    """Refuses configs that conversion would refuse after the download; None: derived from the weights."""
     from wanbuild.components import KINDS, kind_of
     from wanbuild.source.eight_bit import read_config
     from wanbuild.source.experts import check_same_config

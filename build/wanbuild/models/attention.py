@@ -78,11 +78,9 @@ def _one_head_partial(
 def _weighted(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, masked: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the sum of values by weight, float32 (S, K); the largest score; and the sum of weights, (S, 1).
-
-    Weights are exp(score - largest score), rounded to bfloat16 where operands are; ``masked`` is the score of
-    a masked key.
-    """
+    """Returns the sum of values by weight, float32 (S, K); the largest score; the weights' sum, (S, 1)."""
+    # Weights are exp(score - largest score), rounded to bfloat16 where operands are; `masked` is the score of
+    # a masked key.
     scale = q.shape[-1] ** -0.5
     q, k, v = operand(q), operand(k), operand(v)
     scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -135,11 +135,9 @@ def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """3x3x3 convolution with few outputs: one matmul for every tap's product, then a sum of 27 shifts.
-
-    On a CPU it runs at twice the rate of a convolution that fills 3 lanes of 16. A TPU's compiler estimates a
-    fifth of the cycles, and takes half a second instead of 34.
-    """
+    """Convolves 3x3x3 with few outputs: one matmul for every tap's product, then a sum of 27 shifts."""
+    # On a CPU it runs at twice the rate of a convolution that fills 3 lanes of 16. A TPU's compiler estimates
+    # a fifth of the cycles, and takes half a second instead of 34.
     T, H, W, out = x.shape[1] - 2, x.shape[2], x.shape[3], kernel.shape[-1]
     y = _dot(x, jnp.moveaxis(kernel, 3, 0).reshape(x.shape[-1], -1))
     y = jnp.pad(y, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
@@ -175,11 +173,9 @@ def _outputs(m: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _awaiting(x: jax.Array) -> jax.Array:
-    """Returns a float32 one that depends on x.
-
-    The CPU backend first runs operations without pending inputs, so all layers' kernels would be converted or
-    transformed at once and held (5.3 GB for the published 2.2 decoder). A barrier does not prevent that.
-    """
+    """Returns a float32 one that depends on x."""
+    # The CPU backend first runs operations without pending inputs, so all layers' kernels would be converted
+    # or transformed at once and held (5.3 GB for the published 2.2 decoder). A barrier does not prevent that.
     return jnp.where(jnp.isnan(x[0, -1, 0, 0, 0]), jnp.nan, 1.0).astype(jnp.float32)
 
 
@@ -193,11 +189,9 @@ def _late(kernel: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _transformed(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns G g in time, height and width, after x: (3, 3, 3, I, O) to (4, 4, 4, I, O) in float32.
-
-    One matmul reads the kernel once and takes half the time of three passes of sums. Its factors are powers
-    of two, so only the sums round.
-    """
+    """Returns G g in time, height and width, after x: (3, 3, 3, I, O) to (4, 4, 4, I, O) in float32."""
+    # One matmul reads the kernel once and takes half the time of three passes of sums. Its factors are powers
+    # of two, so only the sums round.
     g = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
     factors = np.kron(np.kron(g, g), g) * _awaiting(x)  # (64, 27)
     y = lax.dot_general(factors, _late(kernel, x).reshape(27, -1), (((1,), (0,)), ((), ())))
@@ -232,11 +226,9 @@ def _plane(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _upsample_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Upsamples and convolves as one 2x2 convolution with the four outputs of a pixel as channels.
-
-    Along one axis, the outputs at input i read i-1, i with the taps g0, g1 + g2, and i, i+1 with g0 + g1, g2.
-    So 4 outputs take 16 products, where the direct sum takes 36 and an input of four times the size.
-    """
+    """Upsamples and convolves as one 2x2 convolution with the four outputs of a pixel as channels."""
+    # Along one axis, the outputs at input i read i-1, i with the taps g0, g1 + g2, and i, i+1 with g0 + g1,
+    # g2. So 4 outputs take 16 products, where the direct sum takes 36 and an input of four times the size.
     B, T, H, W, _ = x.shape
     kernel, out = kernel.astype(jnp.float32), kernel.shape[-1]
 
@@ -258,11 +250,9 @@ def _upsample_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _upsample_minimal(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Upsamples and convolves with 9 products for 4 outputs, where the direct sum takes 36.
-
-    Along one axis, the two outputs at input i read i-1, i, i and i, i, i+1. With s the sum of the three taps,
-    they are s x[i] + g0 (x[i-1] - x[i]) and s x[i] + g2 (x[i+1] - x[i]).
-    """
+    """Upsamples and convolves with 9 products for 4 outputs, where the direct sum takes 36."""
+    # Along one axis, the two outputs at input i read i-1, i, i and i, i, i+1. With s the sum of the three
+    # taps, they are s x[i] + g0 (x[i-1] - x[i]) and s x[i] + g2 (x[i+1] - x[i]).
     kernel = kernel.astype(jnp.float32)
     by_row = [kernel[0], kernel[0] + kernel[1] + kernel[2], kernel[2]]
     kernels = [[g[0], g[0] + g[1] + g[2], g[2]] for g in by_row]
@@ -287,21 +277,11 @@ def _upsample_minimal(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _in_bands(
     band: Callable[[jax.Array], jax.Array], x: jax.Array, out: tuple[int, int], unit: int, scale: int
 ) -> jax.Array:
-    """Applies a 3x3 neighbourhood function to bands of rows, so that its memory does not grow with height.
-
-    The arithmetic is in float32 for any dtype of x: the CPU has bfloat16 arithmetic only in products, and
-    rounding each transformed value would lose more digits than bfloat16 storage does.
-
-    Args:
-        band: (B, ·, rows + 2, W + 2, I) to (B, T, scale · rows, scale · W, O), float32.
-        x: (B, ·, H, W, I).
-        out: T and O.
-        unit: rows and W must be multiples of this.
-        scale: output rows per input row.
-
-    Returns:
-        (B, T, scale · H, scale · W, O), in x's dtype.
-    """
+    """Applies a 3x3 neighbourhood function to bands of rows: its memory does not grow with height."""
+    # x (B, ·, H, W, I) gives (B, T, scale · H, scale · W, O), with out = (T, O); a band (B, ·, rows + 2, W +
+    # 2, I) gives (B, T, scale · rows, scale · W, O) in float32; rows and W are multiples of `unit`. The
+    # arithmetic is in float32 for any dtype of x: the CPU has bfloat16 arithmetic only in products, and
+    # rounding each transformed value would lose more digits than bfloat16 storage does.
     B, _, H, W, channels = x.shape
     row_bytes = 4 * B * out[0] * W * max(channels, out[1] * scale**2)
     rows = _band_rows(H, unit, max(unit, _BAND_BYTES // row_bytes))

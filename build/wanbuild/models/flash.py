@@ -112,10 +112,8 @@ class FlashAttention(TpuPasses, Attention):
 
 
 def _rows_of_tiles(keys: int, tile: int) -> int:
-    """Returns how many rows of tiles a block of keys has: of some numbers the one with least left over.
-
-    What fills no block is computed a row at a time, which takes half as long again.
-    """
+    """Returns how many rows of tiles a block of keys has: of some numbers the one with least left over."""
+    # What fills no block is computed a row at a time, which takes half as long again.
     rows = pl.cdiv(keys, tile)
     fitting = [number for number in BLOCK_ROWS if number * tile <= keys] or [rows]
     return min(fitting, key=lambda number: rows - keys // (number * tile) * number)
@@ -143,19 +141,11 @@ class _Tiles:
 
 
 def _kernel(tiles: _Tiles, count: Any, q: Any, k: Any, v: Any, out: Any, *others: Any) -> None:
-    """Adds one block of keys to a block of queries, and writes the result after the last one.
-
-    Args:
-        tiles: the tiles.
-        count: the number of keys that count, in scalar memory.
-        q: (1, block of queries, K).
-        k: (1, block of keys, K).
-        v: like k.
-        out: like q.
-        others: an output of sums (1, 1, 1, block of queries), if one is wanted. Then what is kept from block
-            to block, float32: the largest scores (1, block of queries), and the weighted sums of values and
-            of ones (K + ``ONES``, block of queries).
-    """
+    """Adds one block of keys to a block of queries, and writes the result after the last one."""
+    # count, in scalar memory: of the keys that count; q and out (1, block of queries, K), k and v (1, block
+    # of keys, K). others: an output of sums (1, 1, 1, block of queries), if one is wanted. Then what is kept
+    # from block to block, float32: the largest scores (1, block of queries), and the weighted sums of values
+    # and of ones (K + `ONES`, block of queries).
     most, weighted = others[-2:]
     keys, width, block = k.shape[1], q.shape[2], pl.program_id(3)
     rest = jnp.clip(count[0] - block * keys, 0, keys)
@@ -195,15 +185,8 @@ def _add_keys(
     rows: Sequence[Any],
     count: Any = None,
 ) -> None:
-    """Adds rows of tiles to all queries of a block.
-
-    Args:
-        tiles: the tiles.
-        queries: the number of queries that are real.
-        q: also k, v, most, weighted: as of ``_kernel``.
-        rows: numbers of rows of tiles.
-        count: how many of the block's keys count; None for all. The others may be anything.
-    """
+    """Adds rows of tiles to all queries of a block; of its keys `count` count, None for all."""
+    # The keys that do not count may be anything.
     places = [(row, column) for row in rows for column in range(tiles.group)]
 
     def one_group(group: Any, carry: None) -> None:
@@ -228,15 +211,7 @@ def _add_keys(
 
 
 def _add_tile(scores: jax.Array, values: jax.Array, columns: Any, most: Any, weighted: Any) -> None:
-    """Adds a tile's values, and ones, by weight.
-
-    Args:
-        scores: float32 (tile's keys, tile's queries).
-        values: (tile's keys, K).
-        columns: the tile's queries within the block.
-        most: the largest scores so far.
-        weighted: the weighted sums so far.
-    """
+    """Adds a tile's values, and ones, by weight: scores float32 (keys, queries), values (keys, K)."""
     before = most[:, columns]
     now = jnp.maximum(before, jnp.max(scores, axis=0, keepdims=True))
     weights, kept = jnp.exp2(scores - now).astype(values.dtype), jnp.exp2(before - now)

@@ -78,11 +78,9 @@ def _dot(x: jax.Array, weight: jax.Array, result: jax.typing.DTypeLike) -> jax.A
 
 
 def _product_in_eight_bits(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns the same with each token's activations rounded to the weight's dtype (W8A8).
-
-    A token's scale is its largest magnitude over the dtype's, and multiplies its row of the product. Sums are
-    int32, of 2^17 terms at most, or float32.
-    """
+    """Returns the same with each token's activations rounded to the weight's dtype (W8A8)."""
+    # A token's scale is its largest magnitude over the dtype's, and multiplies its row of the product. Sums
+    # are int32, of 2^17 terms at most, or float32.
     own = EIGHT_BITS[weight.dtype.name]
     largest, whole = own.largest, own.whole
     x = x.astype(jnp.float32)
@@ -101,11 +99,9 @@ def _block_rows(rows: int) -> int:
 
 
 def _product_by_block(x: jax.Array, weight: LayerSlice) -> jax.Array:
-    """Returns the same for few rows.
-
-    A block is still in the cache when it is multiplied. It is the left operand: XLA's CPU backend first
-    rearranges the right one, which for few rows takes as long as the product.
-    """
+    """Returns the same for few rows."""
+    # A block is still in the cache when it is multiplied. It is the left operand: XLA's CPU backend first
+    # rearranges the right one, which for few rows takes as long as the product.
     out_dim = weight.shape[0]
     size = _block_rows(out_dim)
     dtype, x = x.dtype, operand(x)

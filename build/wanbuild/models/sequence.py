@@ -113,11 +113,9 @@ class TokenAttention:
         return _on_each_device(_to_frames, [q, k, v, frames], ("videos", "tokens", "heads", None), others)
 
     def _to(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """One device's part of ``to``. In float32 the sum is of differences from the last key's value.
-
-        Most rows of a text are padding, and alike: their differences are 0. Added up as they are, one by one,
-        they drift from the true sum (docs/notes/cpu.md). bfloat16 would round the differences anew.
-        """
+        """Computes one device's part of `to`; in float32 of differences from the last key's value."""
+        # Most rows of a text are padding, and alike: their differences are 0. Added up as they are, one by
+        # one, they drift from the true sum (docs/notes/cpu.md). bfloat16 would round the differences anew.
         B, S, N, K = q.shape
         P = len(k)
         queries = q.reshape(P, B // P * S, N, K)
@@ -214,13 +212,6 @@ def _on_each_device(
     first: tuple[str | None, ...],
     others: tuple[tuple[str | None, ...], ...],
 ) -> jax.Array:
-    """Runs a function on each device's parts of arrays; its result lies like the first of them.
-
-    Args:
-        function: takes the parts.
-        arrays: the arrays.
-        first: names of the first array's axes.
-        others: names of the others' axes.
-    """
+    """Runs a function on each device's parts of arrays; its result lies like the first of them."""
     specs = tuple(spec(x.shape, *axes) for x, axes in zip(arrays, (first, *others), strict=True))
     return jax.shard_map(function, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)

@@ -98,16 +98,7 @@ class TpuPasses(Passes):
         arrays: Sequence[jax.Array],
         out: jax.ShapeDtypeStruct,
     ) -> jax.Array:
-        """Runs a kernel once for every block.
-
-        Args:
-            name: the kernel's name.
-            kernel: takes a block of each of the arrays, and that of the result.
-            blocks: the blocks.
-            specs: those of the arrays, and of the result.
-            arrays: the arrays.
-            out: the result's shape and dtype.
-        """
+        """Runs a kernel once for every block of the arrays and of the result, cut as `specs` say."""
         given, made = specs
         return pl.pallas_call(  # type: ignore[no-any-return]
             kernel,
@@ -173,17 +164,9 @@ def _copy(given: Any, out: Any) -> None:
 
 
 def _rotate(factor: float, values: Any, inverse: Any, weight: Any, cos: Any, sin: Any, out: Any) -> None:
-    """Rotates a block.
-
-    Args:
-        factor: what the result is multiplied by.
-        values: (1, rows, width), any float.
-        inverse: float32 (1, rows, 1).
-        weight: float32 (1, width).
-        cos: float32 (rows, ``LANES`` / 2).
-        sin: like cos.
-        out: (1, 1, rows, width).
-    """
+    """Rotates a block, and multiplies it by a factor."""
+    # values (1, rows, width), any float; inverse (1, rows, 1), weight (1, width), cos and sin (rows, `LANES`
+    # / 2), all float32; out (1, 1, rows, width).
     cosines, sines = cos[...] * factor, sin[...] * factor
     cosines = jnp.concatenate([cosines, cosines], axis=-1)
     sines = jnp.concatenate([-sines, sines], axis=-1)

@@ -125,17 +125,9 @@ SCORES_BYTES = 4 * 2**20
 def _attention(
     q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, buckets: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Returns softmax(q kᵀ + bias) v, which UMT5 does not scale by 1/sqrt(K); as many heads at once as fit.
-
-    Args:
-        q, k, v: (P, T, N, K).
-        table: float32, bias by (bucket, head).
-        buckets: int32 (T, T), the position bucket of every (query, key).
-        mask: bool (P, T), true for tokens.
-
-    Returns:
-        A float32 array of q's shape.
-    """
+    """Returns softmax(q kᵀ + bias) v, float32 (P, T, N, K), which UMT5 does not scale by 1/sqrt(K)."""
+    # As many heads at once as fit. q, k, v (P, T, N, K); table float32, bias by (bucket, head); buckets int32
+    # (T, T), the position bucket of every (query, key); mask bool (P, T), true for tokens.
     P, T, N, K = q.shape
     sizes = [size for size in range(1, N + 1) if N % size == 0 and 4 * P * size * T * T <= SCORES_BYTES]
     size = max(sizes, default=1) if for_one_cpu() else N

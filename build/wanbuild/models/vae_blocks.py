@@ -278,14 +278,7 @@ class AttentionBlock(nnx.Module):
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Computes softmax(q kᵀ / sqrt(C)) v for tokens of one head, in blocks of queries.
-
-    Args:
-        q: (S, C).
-        k: (T, C).
-        v: (T, C).
-        mask: bool (T,), true for keys that count; None if all do.
-    """
+    """Computes softmax(q kᵀ / sqrt(C)) v, in blocks of queries: q (S, C), k and v (T, C), mask bool (T,)."""
     S, C = q.shape
     blocks = -(-S * len(k) * 4 // _SCORE_BYTES)
     size = -(-S // blocks)

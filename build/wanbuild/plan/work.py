@@ -104,10 +104,8 @@ def _inner(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
 
 
 def _rows(jaxpr: core.Jaxpr) -> int | None:
-    """Returns how often a body runs that takes one row of its arguments at a time: the rows of the shortest.
-
-    So often runs a branch for some layers alone, and a loop that may end early.
-    """
+    """Returns how often a body runs that takes a row of its arguments at a time: the shortest's rows."""
+    # So often runs a branch for some layers alone, and a loop that may end early.
     given = set(jaxpr.invars)
     rows = [
         _array(eqn.invars[0]).shape[0]

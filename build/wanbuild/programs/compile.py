@@ -164,17 +164,7 @@ def _compile_target(
     processes: LimitedProcesses,
     report: Callable[[str], None],
 ) -> Target:
-    """Compiles the programs that a target has no usable executable of.
-
-    Args:
-        artifact: the artifact with the new programs.
-        before: the artifact before, with the existing executables.
-        spec: the target.
-        key: the key of the target's program set.
-        wanted: names of the requested profiles; the target's other profiles are compiled too.
-        processes: the processes that compile with a limit on the instruction set.
-        report: gets one line per program.
-    """
+    """Compiles the programs that a target has no usable executable of, of its other profiles too."""
     folder = f"{EXECUTABLE.folder}/{spec.name}"
     built = before.manifest.targets.get(spec.name)
     ledger: dict[tuple[str, str], CompiledProgram] = {}

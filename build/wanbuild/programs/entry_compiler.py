@@ -142,11 +142,7 @@ class EntryCompiler:
         )
 
     def _statistics(self, name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the manifest records of the figures.
-
-        Raises:
-            TooLargeError: if the program does not fit the device's memory.
-        """
+        """Returns what the manifest records of the figures; refuses a program too large for the memory."""
         kept = {key: value for key, value in figures.items() if key not in ("alias_bytes", "calls_cudnn")}
         parts = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
         kept["output_bytes"] -= figures["alias_bytes"]  # they lie where donated arguments were

@@ -195,11 +195,7 @@ def _rows_of(parts: Parts, form: str) -> dict[str, Any]:
 
 
 def _check_channels(parts: Parts, condition: dict[str, Any]) -> None:
-    """Checks that the transformer's input channels are those of the latents and of the condition.
-
-    Raises:
-        UsageError: if they are not: the variant has no conditioner, or another one.
-    """
+    """Refuses a transformer whose input channels are not those of the latents and of the condition."""
     latents, taken = parts.model.latent_channels, parts.configs["transformer"].in_channels
     given = condition["channels"].shape[0] if "channels" in condition else 0
     if taken != latents + given:

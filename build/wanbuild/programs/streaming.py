@@ -36,11 +36,7 @@ _OF_TIME = ("timestep", "next_timestep")
 
 
 def _module(parts: Parts) -> WanTransformer:
-    """Returns the abstract transformer.
-
-    Raises:
-        UsageError: on a mesh, whose devices hold large models together.
-    """
+    """Returns the abstract transformer; refuses a mesh, whose devices hold large models together."""
     if parts.mesh is not None:
         raise UsageError("--loop stream is for one device", remedy="leave --mesh out, or use --loop step")
     module: WanTransformer = parts.modules["transformer"]

@@ -94,11 +94,7 @@ def _list(folder: Path, tag: str, image: Descriptor) -> None:
 
 
 def _index(folder: Path) -> list[Descriptor]:
-    """Returns the images of a layout; none if the folder is new or empty.
-
-    Raises:
-        UsageError: if it is something else.
-    """
+    """Returns the images of a layout; none if the folder is new or empty."""
     try:
         if not folder.exists() or not any(folder.iterdir()):
             return []

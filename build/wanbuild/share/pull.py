@@ -88,11 +88,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _begun(folder: Path, cached: Path) -> Path:
-    """Makes a folder a copy of the same artifact as the cached one, or goes on with one.
-
-    Raises:
-        UsageError: if it is something else.
-    """
+    """Makes a folder a copy of the same artifact as the cached one, or goes on with one."""
     manifest = (cached / MANIFEST).read_bytes()
     try:
         there = folder / MANIFEST

@@ -107,10 +107,7 @@ def push(request: PushRequest, report: Report) -> str:
 
 
 def _content(artifact: Artifact, signed: bool, attributes: str) -> dict[str, Path | bytes]:
-    """Returns the artifact's files, or their bytes, by name; the manifest is the last one.
-
-    ``attributes`` are those of git that are there: the patterns of its owner stay.
-    """
+    """Returns the artifact's files, or their bytes, by name, the manifest last; keeps git's attributes."""
     names = [name for layer in layers_of(artifact, signed) for name in layer.files]
     lines = attributes.splitlines()
     lines += [line for line in ATTRIBUTES if line not in lines]

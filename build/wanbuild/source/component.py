@@ -267,12 +267,7 @@ def _component(
 
 
 def _holders(weights: Path, stack: ExitStack) -> tuple[dict[str, TensorFile], Path | None]:
-    """Returns the file of each stored tensor, and the index if there is one.
-
-    Args:
-        weights: a weight file or an index.
-        stack: closes the files.
-    """
+    """Returns the file of each stored tensor, and the index if there is one; the stack closes the files."""
     if weights.suffix != ".json":
         file = stack.enter_context(weight_file(weights))
         if not file.entries:
@@ -286,13 +281,7 @@ def _holders(weights: Path, stack: ExitStack) -> tuple[dict[str, TensorFile], Pa
 
 
 def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[str, SourceTensor]:
-    """Returns a component's tensors by diffusers' and transformers' key, sorted.
-
-    Args:
-        name: the component.
-        holders: the file of each stored tensor.
-        where: the file or index, for messages.
-    """
+    """Returns a component's tensors by diffusers' and transformers' key, sorted."""
     check_kind(name, holders, where)
     weights, scales = weights_in(holders), Scales(holders)
     if name in TRANSFORMERS:
@@ -345,8 +334,8 @@ def _stored_tensor(stored: str, holders: Mapping[str, TensorFile], scales: Scale
 
 
 def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:
-    """Returns one of the equal parts of a tensor's rows. Rows left over after whole parts are lost, so that
-    the mapping finds a wrong shape."""
+    """Returns one of the equal parts of a tensor's rows."""
+    # Rows left over are lost, so that the mapping finds a wrong shape.
     part = _part(whole.entry, parts)
     eight_bit = None if whole.eight_bit is None else whole.eight_bit.part(number, parts)
     blocks = whole.blocks
@@ -376,15 +365,7 @@ def _refuse_quantized(weights: Mapping[str, TensorFile]) -> None:
 def _read_config(
     name: str, class_name: str, folder: Path, weights: Path, tensors: Mapping[str, SourceTensor]
 ) -> tuple[Path, dict[str, Any]]:
-    """Returns the file of a component's config, and the config.
-
-    Args:
-        name: the component.
-        class_name: its class.
-        folder: its folder.
-        weights: its weight file or index.
-        tensors: its tensors.
-    """
+    """Returns the file of a component's config, and the config."""
     places = dict.fromkeys((folder / "config.json", weights.with_name("config.json")))
     place = next((path for path in places if os.path.lexists(path)), None)
     if name not in TRANSFORMERS or not _renamed(tensors):

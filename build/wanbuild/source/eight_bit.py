@@ -221,11 +221,7 @@ class Scales:
 
 
 def _layers(file: TensorFile) -> Mapping[str, Any]:
-    """Returns what a file's metadata say of its layers, by name; empty if they say nothing.
-
-    Raises:
-        SourceError: if they cannot be read.
-    """
+    """Returns what a file's metadata say of its layers, by name; empty if they say nothing."""
     if METADATA not in file.metadata:
         return {}
     layers = _object(file.metadata[METADATA].encode()).get("layers")

@@ -109,11 +109,7 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
 
 
 def _edge(value: Any, names: tuple[str, ...], where: str) -> Any:
-    """Returns the one length of a size, which older files give as a number and newer ones by name.
-
-    Raises:
-        SourceError: if it has other names, or different lengths.
-    """
+    """Returns the one length of a size, which older files give as a number and newer ones by name."""
     if not isinstance(value, dict):
         return value  # its type is checked with the other fields
     # Some releases write every possible name.

@@ -90,11 +90,7 @@ def _where_tokenizer(files: Mapping[str, Path]) -> str:
 
 
 def _matched(source: Source) -> Source:
-    """Returns the source with the published settings of the variant that its parts are of.
-
-    Raises:
-        SourceError: if they are of none.
-    """
+    """Returns the source with the published settings of the variant that its parts are of."""
     candidates = [(variant, _as_published(source, variant)) for variant in variants().values()]
     found = [(variant, misfits(variant, candidate)) for variant, candidate in candidates]
     for (_, candidate), (_, problems) in zip(candidates, found, strict=True):

@@ -164,11 +164,7 @@ def _check_choices(variant: str, scheduler: str | None, seed: int, stored: Store
 def _changed_configs(
     variant: str, changes: Mapping[str, Mapping[str, Any]], dtype: str
 ) -> dict[str, dict[str, Any]]:
-    """The variant's config.json by component, with fields changed.
-
-    Raises:
-        UsageError: for a component that the variant does not have, or configs that do not fit.
-    """
+    """Returns the variant's config.json by component, with fields changed."""
     toy = TOY_VARIANTS[variant]
     for component in changes.keys() - toy.configs.keys():
         others = [name for name, other in TOY_VARIANTS.items() if component in other.configs]

@@ -111,19 +111,10 @@ class Conditioner(ABC):
         alike: jax.Array | None = None,
         given: jax.Array | None = None,
     ) -> list[jax.Array]:
-        """Encodes videos and images, one after the other.
-
-        Args:
-            weights: the VAE's weights.
-            media: arrays (F, ...); sources get pieces of them, and the frame numbers as ``index``.
-            videos: sources of whole videos.
-            images: sources whose first frame alone is used.
-            alike: bool scalar; if true, all videos are equal, and only the first is encoded.
-            given: int32 scalar; so many frames of the only video are encoded; None for all.
-
-        Returns:
-            The normalised latents: (z, T, h, w) per video, (z, 1, h, w) per image.
-        """
+        """Returns the normalised latents of videos, (z, T, h, w), and of images, (z, 1, h, w)."""
+        # Sources get pieces of the media's arrays (F, ...), and the frame numbers as `index`; of images the
+        # first frame alone. `alike`, a bool scalar: all videos are equal, and only the first is encoded.
+        # `given`, an int32 scalar: so many frames of the only video are encoded.
         vae = bind(self.module, weights)
         mean, factor = self._statistics
         sources = [*videos, *images]

@@ -83,6 +83,5 @@ def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
 
 
 def _facts(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a job's facts, the prompt first: of several that differ, the first is named. The address of the
-    artifact may differ."""
+    """Returns a job's facts but the artifact's address; the prompt is the first, to be named as different."""
     return {"prompt": metadata["prompt"], **{key: metadata[key] for key in metadata if key != "artifact"}}

@@ -94,10 +94,7 @@ def _read_latents(path: Path) -> np.ndarray:
 def _each(
     steps: Sequence[tuple[Entry, Callable[[], Planned]]], bad: dict[int, WanError], timings: Timings
 ) -> list[Planned]:
-    """Returns what each step makes of its line, and notes errors of lines of the prompts file by their index.
-
-    The command line's error is raised, and one that all of several lines have.
-    """
+    """Returns what each step makes of its line; keeps errors by index, and raises one that all have."""
     jobs, errors = list[Planned](), list[WanError]()
     checking = timings.phase("check", None, lambda: (len(jobs) + len(errors), len(steps)), "prompt")
     with checking if len(steps) > 1 else contextlib.nullcontext():

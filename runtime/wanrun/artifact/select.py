@@ -250,11 +250,9 @@ def _without_chip(one: SelectedTarget) -> bool:
 
 
 def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, bool, int, bool, int]:
-    """Targets that fit come first, then those that have the profile; one whose chip is missing comes last.
-
-    What rounds no activations is preferred; one device of a CPU, and all accelerators; what was compiled on
-    its chip and needs no trial; the highest CPU level that fits, but first a target for one CPU.
-    """
+    """Returns a target's place: one that fits, then one with the profile; without its chip it is last."""
+    # Then what rounds no activations; one device of a CPU, and all accelerators; what was compiled on its
+    # chip and needs no trial; the highest CPU level that fits, but first a target for one CPU.
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
     lacks = profile.name not in one.target.executables

@@ -84,10 +84,8 @@ def _draws(generator: np.random.RandomState, count: int) -> np.ndarray:
 
 
 def _blocks(generator: np.random.RandomState, size: int) -> np.ndarray:
-    """Draws 16 or more values: single precision uniforms, 8 pairs to a block of 16.
-
-    If the size is not a multiple of 16, the last 16 values are drawn again.
-    """
+    """Draws 16 or more values: single precision uniforms, 8 pairs to a block of 16."""
+    # If the size is not a multiple of 16, the last 16 values are drawn again.
     noise = np.empty(size, np.float32)
     whole = size - size % _BLOCK
     uniforms = _draws(generator, size)[:whole].reshape(-1, _BLOCK)

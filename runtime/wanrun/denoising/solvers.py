@@ -201,10 +201,8 @@ def _check_shift(flow_shift: float) -> None:
 def _explicit_grid(
     timesteps: Sequence[float], num_train_timesteps: int, solver: Solver, flow_shift: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sigmas (N + 1,) and timesteps (N,); timesteps are float32, the transformer's input dtype.
-
-    The reference's classes divide in float32. Rounding the float64 quotient gives the same values.
-    """
+    """Returns sigmas (N + 1,) and timesteps (N,); timesteps are float32, the transformer's input dtype."""
+    # The reference's classes divide in float32. Rounding the float64 quotient gives the same values.
     with np.errstate(over="ignore"):  # overflow gives infinity, which is refused
         given = np.array(timesteps, np.float32)
     falling = given.size > 0 and (np.diff(given) < 0).all()
@@ -297,11 +295,9 @@ def _second_order(sigmas: np.ndarray, lam: np.ndarray, i: int) -> tuple[float, f
 
 
 def _first_order(sigmas: np.ndarray, i: int) -> tuple[float, float, float]:
-    """Returns (p_x, p_0, p_1) of the one-step predictor, an Euler step of the flow.
-
-    The formula avoids lambda, so it holds at sigma 1 and 0 too:
-    alpha'·(1 - exp(-h)) = alpha' - alpha·sigma'/sigma = 1 - sigma'/sigma.
-    """
+    """Returns (p_x, p_0, p_1) of the one-step predictor, an Euler step of the flow."""
+    # This avoids lambda, so it holds at sigma 1 and 0 too: alpha'·(1 - exp(-h)) = alpha' - alpha·sigma'/sigma
+    # = 1 - sigma'/sigma.
     ratio = sigmas[i + 1] / sigmas[i]
     return ratio, 1 - ratio, 0.0
 

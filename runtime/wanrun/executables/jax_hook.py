@@ -50,11 +50,7 @@ def replaced(module: Any, name: str, here: Callable[..., Any]) -> Iterator[None]
 def _through(
     lowered: jax.stages.Lowered, executable: Callable[[Any, Any, Any, Any, Any], Executable]
 ) -> jax.stages.Compiled:
-    """Compiles a lowered program with an executable that is not asked of JAX.
-
-    ``executable`` takes the backend, the module, its options, its callbacks and its devices. Raises
-    ArtifactError if this JAX does not call the function once; it may have compiled then.
-    """
+    """Compiles a lowered program, whose executable `executable` makes; refuses a JAX that asks twice."""
     from jax._src import compiler
 
     asked: list[str] = []

@@ -104,11 +104,9 @@ def deserialized(data: bytes, name: str) -> Exported:
 
 
 def _without_lapack() -> contextlib.AbstractContextManager[None]:
-    """Keeps JAX from importing scipy.linalg when this thread lowers an exported program for the CPU.
-
-    JAX imports it to register LAPACK, which takes a quarter of the time of ``import jax``, even for programs
-    that do not call LAPACK. There is no public switch; in a JAX without the function, this does nothing.
-    """
+    """Keeps JAX from importing scipy.linalg when this thread lowers an exported program for the CPU."""
+    # JAX imports it to register LAPACK, which takes a quarter of the time of `import jax`, even for programs
+    # that do not call LAPACK. There is no public switch; in a JAX without the function, this does nothing.
     from jax._src.export import _export
 
     name = "_ensure_backends_initialized"

@@ -181,10 +181,7 @@ class Conditioning:
         return {**arrays, **{name: arrays[name][frames] for name in videos if name in arrays}}
 
     def _run(self, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs programs in order and returns all their outputs, on the device.
-
-        Each program takes the given arrays and the outputs of the programs before it.
-        """
+        """Runs programs in order, each with the outputs of those before; returns all, on the device."""
         import jax
 
         made: dict[str, Any] = {}

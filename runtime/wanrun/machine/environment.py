@@ -95,10 +95,7 @@ def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def _no_chip(built: Mapping[str, Any], needed: int, root: Path) -> Mismatch | None:
-    """Returns the mismatch of a machine without such an accelerator, with another one, or with too few.
-
-    It is found as far as the system shows its devices.
-    """
+    """Returns the mismatch of the accelerators that the system shows: none, others, or too few."""
     there, word = attached(built["platform"], root), WORDS.get(built["platform"], built["platform"])
     if there is None:
         return Mismatch("platform", built["platform"], f"no {word}", "run on a machine that has one")

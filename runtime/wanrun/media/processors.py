@@ -202,10 +202,8 @@ def reference_size(
 
 
 def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Interpolates one axis linearly: ``torch.nn.functional.interpolate(align_corners=False)``.
-
-    Torch computes positions in float32, which moves a weight by up to 1e-4. This function does the same.
-    """
+    """Interpolates one axis as `torch.nn.functional.interpolate(align_corners=False)` does."""
+    # Torch computes positions in float32, which moves a weight by up to 1e-4. So does this function.
     old = pixels.shape[axis]
     scale = np.float32(old) / np.float32(size)
     # Rounded once, as the fused multiply-add of torch's kernels does.

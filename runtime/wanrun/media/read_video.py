@@ -234,11 +234,9 @@ def _ffmpeg_frames(
     before: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> Iterator[Image.Image]:
-    """Yields frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader.
-
-    diffusers uses that reader itself. The reader ignores ffmpeg's exit status: of a file that is cut short it
-    returns the first part, without an error.
-    """
+    """Yields frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader."""
+    # diffusers uses that reader itself. The reader ignores ffmpeg's exit status: of a file that is cut short
+    # it returns the first part, without an error.
     limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
     most = Image.MAX_IMAGE_PIXELS
     # Decoders round sizes up, so this limit has room. read_ppm refuses sizes between the two limits.

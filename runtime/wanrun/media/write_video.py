@@ -217,12 +217,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[Path]:
-    """Yields a temporary file's path in the same folder; the file becomes ``path``, durably, or is removed.
-
-    The sidecar of a new video is written before the video, so that no video lacks its metadata, whatever ends
-    the process. The sidecar of a video that replaces another is written after it, so that the old video never
-    has the new one's metadata.
-    """
+    """Yields a temporary file's path in the same folder; the file becomes `path`, durably, or is removed."""
+    # The sidecar of a new video is written before the video, so that no video lacks its metadata, whatever
+    # ends the process. The sidecar of a video that replaces another is written after it, so that the old
+    # video never has the new one's metadata.
     with temporary_path(path, path.suffix.lower()) as temporary:
         yield temporary
         for written in files_of(temporary):
@@ -269,10 +267,8 @@ def _read_by_ffmpeg(path: Path) -> str:
 def _save_animation(
     pieces: Iterable[np.ndarray], path: Path, fps: float, unit_ms: int, **options: Any
 ) -> None:
-    """Saves an endless animation with these options of Pillow's format; one frame of PNG is a plain picture.
-
-    Durations are in whole units whose sum does not drift: a frame at 16 fps takes 62.5 ms.
-    """
+    """Saves an endless animation with options of Pillow's format; one frame of PNG is a plain picture."""
+    # Durations are in whole units whose sum does not drift: a frame at 16 fps takes 62.5 ms.
     first, *rest = _images(pieces)
     times = [round(i * 1000 / fps / unit_ms) * unit_ms for i in range(len(rest) + 2)]
     durations = [end - start for start, end in pairwise(times)]

@@ -82,11 +82,7 @@ def _share(bound: np.ndarray, values: np.ndarray) -> float:
 
 
 def _check_update(steps: DrawnSteps, found: State) -> None:
-    """Compares the state after steps with NumPy's.
-
-    Raises:
-        VerificationError: naming the first array that differs.
-    """
+    """Compares the state after steps with NumPy's, and names the first array that differs."""
     rounding, after = _rounding(steps), flat(found)
     made = updated(steps.rows, flat(steps.given), steps.predictions(found), rounding)
     for key, expected in made.items():

@@ -258,11 +258,9 @@ def _warnings(
 
 
 def _shape(manifest: Manifest, request: Request, num_references: int | None) -> dict[str, object]:
-    """Returns the shape that a request asks for.
-
-    A named profile is with or without guidance; whether the scale suits it, ``resolve_options`` checks. One
-    with guidance makes videos without it as well.
-    """
+    """Returns the shape that a request asks for."""
+    # A named profile is with or without guidance; whether the scale suits it, `resolve_options` checks. One
+    # with guidance makes videos without it as well.
     scale = None if request.profile is not None else request.guidance_scale
     guided = scale is not None and has_guidance(manifest, scale)
     return {

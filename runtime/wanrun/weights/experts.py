@@ -179,11 +179,9 @@ def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any
 
 
 def _inputs_bytes(program: Program) -> int:
-    """Returns the bytes of a program's inputs; the avals leave out weights.
-
-    The compiler's argument_bytes less the components' bytes would be too small: it counts only the
-    parameters that the program reads, and neither ``prepare`` nor a step reads the whole model.
-    """
+    """Returns the bytes of a program's inputs without its weights."""
+    # The compiler's argument_bytes less the components' bytes would be too small: it counts only the
+    # parameters that the program reads, and neither `prepare` nor a step reads the whole model.
     return _bytes(program.avals.get("inputs"))
 
 

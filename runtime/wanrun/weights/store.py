@@ -217,10 +217,7 @@ class WeightStore:
         return [] if profile is None else self.executables.request(profile, [spread_name(name)])
 
     def _spread_by(self, name: str) -> Profile | None:
-        """Returns the first profile of this target with a program that spreads a component.
-
-        The programs of all profiles are the same, as are their weights.
-        """
+        """Returns the first profile of this target with a program that spreads a component; all are alike."""
         opened = self.opened
         if not opened.staged:
             return None
@@ -304,8 +301,8 @@ class WeightStore:
 
 
 def _on_all_hosts(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Puts this process's parts of an array on its devices. ``device_put`` would compare whole arrays of all
-    processes, by a collective that it compiles. What a program has made is there already."""
+    """Puts this process's parts of an array on its devices; what a program has made is there already."""
+    # `device_put` would compare whole arrays of all processes, by a collective that it compiles.
     import jax
 
     if isinstance(array, jax.Array):
@@ -314,6 +311,6 @@ def _on_all_hosts(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def _free_dropped() -> None:
-    """Frees host memory that CPU device arrays aliased: jaxlib defers that to its next call or to a garbage
-    collection, and collecting the youngest generation suffices."""
+    """Frees host memory that CPU device arrays aliased."""
+    # jaxlib defers that to its next call or to a garbage collection; the youngest generation suffices.
     gc.collect(0)
