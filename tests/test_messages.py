@@ -1,10 +1,15 @@
-"""docs/messages.txt has the words of all errors, so that a change of one is seen in review."""
+"""docs/errors.md has the codes and the words of all errors, so that a change of one is seen in review."""
 
 from __future__ import annotations
 
 import ast
+import re
+from typing import get_args
 
-from helpers.messages import FILE, Messages, messages
+from helpers.messages import FILE, OTHERS, Messages, messages
+from helpers.rules import sources_of_ours
+from wanrun.codes import CODES, ErrorCode
+from wanserve.codes import SERVER_CODES, ServerCode
 
 SOURCE = """
 REMEDY = "look again"
@@ -13,10 +18,10 @@ class UsageError(WanError): ...
 
 class LostError(UsageError):
     def __init__(self, name):
-        super().__init__(f"{name} is lost", remedy=REMEDY)
+        super().__init__("lost", f"{name} is lost", remedy=REMEDY)
 
 def refused(what, found=None):
-    return UsageError(f"the artifact {what}", found=found, expected="one" if found else "none")
+    return UsageError("unfit", f"the artifact {what}", found=found, expected="one" if found else "none")
 
 def check(name, problems):
     problem = f"is in {name}" if problems else "is a link"
@@ -34,10 +39,17 @@ def test_the_file_is_what_the_source_says() -> None:
 
 
 def test_words_are_found_wherever_they_are_given() -> None:
-    assert sorted(Messages([ast.parse(SOURCE)]).lines()) == [
-        "LostError: {} is lost; look again",
-        "RefusedError: too many [429] [full]",
-        "UsageError: (is in {}|is a link); found a socket",
-        "UsageError: the artifact {}; expected (one|none); found {}",
-        "problem: {} is no file",
-    ]
+    assert Messages([ast.parse(SOURCE)]).by_code() == {
+        "full": ["too many [HTTP 429]"],
+        "lost": ["{} is lost; look again"],
+        OTHERS: ["{} is no file"],
+        "unfit": ["(is in {}|is a link); found a socket", "the artifact {}; expected (one|none); found {}"],
+    }
+
+
+def test_every_code_has_a_meaning_and_a_use() -> None:
+    for codes, names in ((CODES, get_args(ErrorCode)), (SERVER_CODES, get_args(ServerCode))):
+        assert list(codes) == sorted(names)
+    sources = (file.read_text(encoding="utf-8") for file in sources_of_ours() if file.name != "codes.py")
+    used = set(re.findall(r'"([a-z_]+)"', "\n".join(sources)))
+    assert (CODES.keys() | SERVER_CODES.keys()) - used == set()

@@ -30,7 +30,8 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanrun": Package(
             "",
             (
-                "errors undo units",
+                "codes undo units",
+                "errors",
                 "temporary timing",
                 "files terminal",
                 "cached",
@@ -67,7 +68,8 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wanserve": Package(
             "wanrun wanhub wanreport",
             (
-                "devices live_files log loras names process refusal retention settings video",
+                "codes devices live_files log loras names process retention settings video",
+                "refusal",
                 "held room route sizes",
                 "catalog folders forms hub keys messages metrics progress protocol values",
                 "chunks live live_fields lora_fields pipelines resolved store turns uploads",
@@ -83,7 +85,7 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "runtime/wancli": Package(
             "wanrun wanhub wanreport wanfleet wanserve",
             (
-                "aliases early streams",
+                "aliases early error_line streams",
                 "parent",
                 "console",
                 "jobs",

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from wanbuild.adapters.command import lora_command
-from wanbuild.building import DEBUG, Building
+from wanbuild.building import Building, error_options
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.check.command import attest_command, embed_command, inspect_command, verify_command
 from wanbuild.share.command import COMMANDS
@@ -39,7 +39,7 @@ def _options(command: str) -> list[click.Option]:
 
 
 @click.group(cls=Commands)
-@DEBUG
+@error_options
 @click.version_option(__version__, prog_name="wanbuild")
 def wanbuild() -> None:
     """Turns a published Wan checkpoint into an artifact that wanrun executes."""
@@ -48,7 +48,7 @@ def wanbuild() -> None:
 @wanbuild.command(cls=Building, options=partial(_options, "convert"))
 @click.argument("source", required=False)
 @_ARTIFACT
-@DEBUG
+@error_options
 def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
 
@@ -59,9 +59,12 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.source.configs import parse_configs
 
     if source is None and options["revision"] is not None:
-        raise UsageError("--revision is for a hub id, and there is none", remedy="leave --revision out")
+        raise UsageError(
+            "no_effect", "--revision is for a hub id, and there is none", remedy="leave --revision out"
+        )
     if source is None and options["transformer"] is None:
         raise UsageError(
+            "missing_parameter",
             "there is nothing to convert",
             expected="SOURCE, a checkpoint's folder or hub id, or --transformer with the other single files",
             remedy="wanbuild convert CHECKPOINT --artifact DIR",
@@ -129,7 +132,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     metavar="PROFILE",
     help="Take the options that are not given from a profile that is built, and the mesh from its target.",
 )
-@DEBUG
+@error_options
 def compile_command(artifact: Path, again: bool, like: str | None, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs."""
     from wanbuild.options import CompileRequest
@@ -149,7 +152,7 @@ def compile_command(artifact: Path, again: bool, like: str | None, **options: An
 @click.argument("subject")
 @click.option("--best", is_flag=True, help="List the fastest known settings for the chip.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@DEBUG
+@error_options
 def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **options: Any) -> None:
     """Predicts memory and time on a chip that need not be here.
 
@@ -199,7 +202,7 @@ def _compile_again(artifact: Path) -> None:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
         if given and option.name not in ("folder", "artifact", "again"):
             flag = option.opts[0]
-            raise UsageError(f"--again and {flag} exclude each other", remedy=f"leave {flag} out")
+            raise UsageError("conflict", f"--again and {flag} exclude each other", remedy=f"leave {flag} out")
     compile_again(artifact, report)
 
 
@@ -212,7 +215,7 @@ def _compile_again(artifact: Path) -> None:
     help="Do nothing if the artifact was built from this recipe and the same files, with these versions of "
     "wanbuild and JAX; else replace it.",
 )
-@DEBUG
+@error_options
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
@@ -244,7 +247,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
 @click.argument("directory", type=Output())
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@DEBUG
+@error_options
 def toy(directory: Path, variant: str, seed: int) -> None:
     """Writes a small random checkpoint, and media if it takes any."""
     from wanbuild.toy.checkpoint import write_toy, writing

@@ -52,7 +52,7 @@ class ConfigError(SourceError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"the config does not fit together: {', '.join(problems)}")
+        super().__init__("mismatch", f"the config does not fit together: {', '.join(problems)}")
 
 
 METADATA_FIELDS = frozenset(
@@ -134,9 +134,10 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
     problems: list[str] = []
     class_name = class_name_of(data)
     if _depth(data) > MAX_DEPTH:
-        raise SourceError(f"{where} is nested too deep", expected=f"at most {MAX_DEPTH} levels")
+        raise SourceError("unreadable", f"{where} is nested too deep", expected=f"at most {MAX_DEPTH} levels")
     if class_name is not None and class_name not in cls.CLASS_NAMES:
         raise SourceError(
+            "wrong_kind",
             f"{where} describes another class",
             expected=" or ".join(cls.CLASS_NAMES),
             found=shown(class_name),
@@ -161,6 +162,7 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             problems.append(f"unknown field {name} = {shown(data[name])}")
     if problems:
         raise SourceError(
+            "unreadable",
             f"{where} is not understood: {', '.join(problems)}",
             remedy="a field that may change the result is never ignored; use a published checkpoint",
         )
@@ -168,6 +170,7 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
         return cls(**values)
     except ConfigError as error:
         raise SourceError(
+            "mismatch",
             f"{where} does not fit together: {', '.join(error.problems)}",
             remedy="use the config.json that was published with these weights",
         ) from None
@@ -207,12 +210,18 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
         with open_regular(path, limit) as file:
             return file.read(limit)
     except FileNotFoundError:
-        raise SourceError(f"{path} is missing", remedy="check the source folder is complete") from None
+        raise SourceError(
+            "missing_file", f"{path} is missing", remedy="check the source folder is complete"
+        ) from None
     except UnusableFileError as error:
-        raise SourceError(f"{path} cannot be read: {error}", remedy="download it again") from None
+        raise SourceError(
+            "unreadable", f"{path} cannot be read: {error}", remedy="download it again"
+        ) from None
     except OSError as error:
         raise SourceError(
-            f"{path} cannot be read: {error.strerror}", remedy="check that it is a readable file"
+            "unreadable",
+            f"{path} cannot be read: {error.strerror}",
+            remedy="check that it is a readable file",
         ) from None
 
 
@@ -235,7 +244,9 @@ def read_json(path: Path) -> dict[str, Any]:
             parse_float=_finite_float,
         )
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} cannot be read as JSON: {error}", remedy="download it again") from None
+        raise SourceError(
+            "unreadable", f"{path} cannot be read as JSON: {error}", remedy="download it again"
+        ) from None
     if not isinstance(data, dict):
-        raise SourceError(f"{path} is not a JSON object", found=type(data).__name__)
+        raise SourceError("unreadable", f"{path} is not a JSON object", found=type(data).__name__)
     return data

@@ -125,10 +125,18 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         force_setattr(self, "guiders", tuple(name for name in BUILT if name in self.guiders))
         if self.loop not in LOOPS:
-            raise UsageError(f"{field('loop')} cannot be built", expected=" or ".join(LOOPS), found=self.loop)
+            raise UsageError(
+                "unsupported",
+                f"{field('loop')} cannot be built",
+                expected=" or ".join(LOOPS),
+                found=self.loop,
+            )
         if not 1 <= self.max_steps <= MAX_STEPS:
             raise UsageError(
-                f"{field('max_steps')} is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
+                "out_of_range",
+                f"{field('max_steps')} is out of range",
+                expected=f"1 to {MAX_STEPS}",
+                found=self.max_steps,
             )
         for name, least in {
             "vae_decode_chunk": 1,
@@ -138,7 +146,10 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         }.items():
             if not least <= (found := getattr(self, name)) <= MAX_SIZE:
                 raise UsageError(
-                    f"{field(name)} is out of range", expected=f"{least} to {MAX_SIZE}", found=found
+                    "out_of_range",
+                    f"{field(name)} is out of range",
+                    expected=f"{least} to {MAX_SIZE}",
+                    found=found,
                 )
 
     @property

@@ -116,7 +116,9 @@ def _check_paths(data: Mapping[str, Any], convert: Mapping[str, Any], path: Path
             except (FileNotFoundError, NotADirectoryError, PermissionError):
                 continue
             except OSError as error:
-                raise UsageError(f"{path}: {name} names no path", found=error.strerror) from None
+                raise UsageError(
+                    "missing_parameter", f"{path}: {name} names no path", found=error.strerror
+                ) from None
 
 
 def _read(section: dict[str, Any], name: str, path: Path) -> None:
@@ -129,10 +131,10 @@ def _read(section: dict[str, Any], name: str, path: Path) -> None:
         try:
             read = texts if row.parse is None else [row.parse(text) for text in texts]
         except UsageError as error:
-            raise UsageError(f"{path}: {name}.{row.key}: {error}") from None
+            raise UsageError("invalid_value", f"{path}: {name}.{row.key}: {error}") from None
         if wrong := [text for text in read if row.choices and text not in row.choices]:
             what = f"{path}: {name}.{row.key} cannot be {shortened(wrong[0])}"
-            raise UsageError(what, expected=row.expected)
+            raise UsageError("invalid_value", what, expected=row.expected)
         section[row.key] = read if row.many else read[0]
 
 
@@ -140,7 +142,7 @@ def _configs(text: str, path: Path) -> dict[str, Path]:
     try:
         return parse_configs([text], path.parent)
     except UsageError as error:
-        raise UsageError(f"{path}: convert.config: {error}") from None
+        raise UsageError("invalid_value", f"{path}: convert.config: {error}") from None
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -156,6 +158,7 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, ValueError, RecursionError) as error:
         checkpoint = f"a checkpoint is for wanbuild convert {path} --artifact DIR"
         raise UsageError(
+            "unreadable",
             f"the recipe {escaped(str(path))} cannot be read: {error}",
             remedy=None if path.suffix == ".toml" else checkpoint,
         ) from None
@@ -163,10 +166,12 @@ def read_recipe(path: Path) -> Recipe:
         msgspec.convert(data, _FILE)
     except msgspec.ValidationError as error:
         said = escaped(str(error)[:300])
-        raise UsageError(f"{path} is no recipe: {said}", remedy="docs/recipes.md has its fields") from None
+        raise UsageError(
+            "unreadable", f"{path} is no recipe: {said}", remedy="docs/recipes.md has its fields"
+        ) from None
     convert, compiled = data.get("convert", {}), data.get("compile", {})
     if "source" not in data and "transformer" not in convert:
-        raise UsageError(f"{path}: source is missing", remedy='add source = "..."')
+        raise UsageError("missing_parameter", f"{path}: source is missing", remedy='add source = "..."')
     _check_paths(data, convert, path)
     _read(convert, "convert", path)
     _read(compiled, "compile", path)
@@ -210,7 +215,7 @@ def options_of(path: Path) -> Iterator[None]:
     except UsageError as error:
         if not error.fields:
             raise
-        raise UsageError(f"{path}: {error.spelled(_key_of)}") from None
+        raise UsageError(error.code, f"{path}: {error.spelled(_key_of)}") from None
 
 
 def _key_of(name: str) -> str:

@@ -89,7 +89,9 @@ def build_lock(artifact: Path) -> Iterator[None]:
     """
     parent = artifact.parent
     if not parent.is_dir():
-        raise UsageError(f"the artifact's parent folder {parent} does not exist", remedy="create it first")
+        raise UsageError(
+            "missing_file", f"the artifact's parent folder {parent} does not exist", remedy="create it first"
+        )
     path = _sibling(artifact, "lock")
     with contextlib.ExitStack() as locked:
         try:
@@ -98,7 +100,9 @@ def build_lock(artifact: Path) -> Iterator[None]:
             if lacks_space(error):
                 raise
             raise UsageError(
-                f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
+                "unsupported",
+                f"the artifact {artifact} cannot be built: {error.strerror}",
+                remedy=f"make {parent} writable",
             ) from None
         try:
             _recover(artifact)
@@ -128,6 +132,7 @@ def changing(folder: Path, again: bool = False) -> Iterator[Artifact]:
     open_artifact(folder, again=again)
     if is_copy(folder):
         raise ArtifactError(
+            "damaged",
             f"{folder} is a partial copy",
             expected="a whole artifact",
             remedy="wanbuild pull ADDRESS -o DIR --all-targets makes one",
@@ -168,6 +173,7 @@ def _refused(artifact: Path, error: BaseException) -> UsageError | None:
     if not Path(error.filename).is_relative_to(artifact.parent):
         return None
     return UsageError(
+        "unwritable",
         f"the artifact {artifact} cannot be changed",
         found=f"{error.filename}: {error.strerror}",
         remedy="make it writable, or work on a copy",
@@ -184,6 +190,7 @@ def _recover(artifact: Path) -> None:
             replaced.rename(artifact)
         except OSError as error:
             raise UsageError(
+                "unwritable",
                 f"a build that was killed has left the artifact {artifact} in {replaced}, and it cannot be "
                 "moved back",
                 found=error.strerror,
@@ -203,6 +210,7 @@ def check_leftover(artifact: Path) -> None:
     """Raises UsageError if an artifact that was replaced could not be removed: the next needs its name."""
     if (replaced := leftover(artifact)) is not None:
         raise UsageError(
+            "unwritable",
             f"{replaced} is left of an artifact that was replaced, and cannot be removed",
             remedy="remove it, as the user that it belongs to",
         )
@@ -263,6 +271,7 @@ def check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SourceError(
+            "no_space",
             f"the disk of {folder} is too full",
             expected=f"{in_bytes(needed)} free",
             found=in_bytes(free),

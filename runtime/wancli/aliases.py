@@ -214,7 +214,7 @@ def no_option(
         others: the options of the other commands of its program, by command.
     """
     remedy = _remedy(command, written, meant, own, others) or f"see {command} --help"
-    return UsageError(f"{command} has no {written}", remedy=remedy)
+    return UsageError("unknown_parameter", f"{command} has no {written}", remedy=remedy)
 
 
 def _remedy(

@@ -182,7 +182,9 @@ class Commands(Answering, click.Group):
             remedy = (
                 command_meant(ctx.command_path, args[0], self.commands) or f"see {ctx.command_path} --help"
             )
-            raise UsageError(f"{ctx.command_path} has no command {shortened(args[0])}", remedy=remedy)
+            raise UsageError(
+                "unknown_name", f"{ctx.command_path} has no command {shortened(args[0])}", remedy=remedy
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -379,7 +381,10 @@ def _chosen(folder: Path | None, option: Path | None, variable: str | None) -> P
     given = context.get_parameter_source("artifact") is ParameterSource.COMMANDLINE
     if folder is not None and given:
         raise UsageError(
-            "the artifact is given twice", found=f"{folder} and --artifact {option}", remedy="give it once"
+            "conflict",
+            "the artifact is given twice",
+            found=f"{folder} and --artifact {option}",
+            remedy="give it once",
         )
     artifact = option if folder is None else folder
     if artifact is None:
@@ -388,6 +393,8 @@ def _chosen(folder: Path | None, option: Path | None, variable: str | None) -> P
             f", or {variable}=DIR" if variable else ""
         )
         raise UsageError(
-            "no artifact was given", remedy=f"name its folder: {ways} (see {context.command_path} --help)"
+            "missing_parameter",
+            "no artifact was given",
+            remedy=f"name its folder: {ways} (see {context.command_path} --help)",
         )
     return artifact

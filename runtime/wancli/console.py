@@ -23,8 +23,19 @@ from typing import NoReturn
 
 import click
 
+from wancli.error_line import JSON_ERRORS, error_line
 from wancli.parent import tell_end
-from wanrun.errors import WanError, escaped, lacks_space, shortened, space_told
+from wanrun.codes import ErrorCode
+from wanrun.errors import (
+    CancelledError,
+    NoSpaceError,
+    UsageError,
+    WanError,
+    escaped,
+    lacks_space,
+    shortened,
+    space_told,
+)
 from wanrun.request.prompts_file import key_of
 from wanrun.terminal.lines import print_error, silence_stdout
 from wanrun.undo import end
@@ -34,7 +45,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     """Runs a command, reports any failure as one line on stderr, and returns the exit code: see the table.
 
     Signals are left as they are. ``--debug`` among the arguments, by default the process's, also prints a
-    traceback.
+    traceback, and ``--json-errors`` prints the failure as JSON (``error_line``).
     """
     if (code := _completed(command)) is not None:
         return code
@@ -88,8 +99,7 @@ def _report(error: BaseException, command: click.Command, arguments: list[str]) 
     """Prints the error and returns its exit code."""
     if "--debug" in arguments:
         traceback.print_exception(error)
-    message, code = _describe(error, command)
-    lines = list(map(escaped, message.split("\n")))  # several for a group's help
+    code, lines = _lines(error, command, JSON_ERRORS in arguments)
     if not tell_end(code, "\n".join(lines)):
         for line in lines:
             print_error(line)
@@ -101,36 +111,56 @@ def _report(error: BaseException, command: click.Command, arguments: list[str]) 
     return code
 
 
-def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        return "interrupted", 130
+def _lines(error: BaseException, command: click.Command, as_json: bool) -> tuple[int, list[str]]:
+    """Returns the exit code, and what is printed."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        assert isinstance(error, click.UsageError)  # a group without a subcommand: click >= 8.2 has its help
+        return 2, [escaped(line) for line in error.format_message().split("\n")]
+    if isinstance(error, KeyboardInterrupt | click.Abort) and not as_json:
+        return 130, ["interrupted"]
+    known = _known(error, command)
+    code = 130 if isinstance(known, CancelledError) else known.exit_code
+    return code, [escaped(error_line(known, flags(command), as_json))]
+
+
+def _known(error: BaseException, command: click.Command) -> WanError:
+    """Returns an error as one of ours."""
     if isinstance(error, WanError):
-        return f"error: {_one_line(error.spelled(flags(command)))}", error.exit_code
+        return error
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return CancelledError("cancelled", "interrupted")
     if isinstance(error, click.ClickException):
-        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
-            return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
-        name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
-        text = _one_line(error.format_message()).rstrip(".")
-        hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
-        return f"error: {text}{hint} (see {name} --help)", 2
+        return _of_click(error, command)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"error: a file's name is too long: {shortened(str(error.filename))}", 2
+        return UsageError("invalid_value", f"a file's name is too long: {shortened(str(error.filename))}")
     if isinstance(error, OSError) and lacks_space(error):
-        return f"error: {space_told(error)}", 4
+        return NoSpaceError("no_space", space_told(error))
     if _lacks_resources(error):
-        return (
-            "error: the system gives this process no more memory, threads or files; free some, or raise "
-            "limits (ulimit -a)",
-            1,
+        return WanError(
+            "out_of_memory",
+            "the system gives this process no more memory, threads or files",
+            remedy="free some, or raise limits (ulimit -a)",
         )
     text = _one_line(str(error).strip().partition("\n")[0])
     if "RESOURCE_EXHAUSTED" in text:
-        return (
-            f"error: the device has too little memory left: {text}; use --memory low or a smaller profile",
-            1,
-        )
+        what = f"the device has too little memory left: {text}"
+        return WanError("out_of_memory", what, remedy="use --memory low or a smaller profile")
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
+    return WanError("internal_error", f"internal error: {detail} (run again with --debug for the traceback)")
+
+
+def _of_click(error: click.ClickException, command: click.Command) -> UsageError:
+    """Returns an error of click's as one of ours."""
+    codes: dict[type[click.ClickException], ErrorCode] = {
+        click.NoSuchOption: "unknown_parameter",
+        click.MissingParameter: "missing_parameter",
+        click.FileError: "unreadable",
+    }
+    name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
+    text = _one_line(error.format_message()).rstrip(".")
+    hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
+    code: ErrorCode = next((codes[kind] for kind in codes if isinstance(error, kind)), "invalid_value")
+    return UsageError(code, f"{text}{hint} (see {name} --help)")
 
 
 def _lacks_resources(error: BaseException) -> bool:

@@ -133,9 +133,12 @@ def tell_end(code: int, line: str) -> bool:
 def _ended(number: int, joined: bool) -> ClusterError:
     """Returns the error of a child that a signal has ended; JAX ends it by SIGABRT."""
     if number != signal.SIGABRT:
-        return ClusterError("this process of the run was killed, or has crashed", found=f"signal {number}")
+        return ClusterError(
+            "process_lost", "this process of the run was killed, or has crashed", found=f"signal {number}"
+        )
     if not joined:
         return ClusterError(
+            "process_lost",
             "not all processes of this run have started",
             remedy="start them at the same time, with the same --coordinator and --num-processes",
         )

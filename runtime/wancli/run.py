@@ -74,7 +74,7 @@ class Wanrun(Command):
         if remedy is None and len(args) > 1 and not args[0].startswith("-") and Path(args[1]).is_dir():
             remedy = "wanrun ARTIFACT --prompt TEXT makes a video"
         if remedy is not None and not Path(args[0]).exists():
-            raise UsageError(f"wanrun has no command {args[0]}", remedy=remedy)
+            raise UsageError("unknown_name", f"wanrun has no command {args[0]}", remedy=remedy)
         return super().parse_args(ctx, args)
 
 
@@ -105,7 +105,9 @@ def wanrun(
     """
     signed = public_key is not None
     if signed and options.get("build"):
-        raise UsageError("--build makes what is not signed", remedy="leave it or --require-signature out")
+        raise UsageError(
+            "conflict", "--build makes what is not signed", remedy="leave it or --require-signature out"
+        )
 
     @functools.cache
     def opened() -> Artifact:
@@ -199,7 +201,8 @@ def _make(how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup
 
         batch: Batch = LiveBatch(work, how, timings, status)
     else:
-        batch = Batch(work, how.overwrite, timings, leads, status, group is None, pictures, hours)
+        ahead, as_json = group is None, how.json_errors
+        batch = Batch(work, how.overwrite, timings, leads, status, ahead, pictures, hours, as_json)
     batch.report_worklist()
     if hours is not None:
         hours.announce(print_error)

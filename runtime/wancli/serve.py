@@ -16,6 +16,7 @@ import wanhub
 import wanrun
 from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
 from wancli.console import leave, run
+from wancli.error_line import JSON_ERRORS, JSON_ERRORS_HELP
 from wancli.options import click_option
 from wanrun.artifact.overlay import overlaid
 from wanrun.artifact.select import BUILD_EXTRA, can_build
@@ -73,11 +74,11 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
         name, equals, folder = word.rpartition("=") if url is None else url.groups("")
         path = folder_found(folder)
         if equals and not name:
-            raise UsageError(f"{word} has no name", expected="NAME=DIR")
+            raise UsageError("missing_parameter", f"{word} has no name", expected="NAME=DIR")
         whole = os.path.realpath(path) if url is None else re.split("[@?]", folder)[0]
         name = name or whole.rpartition("/")[2]
         if name in found:
-            raise UsageError(f"two artifacts are called {name}", remedy="name them: NAME=DIR")
+            raise UsageError("conflict", f"two artifacts are called {name}", remedy="name them: NAME=DIR")
         found[name] = path.absolute() if path.is_dir() else path  # one that is none is told as it is written
     return found
 
@@ -205,7 +206,8 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     help="json: an object in each line.",
 )
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
-def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
+@click.option(JSON_ERRORS, is_flag=True, help=JSON_ERRORS_HELP)
+def serve(artifacts: tuple[str, ...], debug: bool, json_errors: bool, **given: Any) -> int:
     """Serves artifacts: OpenAI's video API, and a page at its root."""
     _check_build(given)
     opened = {name: wanhub.open_artifact(folder) for name, folder in named(artifacts).items()}
@@ -240,12 +242,16 @@ def _check_build(given: dict[str, Any]) -> None:
     """Raises UsageError if shapes are to be built, and cannot be here or may not."""
     if not given["build"]:
         if given["build_limit"] is not None:
-            raise UsageError("--build-limit is for --build", remedy="pass --build too")
+            raise UsageError("no_effect", "--build-limit is for --build", remedy="pass --build too")
         return
     if given["require_signature"] is not None:
-        raise UsageError("--build makes what is not signed", remedy="leave it or --require-signature out")
+        raise UsageError(
+            "conflict", "--build makes what is not signed", remedy="leave it or --require-signature out"
+        )
     if not can_build():
-        raise UsageError("--build needs wanbuild, which is not installed", remedy=BUILD_EXTRA)
+        raise UsageError(
+            "not_installed", "--build needs wanbuild, which is not installed", remedy=BUILD_EXTRA
+        )
 
 
 def _settings(
@@ -253,10 +259,12 @@ def _settings(
 ) -> Settings:
     certificate = given["tls_certificate"], given["tls_key"]
     if (certificate[0] is None) != (certificate[1] is None):
-        raise UsageError("--tls-certificate and --tls-key go together")
+        raise UsageError("conflict", "--tls-certificate and --tls-key go together")
     for origin in given["cors"]:
         if not re.fullmatch(r"https?://[^/\s*]+/?", origin):
-            raise UsageError(f"--cors {origin} is no site", expected="such as https://example.com")
+            raise UsageError(
+                "invalid_value", f"--cors {origin} is no site", expected="such as https://example.com"
+            )
     days, gigabytes = given["keep_days"], given["keep_gb"]
     return Settings(
         artifacts=artifacts,
@@ -311,7 +319,9 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
         from wanserve.service import Service
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"wanrun serve needs {error.name}", remedy="pip install '.[serve]' in the checkout"
+            "not_installed",
+            f"wanrun serve needs {error.name}",
+            remedy="pip install '.[serve]' in the checkout",
         ) from None
     start_log(given["log_level"], given["log_format"])
     keys = read_keys(given["keys"], given["more_keys"])

@@ -31,6 +31,7 @@ def stdout_for_video() -> int:
     """
     if sys.stdout.isatty():
         raise UsageError(
+            "unsupported",
             "a terminal shows no video on standard output",
             remedy="choose another --output, or append | ffplay -",
         )

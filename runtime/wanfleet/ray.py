@@ -132,7 +132,9 @@ class VideoMaker:
         request = _request(generation, inputs, bool(drawn))
         name = row.get("output") or request[:16]
         if not isinstance(name, str) or "/" in name or name.startswith("."):
-            raise UsageError(f"{quoted(name)} is no name of a video", expected="a name without a folder")
+            raise UsageError(
+                "invalid_value", f"{quoted(name)} is no name of a video", expected="a name without a folder"
+            )
         begun = self._begun(name, request)
         if begun is not None and all(map(self._uploads.has, begun.videos)):
             return self._told(begun)
@@ -160,7 +162,9 @@ class VideoMaker:
         with self._turns.taken(alone=died > 0) as passed, self._removed(tries):
             if died > RETRIES:
                 raise UsageError(
-                    f"{died} workers have ended in the middle of it", remedy="see Ray's log, and run it again"
+                    "process_lost",
+                    f"{died} workers have ended in the middle of it",
+                    remedy="see Ray's log, and run it again",
                 )
             (folder / tries).write_bytes(bytes(died + 1))
             self._uploads.put(folder / tries, tries, overwrite=True)
@@ -197,7 +201,9 @@ class VideoMaker:
         )
         if foreign is not None:
             raise UsageError(
-                f"{self._uploads.where(foreign)} is there, and has no record", remedy="choose another output"
+                "exists",
+                f"{self._uploads.where(foreign)} is there, and has no record",
+                remedy="choose another output",
             )
         made = [self._uploads.put_video(file) for file in files]
         return self._told(told) | {"made": any(made)}
@@ -215,7 +221,9 @@ class VideoMaker:
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
         raise UsageError(
-            f"{self._uploads.where(name)} is there, and was made otherwise", remedy="choose another output"
+            "exists",
+            f"{self._uploads.where(name)} is there, and was made otherwise",
+            remedy="choose another output",
         )
 
     def _told(self, record: _Record) -> Row:
@@ -273,7 +281,10 @@ def _check_suffix(suffix: str) -> None:
     """Raises UsageError for what is no kind of video: it would be seen when a video was made."""
     if suffix.lower() not in wanrun.SUFFIXES:
         raise UsageError(
-            "the suffix is no kind of video", expected="one of " + ", ".join(wanrun.SUFFIXES), found=suffix
+            "unsupported",
+            "the suffix is no kind of video",
+            expected="one of " + ", ".join(wanrun.SUFFIXES),
+            found=suffix,
         )
 
 

@@ -64,16 +64,20 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST:
-            raise UsageError("--shard is out of range", expected=f"1 to {MOST} jobs", found=self.count)
+            raise UsageError(
+                "out_of_range", "--shard is out of range", expected=f"1 to {MOST} jobs", found=self.count
+            )
         if 1 <= self.number <= self.count:
             return
         if self.variable:  # a scheduler counts from 0
             raise UsageError(
+                "out_of_range",
                 f"--shard is out of range ({self.variable})",
                 expected=f"a number from 0 to {self.count - 1} of {self.count} jobs",
                 found=self.number - 1,
             )
         raise UsageError(
+            "out_of_range",
             "--shard is out of range",
             expected=f"1/{self.count} to {self.count}/{self.count}, counted from 1 like {{index}}",
             found=f"{self.number}/{self.count}",
@@ -101,16 +105,23 @@ def find_shard(given: str, environment: Mapping[str, str]) -> Shard:
     if (form := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", given)) is not None:
         return Shard(int(form[1]), int(form[2]))
     if given != AUTO:
-        raise UsageError("--shard is no share", expected=f"I/N, with I from 1, or {AUTO}", found=given[:80])
+        raise UsageError(
+            "invalid_value",
+            "--shard is no share",
+            expected=f"I/N, with I from 1, or {AUTO}",
+            found=given[:80],
+        )
     array = _array(environment)
     if array is None:
         raise UsageError(
+            "missing_parameter",
             f"--shard {AUTO} finds no number of this job",
             expected="one of " + ", ".join(one.number for one in ARRAYS),
             remedy="pass --shard I/N, or leave it out to make all prompts",
         )
     if array.size not in environment:
         raise UsageError(
+            "missing_parameter",
             f"{array.number} is set, and how many jobs there are is not told",
             expected=array.size,
             remedy="set it, or pass --shard I/N",
@@ -138,5 +149,5 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     if text is None and default is not None:
         return default
     if text is None or re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise UsageError(f"{name} is no number", expected="digits", found=repr(text)[:80])
+        raise UsageError("wrong_type", f"{name} is no number", expected="digits", found=repr(text)[:80])
     return int(text)

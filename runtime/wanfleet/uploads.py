@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import wanrun
+from wanrun.codes import ErrorCode
 from wanrun.errors import UsageError, WanError, unwritable
 
 SCHEMES: Final = ("gs", "s3")
@@ -51,7 +52,11 @@ class Uploads:
     def __init__(self, place: str | os.PathLike[str]) -> None:
         told = os.fspath(place)
         if _BEGUN.match(told) and _URL.match(told) is None:
-            raise UsageError(f"{told} names no folder", expected="s3://BUCKET, gs://BUCKET or file:///FOLDER")
+            raise UsageError(
+                "missing_file",
+                f"{told} names no folder",
+                expected="s3://BUCKET, gs://BUCKET or file:///FOLDER",
+            )
         self._place = told.rstrip("/")
         scheme = self._place.partition("://")[0] if "://" in self._place else ""
         self._files: Any = None
@@ -87,7 +92,9 @@ class Uploads:
         except Exception as error:  # each object store's packages have their own
             raise self._failed(where, "read", error) from error
         if len(data) > MAX_BYTES:
-            raise UsageError(f"{where} cannot be read", found=f"it is larger than {MAX_BYTES} bytes")
+            raise UsageError(
+                "unreadable", f"{where} cannot be read", found=f"it is larger than {MAX_BYTES} bytes"
+            )
         return data
 
     def put(self, path: Path, name: str, overwrite: bool = False) -> bool:
@@ -182,7 +189,10 @@ class Uploads:
         if self._files is None and isinstance(error, OSError) and done == "written":
             return unwritable(where, error)
         lasts = self._files is None or isinstance(error, FileNotFoundError | PermissionError)
-        return (UsageError if lasts else StoreError)(f"{where} cannot be {done}", found=str(error)[:200])
+        code: ErrorCode = "unwritable" if lasts else "unreachable"
+        return (UsageError if lasts else StoreError)(
+            code, f"{where} cannot be {done}", found=str(error)[:200]
+        )
 
     @staticmethod
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:
@@ -224,7 +234,11 @@ class VideoStore(Uploads):
     def __init__(self, url: str, kept: bool = False) -> None:
         place, _, name = url.rpartition("/")
         if "{" in place:
-            raise UsageError(f"the folder {place} has a field", expected="fields in the file's name alone")
+            raise UsageError(
+                "unknown_parameter",
+                f"the folder {place} has a field",
+                expected="fields in the file's name alone",
+            )
         super().__init__(f"{place}/")
         self._kept, self._delivered = kept, list[Path]()
         self._folder = Path(tempfile.gettempdir()) / f"wanrun-videos-{secrets.token_hex(8)}"
@@ -246,7 +260,9 @@ class VideoStore(Uploads):
             UsageError: for a name with a folder.
         """
         if "/" in name or not name:
-            raise UsageError(f"{name!r} is no name of a video", expected="a name without a folder")
+            raise UsageError(
+                "invalid_value", f"{name!r} is no name of a video", expected="a name without a folder"
+            )
         return str(self._folder / name)
 
     @contextlib.contextmanager
@@ -320,7 +336,7 @@ class VideoStore(Uploads):
             return there is not None
 
         if self.begin(record, record.name, [name], is_there) is not None:
-            raise UsageError(f"{self.where(name)} appeared while the video was made")
+            raise UsageError("exists", f"{self.where(name)} appeared while the video was made")
 
     def _remove(self) -> None:
         """Removes what was delivered."""
@@ -333,6 +349,7 @@ def _file_system(scheme: str, place: str) -> Any:
     """Returns fsspec's file system for a URL."""
     if scheme not in SCHEMES:
         raise UsageError(
+            "unwritable",
             f"results cannot be written to {place}",
             expected="a folder, file://, gs:// or s3://",
         )
@@ -344,5 +361,5 @@ def _file_system(scheme: str, place: str) -> Any:
         packages = {"s3": "s3fs", "gs": "gcsfs"}
         remedy = f"pip install {packages[scheme]}" if scheme in packages else "pip install '.[hub]'"
         raise UsageError(
-            f"results cannot be written to {place}", found=str(error)[:200], remedy=remedy
+            "unwritable", f"results cannot be written to {place}", found=str(error)[:200], remedy=remedy
         ) from None

@@ -59,12 +59,16 @@ def parse_address(text: str) -> Address:
     if url.scheme == HUB:
         if (match := _REPOSITORY.fullmatch(text.removeprefix(f"{HUB}://"))) is None:
             raise UsageError(
-                f"{text!r} is no address", expected=f"{HUB}://OWNER/NAME or {HUB}://OWNER/NAME@REVISION"
+                "wrong_kind",
+                f"{text!r} is no address",
+                expected=f"{HUB}://OWNER/NAME or {HUB}://OWNER/NAME@REVISION",
             )
         return Address(text, f"{HUB}://{match[1]}", match[2] or "")
     if url.scheme not in SCHEMES or not (url.netloc or (url.scheme == "file" and url.path)):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise UsageError(f"{text!r} is no address of an artifact", expected=f"a folder, or one of {schemes}")
+        raise UsageError(
+            "wrong_kind", f"{text!r} is no address of an artifact", expected=f"a folder, or one of {schemes}"
+        )
     plain = url._replace(path=url.path.rstrip("/"), fragment="")
     told = urlunsplit(plain._replace(query="", netloc=plain.netloc.rpartition("@")[2]))
     return Address(told, urlunsplit(plain) if url.scheme in ("http", "https") else told)
@@ -91,6 +95,7 @@ class UnreachableError(ArtifactError):
 def no_such(address: Address, status: int) -> ArtifactError:
     """Returns the error of a repository that is not there, or that somebody else may read."""
     return ArtifactError(
+        "not_found",
         f"there is no {address.text}, or it may not be read",
         found=f"HTTP {status}",
         remedy="check the name and the revision; if it is private or gated, log in (hf auth login) or set"
@@ -102,6 +107,7 @@ def unreachable(address: Address, name: str, found: str) -> UnreachableError:
     """Returns the error of a file that cannot be asked for."""
     check = "the network and HF_ENDPOINT" if address.repository else "the address and the network"
     return UnreachableError(
+        "unreachable",
         f"{address.text} ({name}) does not answer",
         found=found,
         remedy=f"check {check}, and try again; what was fetched before runs offline",

@@ -47,7 +47,7 @@ class Copy:
 
     def __init__(self, artifact: wanrun.Artifact, report: Report = quiet) -> None:
         if (origin := read_origin(artifact.folder)) is None:
-            raise ArtifactError(f"{artifact} is no copy", found=f"no {MARKER}")
+            raise ArtifactError("wrong_kind", f"{artifact} is no copy", found=f"no {MARKER}")
         self.artifact, self._origin, self._report = artifact, origin, report
 
     @cached_property
@@ -130,6 +130,7 @@ class Copy:
                 data = self.store.read(named.name, done, done + wanted)
             except FileNotFoundError:
                 raise ArtifactError(
+                    "missing_file",
                     f"{named.name} is not at {self._origin.address}",
                     expected="all files of its manifest",
                     remedy="it may have been replaced: run wanbuild pull, or ask who published it",
@@ -194,6 +195,7 @@ def check_places(artifact: wanrun.Artifact) -> None:
 
 def _foreign(name: str, found: str) -> ArtifactError:
     return ArtifactError(
+        "unsupported",
         f"{name.rstrip('/')} cannot be a file of the artifact",
         expected="folders of weights with nothing else in them",
         found=found,

@@ -41,7 +41,7 @@ def find(place: str | os.PathLike[str], report: Report = quiet) -> Path:
         return open_copy(text, wanrun.user_copies(), report)
     except ModuleNotFoundError as error:
         remedy = "pip install '.[hub]' in the checkout"
-        raise UsageError(f"{text} needs {error.name}", remedy=remedy) from None
+        raise UsageError("not_installed", f"{text} needs {error.name}", remedy=remedy) from None
 
 
 def open_artifact(place: str | os.PathLike[str], report: Report = quiet) -> wanrun.Artifact:
@@ -134,6 +134,7 @@ def check_signed(
     signed = manifest_of(check_signature(artifact.folder, Path(public_key)), artifact.folder / MANIFEST)
     if signed != artifact.manifest:
         raise ArtifactError(
+            "changed",
             f"{artifact} was changed while its signature was checked",
             expected=artifact.manifest.manifest_digest,
             found=signed.manifest_digest,

@@ -116,7 +116,7 @@ def _made(
         (made / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         raise ArtifactError(
-            f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
+            "wrong_kind", f"{place.text} is no artifact", found=f"no {MANIFEST}", remedy="check the address"
         ) from None
     artifact = read_copied(made, place.text, "ask who published it")
     manifest = artifact.manifest
@@ -151,6 +151,7 @@ def _made(
 def _compare(manifest: wanrun.Manifest, pinned: Pin, what: str, remedy: str) -> None:
     if manifest.manifest_digest != pinned.manifest_digest:
         raise ArtifactError(
+            "changed",
             f"{what} is another artifact than the one that is pinned",
             expected=pinned.manifest_digest,
             found=manifest.manifest_digest,

@@ -70,12 +70,10 @@ def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanr
     """
     try:
         if not (folder / MANIFEST).exists():
-            raise ArtifactError(f"{folder} is not an artifact", found=f"no {MANIFEST}")
+            raise ArtifactError("wrong_kind", f"{folder} is not an artifact", found=f"no {MANIFEST}")
         return wanrun.open_artifact(folder, origin)
     except ArtifactError as error:
         what = error.what.replace(str(folder / MANIFEST), f"{MANIFEST} of {where}")
         what = what.replace(str(folder), where)
         other = "use the release that wrote it, or " if isinstance(error, OtherReleaseError) else ""
-        raise type(error)(
-            what, expected=error.expected, found=error.found, remedy=f"{other}{remedy}"
-        ) from None
+        raise type(error)(**{**error.parts, "what": what, "remedy": f"{other}{remedy}"}) from None

@@ -49,6 +49,7 @@ def read_pins(path: Path) -> Mapping[str, Pin]:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(
+            "unreadable",
             f"{path} is no lock file",
             found=(getattr(error, "strerror", None) or str(error))[:200],
             remedy=f"set {VARIABLE} to another, or remove this one",

@@ -219,6 +219,7 @@ class Reader:
         log_in = "; log in (hf auth login) or set HF_TOKEN" if self._address.repository else ""
         kind = ForbiddenError if status in (401, 403) or isinstance(error, PermissionError) else ArtifactError
         return kind(
+            "not_found",
             f"{name} of {self._address.text} may not be read",
             found=found,
             remedy=f"check the address and your right to read it{log_in}",
@@ -246,6 +247,7 @@ def _file_system(scheme: str, text: str) -> Any:
     except ImportError as error:
         extra = {"s3fs": "pip install s3fs", "gcsfs": "pip install gcsfs"}.get(str(error.name))
         raise UsageError(
+            "not_installed",
             f"{text} cannot be read without {error.name}",
             remedy=extra or "pip install '.[hub]' in the checkout",
         ) from None

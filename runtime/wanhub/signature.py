@@ -86,6 +86,7 @@ def check_signature(folder: Path, public_key: Path) -> bytes:
             signature.write_bytes(wanrun.read_bounded(folder / SIGNATURE, MAX_SIGNATURE_BYTES))
         except OSError as error:
             raise ArtifactError(
+                "untrusted",
                 f"{folder} is not signed",
                 expected=SIGNATURE,
                 found=error.strerror,
@@ -98,6 +99,7 @@ def check_signature(folder: Path, public_key: Path) -> bytes:
             other = "Signature mismatch" in str(error)
             said = " ".join(str(error).split()).replace(str(alone.parent), str(folder))
             raise ArtifactError(
+                "untrusted",
                 f"the signature of {folder} does not fit",
                 expected=f"one of its {MANIFEST} with the key {public_key}",
                 found="one of another manifest" if other else said[:200],
@@ -131,7 +133,7 @@ def _manifest_alone(folder: Path) -> Iterator[tuple[Path, Path]]:
             manifest = wanrun.read_bounded(folder / MANIFEST, MAX_MANIFEST_BYTES)
             (alone / MANIFEST).write_bytes(manifest)
         except OSError as error:
-            raise ArtifactError(f"{folder} is not an artifact", found=error.strerror) from None
+            raise ArtifactError("wrong_kind", f"{folder} is not an artifact", found=error.strerror) from None
         yield alone, Path(temporary) / SIGNATURE
 
 
@@ -143,7 +145,7 @@ def _library() -> Any:
         import model_signing.verifying
     except ImportError as error:
         raise UsageError(
-            f"signatures need {error.name}", remedy="pip install '.[sign]' in the checkout"
+            "not_installed", f"signatures need {error.name}", remedy="pip install '.[sign]' in the checkout"
         ) from None
     return model_signing
 
@@ -156,7 +158,7 @@ def _use(key: Path, kind: str, use: Callable[[Path], object]) -> None:
     except OSError as error:
         remedy = f"name the file of a {kind} key"
         raise UsageError(
-            f"the {kind} key {key} cannot be read", found=error.strerror, remedy=remedy
+            "unreadable", f"the {kind} key {key} cannot be read", found=error.strerror, remedy=remedy
         ) from None
     except Exception as error:  # the library's own, and those of cryptography
         found = str(error)[:200]
@@ -165,6 +167,7 @@ def _use(key: Path, kind: str, use: Callable[[Path], object]) -> None:
             " openssl ec -in key.pem -pubout -out key.pub"
         )
         raise UsageError(
+            "unsupported",
             f"{key} cannot be used as a {kind} key",
             expected="an elliptic curve key (P-256, P-384 or P-521), PEM",
             found="a key of another kind" if isinstance(error, AttributeError) else found,

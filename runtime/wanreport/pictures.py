@@ -119,7 +119,9 @@ def images(frames: np.ndarray) -> list[Image.Image]:
 
 def unreadable(video: Path, found: str) -> UsageError:
     """Returns the error of a video that the report cannot show."""
-    return UsageError(f"{video} cannot be read", expected="the video that was written", found=found)
+    return UsageError(
+        "unreadable", f"{video} cannot be read", expected="the video that was written", found=found
+    )
 
 
 def _opened(video: Path) -> Iterator[Image.Image]:

@@ -172,7 +172,7 @@ def _films(rows: Sequence[_Row], work: Worklist) -> tuple[list[Film], dict[int, 
             alt = f"Video of prompt {row.index}" if work.many else "The video"
             try:
                 if row.state != "made" and not video.exists():
-                    raise UsageError("It was made before, and is not on this machine.")
+                    raise UsageError("missing_file", "It was made before, and is not on this machine.")
                 frames = pictures.frames_of(video)
                 clip, note = pictures.clip(video, room)
                 facts += tuple(_file_facts(row.generation, video))

@@ -103,6 +103,7 @@ class CacheFolder:
             yield
         except OSError as error:
             raise UsageError(
+                "unwritable",
                 f"{self.what} cannot be kept in {self.path}",
                 found=error.strerror,
                 remedy="set XDG_CACHE_HOME to a folder that can be written",

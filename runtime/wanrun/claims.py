@@ -108,18 +108,22 @@ class Claims:
             name = os.path.realpath(path)
             if name.count(os.sep) > MAX_DEPTH:
                 raise UsageError(
+                    "exists",
                     f"the output {str(path)[:80]}... lies too deep",
                     expected=f"at most {MAX_DEPTH} folders",
                     found=name.count(os.sep),
                     remedy="choose another place",
                 )
             if os.path.islink(name):  # noqa: PTH114 - what is left of a loop
-                raise UsageError(f"the output {path} is a link to itself", remedy="choose another place")
+                raise UsageError(
+                    "exists", f"the output {path} is a link to itself", remedy="choose another place"
+                )
             self._check_not_read(path, name)
             other = owner if name in names else self._written.get(name)
             if other is not None:
                 fields = "" if owner.startswith("--") else ", for example with {index}"
                 raise UsageError(
+                    "exists",
                     f"the output {path} is also that of {other or 'this prompt'}",
                     remedy=f"give each its own name{fields}",
                 )
@@ -129,6 +133,7 @@ class Claims:
             around = next(filter(None, map(self._artifact_around, places)), None)
             if around is not None:
                 raise UsageError(
+                    "exists",
                     f"the output {path} lies inside the artifact {around}",
                     remedy="write the results elsewhere",
                 )
@@ -150,14 +155,16 @@ class Claims:
             if place.kind == "file":
                 check_file(path, option, overwrite, place)
             elif place.kind != "names" and path.exists() and not path.is_dir():
-                raise UsageError(f"{option} {path} is not a folder", remedy="name another one")
+                raise UsageError("wrong_kind", f"{option} {path} is not a folder", remedy="name another one")
 
     def _check_address(self, url: str, option: str) -> None:
         """Raises UsageError for a URL below that of the artifact."""
         address = re.split("[@?]", self._address)[0].rstrip("/")
         if address and f"{url}/".startswith(f"{address}/"):
             raise UsageError(
-                f"{option} {url} lies inside the artifact {address}", remedy="write the results elsewhere"
+                "exists",
+                f"{option} {url} lies inside the artifact {address}",
+                remedy="write the results elsewhere",
             )
 
     def _artifact_around(self, name: str) -> Path | None:
@@ -174,6 +181,7 @@ class Claims:
         read = {**self._trees, **self._read}
         if name in read:
             raise UsageError(
+                "exists",
                 f"the output {path} is also that of {read[name]}, which is read",
                 remedy="choose another output",
             )
@@ -183,6 +191,7 @@ class Claims:
         )
         if found is not None:
             raise UsageError(
+                "exists",
                 f"the output {path} lies inside the folder of {found}, which is read",
                 remedy="write the results elsewhere",
             )
@@ -207,7 +216,10 @@ def usable_names() -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{error.filename} cannot be written", found=error.strerror, remedy="choose another name"
+            "unwritable",
+            f"{error.filename} cannot be written",
+            found=error.strerror,
+            remedy="choose another name",
         ) from None
 
 
@@ -217,7 +229,11 @@ def check_file(path: Path | None, option: str, overwrite: bool, place: Place = N
         return
     usable = path.is_file() or not path.exists()
     if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
+        raise UsageError(
+            "unwritable", f"{option} {path} cannot be written", remedy="name a file in a writable folder"
+        )
     if os.path.lexists(path) and not overwrite and not place.made(path):  # also a link that leads nowhere
         foreign = f", and is no file that {option} wrote" if place.mark else ""
-        raise UsageError(f"{option} {path} exists{foreign}", remedy="pass --overwrite to replace it")
+        raise UsageError(
+            "exists", f"{option} {path} exists{foreign}", remedy="pass --overwrite to replace it"
+        )

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from wanrun.codes import ErrorCode
+
 _FIELD = re.compile("\x02(\\w+)\x03")
 
 
@@ -61,6 +63,7 @@ class WanError(Exception):
     prints the error for the author of a command line or a JSON line calls ``spelled``.
 
     Args:
+        code: the kind of error, for programs.
         what: what is wrong, naming the file, parameter or option.
         expected: what should have been there.
         found: what was there.
@@ -70,9 +73,15 @@ class WanError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(
-        self, what: str, *, expected: object = None, found: object = None, remedy: str | None = None
+        self,
+        code: ErrorCode,
+        what: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        remedy: str | None = None,
     ) -> None:
-        self.what, self.expected, self.found, self.remedy = what, expected, found, remedy
+        self.code, self.what, self.expected, self.found, self.remedy = code, what, expected, found, remedy
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -87,10 +96,19 @@ class WanError(Exception):
         """Returns the message with ``spell`` applied to each option's Python name."""
         return _FIELD.sub(lambda match: spell(match[1]), self.text)
 
+    def words(self, spell: Callable[[str], str] = str) -> dict[str, str]:
+        """Returns what of ``expected``, ``found`` and ``remedy`` the message has, spelled as the message."""
+        return {
+            name: _FIELD.sub(lambda match: spell(match[1]), " ".join(str(part).split()))
+            for name in ("expected", "found", "remedy")
+            if (part := self.parts[name]) is not None
+        }
+
     @property
     def parts(self) -> dict[str, Any]:
         """What the error was made with, by name: an error with another part is made of these."""
-        return {"what": self.what, "expected": self.expected, "found": self.found, "remedy": self.remedy}
+        words = {"what": self.what, "expected": self.expected, "found": self.found, "remedy": self.remedy}
+        return {"code": self.code, **words}
 
     def again(self) -> Self:
         """Returns the same error without its traceback, which keeps what its frames refer to."""
@@ -127,7 +145,8 @@ class UsageError(WanError):
 
 def wrong_type(name: str, expected: str, found: object, remedy: str | None = None) -> UsageError:
     """Returns the error for an argument of a wrong type."""
-    return UsageError(f"{name} has the wrong type", expected=expected, found=quoted(found), remedy=remedy)
+    what = f"{name} has the wrong type"
+    return UsageError("wrong_type", what, expected=expected, found=quoted(found), remedy=remedy)
 
 
 class NoSpaceError(UsageError):
@@ -176,8 +195,9 @@ def unwritable(what: str, error: OSError, remedy: str | None = None) -> UsageErr
         problem, space = f"there is no space left to write {what}", "free some"
         if error.errno == errno.EFBIG:
             problem, space = f"{what} reaches the largest size of a file", "raise the limit (ulimit -f)"
-        return NoSpaceError(problem, remedy=space if remedy is None else f"{space}, or {remedy}")
-    return UsageError(f"{what} cannot be written", found=error.strerror or error, remedy=remedy)
+        return NoSpaceError("no_space", problem, remedy=space if remedy is None else f"{space}, or {remedy}")
+    found = error.strerror or error
+    return UsageError("unwritable", f"{what} cannot be written", found=found, remedy=remedy)
 
 
 class ArtifactError(WanError):
@@ -225,12 +245,14 @@ class Mismatch:
 
 def artifact_mismatch(where: str, mismatches: Sequence[Mismatch]) -> ArtifactError:
     """Returns one error that lists every mismatch, so that a user fixes them in one go."""
-    return ArtifactError(f"{where} was not built for this machine: " + "; ".join(map(str, mismatches)))
+    what = f"{where} was not built for this machine: " + "; ".join(map(str, mismatches))
+    return ArtifactError("wrong_machine", what)
 
 
 def lost_process(found: str | None = None) -> ClusterError:
     """Returns the error of a process that JAX has ended, mostly because it has lost another one."""
     return ClusterError(
+        "process_lost",
         "another process of this run has ended or cannot be reached, or JAX has failed in this one",
         found=found,
         remedy="see what the others say; --debug shows what JAX says",

@@ -158,7 +158,7 @@ def digest_found(path: Path, most: int) -> str:
 def check_digest(found: str, expected: str, what: str, remedy: str) -> None:
     """Raises ArtifactError(what) unless ``found``, a sha256 or the reason for its absence, is as expected."""
     if found != expected:
-        raise ArtifactError(what, expected=f"sha256 {expected}", found=found, remedy=remedy)
+        raise ArtifactError("damaged", what, expected=f"sha256 {expected}", found=found, remedy=remedy)
 
 
 def user_cache() -> Path:
@@ -190,6 +190,7 @@ def plain_relative(name: Any, where: str) -> str:
     )
     if not plain:
         raise ArtifactError(
+            "untrusted",
             f"{where} names a path outside the artifact",
             expected="a plain relative path",
             found=repr(name),

@@ -14,7 +14,7 @@ from wanserve.folders import Folders
 from wanserve.hub import Hub
 from wanserve.messages import Preview
 from wanserve.progress import QUEUED, STEPS, VideoProgress
-from wanserve.refusal import RefusedError, without_paths
+from wanserve.refusal import RefusedError, absent, without_paths
 from wanserve.settings import Settings
 from wanserve.shown import ShownVideo, shown
 from wanserve.video import Video
@@ -127,8 +127,7 @@ class Board:
             RefusedError: if there is none.
         """
         if (running := self._running.get(video.id)) is None:
-            what = f"there is no preview: the video is {video.status}"
-            raise RefusedError(what, 409, code=video.status if video.over else "not_ready")
+            raise absent("preview", video)
         running.look()
         if running.preview is None:
             what = "there is no preview yet; the first comes with a step, if the artifact has a map"

@@ -167,7 +167,11 @@ class Model:
                     param=spell("lora"),
                 )
         if "prompt" not in options:
-            raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
+            raise UsageError(
+                "missing_parameter",
+                "there is no prompt",
+                expected="a description of the video in the field prompt",
+            )
         loop = {} if self.loop is None else {"loop": self.loop}
         try:
             return wanrun.resolve(self.artifact, **loop | dict(options))
@@ -297,6 +301,7 @@ class Catalog:
                 if built:
                     command = model.artifact.compiling(built[0], "--loop all")
                 raise ArtifactError(
+                    "not_built",
                     f"{model.artifact} has no profile that was built with loop {loop}",
                     remedy=f"run {command}",
                 )

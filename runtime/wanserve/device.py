@@ -48,14 +48,6 @@ LINE_BYTES: Final = 16 << 20
 """The longest message: options with prompts of 100 000 characters."""
 
 
-class BrokenError(WanError):
-    """No worker could load the artifact: there is nothing to serve. The exit code is that of its error."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]
-
-
 class Device:
     """One device.
 
@@ -99,7 +91,7 @@ class Device:
         """Keeps a worker at work until ``stop``.
 
         Raises:
-            BrokenError: if no worker of any device could load the artifact.
+            WanError: if no worker of any device could load the artifact: that of the last one.
         """
         failures = 0
         while not self._stopping.is_set():
@@ -170,8 +162,8 @@ class Device:
         if broken is None:
             return how(code)
         if self._queue.nothing_loads():
-            raise BrokenError(broken.message, broken.exit_code)
-        return broken.message
+            raise broken.error
+        return str(broken.error)
 
     async def _after(self, code: int) -> None:
         """Queues the videos of a worker that has ended again, or fails them."""
@@ -328,7 +320,7 @@ class Device:
 def _not_begun(error: Exception) -> tuple[str, str]:
     """Returns the code and the message of a video that no worker was given."""
     if isinstance(error, RefusedError):  # its artifact has changed since it was accepted
-        return "generation_error", str(error)
+        return error.code, str(error)
     if isinstance(error, WanError):
         return code_of(error)
     if lacks_space(error):

@@ -229,7 +229,7 @@ def _unknown(name: str, body: Body) -> RefusedError:
     meant = name if name in INSTEAD else nearest(name, [*known, *INSTEAD])
     if meant in known:
         return unknown(name, f"; use {meant}")
-    error = UsageError("", remedy=INSTEAD.get(meant or ""))
+    error = UsageError("invalid_value", "", remedy=INSTEAD.get(meant or ""))
     if meant is not None and set(error.fields) <= body.model.options.keys():  # which this model has
         return unknown(name, error.spelled(body.spell))
     like = nearest(name, [*body.model.options, *OWN], ALIKE)

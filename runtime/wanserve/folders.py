@@ -50,11 +50,16 @@ class Folders:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"another server uses the folder {root}", remedy="end it, or give --data another folder"
+                "busy",
+                f"another server uses the folder {root}",
+                remedy="end it, or give --data another folder",
             ) from None
         except OSError as error:
             raise UsageError(
-                f"the folder {root} cannot be used", found=error.strerror, remedy="give --data another one"
+                "unsupported",
+                f"the folder {root} cannot be used",
+                found=error.strerror,
+                remedy="give --data another one",
             ) from None
 
     @property

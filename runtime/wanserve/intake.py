@@ -258,7 +258,7 @@ class Intake:
             raise closing() from None
         except ArtifactError as error:
             asked = [name for name in _SHAPE if name in body.options]
-            raise refused(error, body.spell, "not_built", asked) from None
+            raise refused(error, body.spell, asked) from None
         except WanError as error:
             raise refused(error, body.spell, builds=body.model.most is not None) from None
         return generation

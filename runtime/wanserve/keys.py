@@ -108,18 +108,22 @@ def read_keys(file: Path | None, variable: str | None) -> Keys:
             text = wanrun.read_bounded(file, MAX_BYTES).decode("utf-8")
             readable = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
         except (OSError, ValueError) as error:
-            raise UsageError(f"the keys {file} cannot be read", found=error) from None
+            raise UsageError("unreadable", f"the keys {file} cannot be read", found=error) from None
         if readable:
-            raise UsageError(f"others can read the keys {file}", remedy=f"run chmod 600 {file}")
+            raise UsageError("untrusted", f"others can read the keys {file}", remedy=f"run chmod 600 {file}")
         clients += _lines(text, str(file))
         if not clients:
-            raise UsageError(f"there is no key in {file}", expected="lines of a name and a key")
+            raise UsageError(
+                "invalid_value", f"there is no key in {file}", expected="lines of a name and a key"
+            )
     if variable:
         clients += _lines(variable.replace(";", "\n"), "WANRUN_API_KEYS")
     for what in ("name", "digest"):
         seen = [getattr(client, what) for client in clients]
         if len(set(seen)) < len(seen):
-            raise UsageError(f"a {'key' if what == 'digest' else what} comes twice among the keys")
+            raise UsageError(
+                "conflict", f"a {'key' if what == 'digest' else what} comes twice among the keys"
+            )
     return Keys(clients)
 
 
@@ -131,12 +135,16 @@ def _lines(text: str, where: str) -> list[Client]:
             continue
         if not 2 <= len(words) <= 4 or not all(_COUNT.fullmatch(word) for word in words[2:]):
             expected = "NAME KEY [JOBS THAT MAY WAIT [SECONDS OF A LIVE VIDEO]]"
-            raise UsageError(f"line {number} of {where} is no key", expected=expected)
+            raise UsageError("invalid_value", f"line {number} of {where} is no key", expected=expected)
         if words[3:] and not int(words[3]):
             expected = "1 or more, or none for the server's own limit"
-            raise UsageError(f"line {number} of {where} has 0 seconds of a live video", expected=expected)
+            raise UsageError(
+                "out_of_range", f"line {number} of {where} has 0 seconds of a live video", expected=expected
+            )
         if len(words[1]) < LEAST:
-            raise UsageError(f"the key in line {number} of {where} is short", expected=f"{LEAST} characters")
+            raise UsageError(
+                "untrusted", f"the key in line {number} of {where} is short", expected=f"{LEAST} characters"
+            )
         digest = hashlib.sha256(words[1].encode()).digest()
         clients.append(Client(words[0], digest, *map(int, words[2:])))
     return clients

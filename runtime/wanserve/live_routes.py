@@ -18,7 +18,7 @@ from wanserve.keys import owner_of
 from wanserve.live import LiveJob, Reader
 from wanserve.protocol import TRANSPORT
 from wanserve.queue import Queue
-from wanserve.refusal import RefusedError, closing, withheld
+from wanserve.refusal import RefusedError, absent, closing, failed, withheld
 from wanserve.route import BINARY, Content, Parameter, gone, route
 from wanserve.video import Video
 
@@ -96,10 +96,10 @@ class LiveRoutes:
         if not video.over:  # or the client has gone
             raise closing()
         if video.error is not None and not video.plays:
-            raise RefusedError(video.error.message, 500, code=video.error.code)
+            raise failed(video.error, video.id)
         path = self._folders.result(video, 0, "video")
         if not (video.plays and path.exists()):
-            raise RefusedError(f"there is no content: the video is {video.status}", 409, code=video.status)
+            raise absent("content", video)
         assert video.live is not None
         return FileResponse(path, media_type=video.live.media_type or FORMATS["mp4"])
 

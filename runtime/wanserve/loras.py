@@ -25,9 +25,12 @@ def read_loras(folder: Path) -> dict[str, AdapterFile]:
     try:
         files = sorted(one for one in folder.iterdir() if one.suffix == SUFFIX)
     except OSError as error:
-        raise UsageError(f"--loras {folder} cannot be read", found=error.strerror or error) from None
+        raise UsageError(
+            "unreadable", f"--loras {folder} cannot be read", found=error.strerror or error
+        ) from None
     if not files:
         raise UsageError(
+            "unknown_name",
             f"--loras {folder} has no adapters",
             expected=f"files such as NAME{SUFFIX}",
             remedy="wanbuild lora --help says how one is made",
@@ -35,6 +38,7 @@ def read_loras(folder: Path) -> dict[str, AdapterFile]:
     for file in files:
         if not NAME.fullmatch(file.stem):
             raise UsageError(
+                "invalid_value",
                 f"the adapter {shortened(file.name)} has a name that no request could give",
                 expected="letters, digits and any of . _ + -",
                 remedy="rename it",
@@ -57,6 +61,7 @@ def with_loras(
     if not any(map(_most_rank, artifacts.values())):
         first, rank = next(iter(artifacts.values())), max(one.content.rank for one in loras.values())
         raise UsageError(
+            "no_effect",
             "--loras has no effect: no profile of these artifacts has slots",
             remedy=f"leave it out, or run {_building(first, rank)}",
         )
@@ -75,7 +80,9 @@ def with_loras(
             own = artifact.manifest.adapters.get(name)
             if own is not None and own.sha256 != lora.sha256:
                 raise UsageError(
-                    f"--loras has another LoRA {name} than the artifact of {model}", remedy="rename the file"
+                    "invalid_value",
+                    f"--loras has another LoRA {name} than the artifact of {model}",
+                    remedy="rename the file",
                 )
             if own is None:
                 fitting[name] = placed(lora)

@@ -28,14 +28,7 @@ class InternalError(WanError):
 
 def code_of(error: WanError) -> tuple[str, str]:
     """Returns the API's code of an error that ended a job, and its message."""
-    if isinstance(error, NoSpaceError):
-        return "no_space", NO_ROOM
-    codes: dict[type[WanError], str] = {
-        OutOfMemoryError: "out_of_memory",
-        InternalError: "internal_error",
-        ArtifactError: "artifact_error",
-    }
-    return next((codes[kind] for kind in codes if isinstance(error, kind)), "generation_error"), str(error)
+    return error.code, NO_ROOM if isinstance(error, NoSpaceError) else str(error)
 
 
 class Going(Struct):
@@ -141,8 +134,7 @@ class Ready(Struct, tag=True):
 class Broken(Struct, tag=True):
     """Of a worker, which ends: the first model cannot be loaded."""
 
-    message: str
-    exit_code: int
+    error: WanError
 
 
 ToWorker = Begin | Make | Cancel | Look | Go | Steer

@@ -96,7 +96,9 @@ class Pipelines:
         folder, origin, digest = self._artifacts[model]
         artifact = wanrun.open_artifact(Path(folder), origin)
         if artifact.manifest.content_digest != digest:  # jobs were resolved for the other one
-            raise ChangedError(f"{folder} was changed while it is served", remedy="start the server again")
+            raise ChangedError(
+                "changed", f"{folder} was changed while it is served", remedy="start the server again"
+            )
         return artifact
 
     def _release(self) -> None:

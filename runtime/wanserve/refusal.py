@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from wanrun.errors import WanError, escaped, field, quoted
+from wanserve.codes import AnyCode
+from wanserve.video import Failure, Video
 
 _PATH = re.compile(r"(?<![\w.~/-])(?:file://)?~?/(?:[^\s/;,'\")]+/)*([^\s/;,'\")]*)")
 
@@ -38,6 +40,7 @@ class RefusedError(Exception):
         code: the kind of error, for programs.
         param: the field that is wrong; None for no single one.
         headers: headers of the answer.
+        fields: ``expected``, ``found`` and ``remedy`` of the message, those that it has.
     """
 
     def __init__(
@@ -45,19 +48,21 @@ class RefusedError(Exception):
         message: str,
         status: int = 400,
         *,
-        code: str = "invalid_value",
+        code: AnyCode = "invalid_value",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] = _NO_NAMES,
     ) -> None:
         super().__init__(message)
+        self.fields = fields
         self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
         """The answer's JSON, which the openai client reads."""
-        message = escaped(without_paths(str(self)))
-        error = {"message": message, "type": kind(self.status), "param": self.param, "code": self.code}
-        return {"error": error}
+        texts = {"message": str(self), **self.fields}
+        shown = {name: escaped(without_paths(text)) for name, text in texts.items()}
+        return {"error": {**shown, "type": kind(self.status), "param": self.param, "code": self.code}}
 
 
 @contextlib.contextmanager
@@ -128,6 +133,19 @@ def full(number: int, limit: int, owner: str | None, retry: str) -> RefusedError
     return RefusedError(what, 429, code="queue_full", headers=headers)
 
 
+def failed(failure: Failure, id: str) -> RefusedError:
+    """Returns the answer about a video that has failed."""
+    code = cast(AnyCode, failure.code)  # as a release before this one may have named it
+    return RefusedError(failure.message, 500, code=code, headers={"x-video-id": id})
+
+
+def absent(what: str, video: Video) -> RefusedError:
+    """Returns the answer about what a video does not have in its status, such as content."""
+    codes: dict[str, AnyCode] = {"completed": "already_ended", "failed": "failed", "cancelled": "cancelled"}
+    code = codes.get(video.status, "not_ready")
+    return RefusedError(f"there is no {what}: the video is {video.status}", 409, code=code)
+
+
 def closing() -> RefusedError:
     """Returns the error of a request that comes to a server that ends."""
     return RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})
@@ -142,7 +160,6 @@ def withheld(problem: str, id: str) -> RefusedError:
 def refused(
     error: WanError,
     spell: Callable[[str], str],
-    code: str = "invalid_value",
     asked: Sequence[str] = (),
     builds: bool = False,
 ) -> RefusedError:
@@ -151,16 +168,18 @@ def refused(
     Args:
         error: its error.
         spell: returns the name under which a client knows an option.
-        code: the kind of error.
         asked: the options that it is about, if it names none.
         builds: whether the server builds what is lacking.
     """
-    if error.what.startswith("unknown option"):
-        code = "unknown_parameter"
     told = type(error)(**{**error.parts, "expected": _of_clients(error.expected, " or ")})
     told.remedy = _of_clients(error.remedy, ", or ", builds)
     named = told.fields or asked
-    return RefusedError(told.spelled(spell), code=code, param=spell(named[0]) if named else None)
+    return RefusedError(
+        told.spelled(spell),
+        code=error.code,
+        param=spell(named[0]) if named else None,
+        fields=told.words(spell),
+    )
 
 
 def _of_clients(text: Any, between: str, builds: bool = False) -> Any:

@@ -22,7 +22,7 @@ from wanserve.intake import Intake
 from wanserve.keys import client_of, owner_of
 from wanserve.lora_fields import LORAS
 from wanserve.queue import Queue
-from wanserve.refusal import RefusedError, one_of, whole, withheld
+from wanserve.refusal import RefusedError, absent, failed, one_of, whole, withheld
 from wanserve.route import (
     BINARY,
     JSON,
@@ -200,9 +200,7 @@ class Routes:
 
     async def _first_video(self, video: Video) -> Response:
         if video.error is not None:
-            raise RefusedError(
-                video.error.message, 500, code=video.error.code, headers={"x-video-id": video.id}
-            )
+            raise failed(video.error, video.id)
         if video.status == "cancelled":
             raise RefusedError(
                 "the video was cancelled", 409, code="cancelled", headers={"x-video-id": video.id}
@@ -257,8 +255,7 @@ class Routes:
         """
         video, variant = self._video(request), VARIANT.choice(request)
         if not (video.over and video.plays):
-            code = "not_ready" if not video.over else video.status
-            raise RefusedError(f"there is no content: the video is {video.status}", 409, code=code)
+            raise absent("content", video)
         index = NUMBER.whole(request, most=video.shape["num_videos"] - 1)
         kind = PICTURES.get(variant, FORMATS[video.format])
         return self._file(self._folders.result(video, index, variant), kind, CACHED)

@@ -32,6 +32,7 @@ from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.builds import Builds
 from wanserve.catalog import Catalog
+from wanserve.codes import AnyCode
 from wanserve.device import Device
 from wanserve.devices import environments
 from wanserve.folders import Folders
@@ -181,13 +182,13 @@ class Service:
             opened: gets the page's URL once requests are answered.
 
         Raises:
-            BrokenError: if the first artifact cannot be loaded.
+            WanError: if the first artifact cannot be loaded.
             UsageError: if the videos' folder is full.
         """
         try:
             await self.queue.restore()
         except sqlite3.Error as error:
-            raise UsageError("the states of the jobs cannot be stored", found=error) from None
+            raise UsageError("unwritable", "the states of the jobs cannot be stored", found=error) from None
         self._take_signals()
         server = _Server(self._config())
         keeping = [asyncio.create_task(device.keep()) for device in self.devices]
@@ -240,7 +241,7 @@ class Service:
         try:
             config.load()
         except (OSError, ValueError) as error:
-            raise UsageError("the TLS certificate cannot be used", found=error) from None
+            raise UsageError("unsupported", "the TLS certificate cannot be used", found=error) from None
         return config
 
     @property
@@ -310,7 +311,9 @@ def check_certificate(files: tuple[Path, Path] | None) -> None:
         for file in files or ():
             wanrun.read_bounded(file, MAX_PEM)
     except OSError as error:
-        raise UsageError("the TLS certificate cannot be used", found=error.strerror or error) from None
+        raise UsageError(
+            "unsupported", "the TLS certificate cannot be used", found=error.strerror or error
+        ) from None
 
 
 def bound(settings: Settings) -> socket.socket:
@@ -324,6 +327,7 @@ def bound(settings: Settings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise UsageError(
+            "busy",
             f"cannot listen at {settings.host}:{settings.port}",
             found=getattr(error, "strerror", None) or error,
             remedy="choose another --port or --host",
@@ -342,8 +346,8 @@ def _refuse_http(request: Request, error: Exception) -> Response:
         404: "there is nothing at this address; openapi.json says what there is, and healthz is the check",
         405: "this address does not take the method",
     }
-    codes = {404: "not_found", 405: "method_not_allowed"}
-    code = codes.get(error.status_code, "invalid_value")
+    codes: dict[int, AnyCode] = {404: "not_found", 405: "method_not_allowed"}
+    code: AnyCode = codes.get(error.status_code, "invalid_value")
     headers = dict(error.headers or {})
     text = what.get(error.status_code, str(error.detail))
     return answer(RefusedError(text, error.status_code, code=code, headers=headers))

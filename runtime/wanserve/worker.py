@@ -155,13 +155,15 @@ def told(error: Exception) -> WanError:
     if lacks_memory(error):
         traceback.print_exception(error)
         what = "the device has too little memory for this video"
-        return OutOfMemoryError(what, remedy="ask for a smaller one")
+        return OutOfMemoryError("out_of_memory", what, remedy="ask for a smaller one")
     if isinstance(error, UsageError) or lacks_space(error):  # what a client has sent, or a full disk
-        return error if isinstance(error, UsageError) else NoSpaceError(str(error))
+        return error if isinstance(error, UsageError) else NoSpaceError("no_space", str(error))
     traceback.print_exception(error)
     if isinstance(error, WanError):
         return error
-    return InternalError(f"internal error: {type(error).__name__}", remedy="see the server's log")
+    return InternalError(
+        "internal_error", f"internal error: {type(error).__name__}", remedy="see the server's log"
+    )
 
 
 def first_model(begin: Begin, pipelines: Pipelines) -> Pipeline | Broken:
@@ -169,13 +171,13 @@ def first_model(begin: Begin, pipelines: Pipelines) -> Pipeline | Broken:
     try:
         return pipelines.get(next(iter(begin.artifacts)))
     except WanError as error:
-        return Broken(str(error), error.exit_code)
+        return Broken(error)
     except Exception as error:
         traceback.print_exception(error)
         what = (
             "the device has too little memory" if lacks_memory(error) else f"{type(error).__name__}: {error}"
         )
-        return Broken(f"the artifact cannot be loaded: {what}", 1)
+        return Broken(WanError("failed", f"the artifact cannot be loaded: {what}"))
 
 
 def main() -> None:
@@ -208,7 +210,7 @@ def main() -> None:
     first = first_model(begin, pipelines)
     if isinstance(first, Broken):
         send(first)
-        os._exit(first.exit_code)
+        os._exit(first.error.exit_code)
     send(Ready(pipelines.loaded))
     from PIL import Image  # takes time to import, and no job is begun before
 

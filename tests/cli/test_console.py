@@ -40,11 +40,19 @@ NO_RESOURCES = "error: the system gives this process no more memory, threads or 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (VerificationError("frames differ"), 1, "error: frames differ"),
-        (UsageError("a.mp4 exists", remedy="pass --overwrite"), 2, "error: a.mp4 exists; pass --overwrite"),
-        (ArtifactError("damaged", expected="1", found="2"), 3, "error: damaged; expected 1; found 2"),
-        (SourceError("no such file"), 4, "error: no such file"),
-        (WanError("two\nlines"), 1, "error: two lines"),
+        (VerificationError("other_results", "frames differ"), 1, "error: frames differ"),
+        (
+            UsageError("exists", "a.mp4 exists", remedy="pass --overwrite"),
+            2,
+            "error: a.mp4 exists; pass --overwrite",
+        ),
+        (
+            ArtifactError("damaged", "damaged", expected="1", found="2"),
+            3,
+            "error: damaged; expected 1; found 2",
+        ),
+        (SourceError("missing_file", "no such file"), 4, "error: no such file"),
+        (WanError("failed", "two\nlines"), 1, "error: two lines"),
         (click.UsageError("Bad\nthing."), 2, "error: Bad thing (see wanrun --help)"),
         (click.FileError("x.json", "not\nreadable"), 2, "error: Could not open file 'x.json': not readable"),
         (KeyboardInterrupt(), 130, "interrupted"),
@@ -86,7 +94,9 @@ def test_errors_are_one_line_and_a_code(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("error", [ValueError("bug"), ArtifactError("damaged"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [ValueError("bug"), ArtifactError("damaged", "damaged"), KeyboardInterrupt()]
+)
 def test_debug_adds_the_traceback(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     run(failing(error), ["--debug"])
     lines = capsys.readouterr().err.splitlines()
@@ -175,7 +185,7 @@ def test_signals_are_left_to_whoever_calls(capsys: pytest.CaptureFixture[str]) -
 
 def test_other_threads_can_run_commands(capsys: pytest.CaptureFixture[str]) -> None:
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(run(failing(ArtifactError("no")), [])))
+    thread = threading.Thread(target=lambda: codes.append(run(failing(ArtifactError("damaged", "no")), [])))
     thread.start()
     thread.join()
     assert codes == [3]

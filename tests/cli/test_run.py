@@ -107,7 +107,7 @@ def test_list(wan: Call, fake: Fake, artifact: Path) -> None:
 def test_timings_are_written_whatever_comes_of_it(wan: Call, fake: Fake, tmp_path: Path, fails: bool) -> None:
     def happens() -> None:
         if fails:
-            raise WanError("the latents are not finite")
+            raise WanError("not_finite", "the latents are not finite")
 
     fake.happens["a fox"] = happens
     done = wan("--prompt", "a fox", "--timing", "--timing-json", tmp_path / "t.json")

@@ -283,7 +283,7 @@ def test_what_cannot_be_used_is_let_go(
     def load(*arguments: object, **options: object) -> Inputs:
         frames = np.zeros(1000)
         held.append(weakref.ref(frames))
-        raise UsageError("too long", expected=1, found=len(frames), remedy="cut it")
+        raise UsageError("out_of_range", "too long", expected=1, found=len(frames), remedy="cut it")
 
     monkeypatch.setattr(prepare, "load_media", load)
     sets = media_sets.MediaSets(Timings())

@@ -262,7 +262,7 @@ def test_nothing_is_loaded_where_nothing_can_be_made(wan: Call, fake: Fake, tmp_
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(WanError("the latents are not finite", found="NaN"), 1), (OSError(28, "No space"), 4)],
+    [(WanError("not_finite", "the latents are not finite", found="NaN"), 1), (OSError(28, "No space"), 4)],
 )
 def test_a_line_that_fails_late(
     wan: Call, fake: Fake, tmp_path: Path, error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
@@ -290,7 +290,7 @@ def test_a_line_that_fails_late(
     assert fake.asked[-1] == "closed"
 
 
-@pytest.mark.parametrize("error", [ArtifactError("the weights changed"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ArtifactError("changed", "the weights changed"), KeyboardInterrupt()])
 def test_what_ends_a_run_keeps_what_is_made(
     wan: Call, fake: Fake, tmp_path: Path, error: BaseException
 ) -> None:

@@ -27,7 +27,7 @@ PROMPTS, WORKERS = 12, 2
 
 def refused(uploads: Uploads, name: str) -> None:
     """What a store does that lets nobody remove a file."""
-    raise UsageError(f"{name} cannot be removed")
+    raise UsageError("unwritable", f"{name} cannot be removed")
 
 
 def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
@@ -60,7 +60,7 @@ def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
         may_end.set()
         other.result()
     with pytest.raises(UsageError), turns.taken(alone=False):
-        raise UsageError("of a row")
+        raise UsageError("invalid_value", "of a row")
     with turns.taken(alone=True):
         pass
 

@@ -44,7 +44,7 @@ def refusing(name: str, left: Iterator[str], function: Callable[..., Any]) -> Ca
 
     def refused(store: VideoStore, asked: str) -> Any:
         if asked == name and (reason := next(left, None)) is not None:
-            raise StoreError(f"{name} is {reason}")
+            raise StoreError("wrong_kind", f"{name} is {reason}")
         return function(store, asked)
 
     return refused
@@ -144,7 +144,7 @@ def at_most(times: int, function: Callable[..., bool]) -> Callable[..., bool]:
 
     def limited(*given: Any) -> bool:
         if next(left, None) is None:
-            raise UsageError("killed")
+            raise UsageError("invalid_value", "killed")
         return function(*given)
 
     return limited
@@ -209,7 +209,7 @@ def test_a_video_is_replaced_whole(place: str, tmp_path: Path, here: Path) -> No
         assert store.read("o[1].frames/0001.png") == b"new" and store.read("o[1].frames/0002.png") is None
         assert store.record("o[1].frames") == {"seed": 1} and store.read("o1.frames/0001.png") == b"mine"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "put", raises(UsageError("ended")))
+            patch.setattr(store, "put", raises(UsageError("invalid_value", "ended")))
             with pytest.raises(UsageError, match="ended; the video is /"):
                 delivered(store, {"0001.png": "other"}, {"seed": 2}, overwrite=True)
         assert store.record("o[1].frames") is None

@@ -69,7 +69,7 @@ class Worker:
 
 
 def cancelled(id: str) -> Outcome:
-    return Outcome(id=id, error=CancelledError("it was cancelled"))
+    return Outcome(id=id, error=CancelledError("cancelled", "it was cancelled"))
 
 
 def makes(worker: Worker, id: str) -> None:
@@ -97,7 +97,7 @@ class House:
         if video.model == "gone":
             raise KeyError(video.model)
         if video.model == "other":
-            raise UsageError("it has no such profile any more")
+            raise UsageError("unknown_name", "it has no such profile any more")
         return make(video.id, video.model)
 
     async def ask(self, **fields: Any) -> Video:

@@ -1,4 +1,6 @@
-"""The words of all errors in docs/messages.txt, read from the source. Run as a script it writes them anew.
+"""docs/errors.md: the codes of errors, and the words of all of them, read from the source.
+
+Run as a script it writes the file anew.
 
 PYTHONPATH=tests python tests/helpers/messages.py
 
@@ -15,15 +17,19 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from helpers.rules import REPOSITORY, parsed
+from wanrun.codes import CODES, Code
+from wanserve.codes import SERVER_CODES
 
-FILE = REPOSITORY / "docs" / "messages.txt"
-ABOUT = "What errors say. PYTHONPATH=tests python tests/helpers/messages.py writes this file.\n"
+FILE = REPOSITORY / "docs" / "errors.md"
+GENERATED = "## Codes"
+"""Where the part of the file begins that is made here."""
 
 ROOTS = frozenset({"WanError", "RefusedError", "Mismatch", "BadParameter", "ValueError"})
 """These and the classes below them are what users read; a ValueError becomes a part of another error."""
 
 PARTS = ("what", "expected", "found", "remedy")
 OF_THE_SERVER = ("what", "status", "code")
+OTHERS = "parts of other errors"
 DEPTH, MOST = 3, 12
 """How many names an expression is followed through, and of how many texts one may stand for one of them."""
 
@@ -54,11 +60,13 @@ class Helper:
     Attributes:
         kind: the error's class.
         order: its parameters.
+        code: the error's code, as far as the function says it.
         said: those that are among the error's words.
     """
 
     kind: str
     order: Sequence[str]
+    code: str
     said: set[str] = field(default_factory=set)
 
 
@@ -67,8 +75,8 @@ class Messages:
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._calls = [call for tree in trees for call in calls(tree, (), "")]
-        self._classes = classes(trees)
-        self._constants = constants(trees)
+        self._classes, self._coded = classes(trees, ROOTS), classes(trees, {"WanError"})
+        self._constants, self._modules = constants(trees), modules(trees)
         self._helpers = dict[str, Helper]()
         size = -1
         while size != (size := sum(len(helper.said) for helper in self._helpers.values())):
@@ -84,15 +92,20 @@ class Messages:
         used = {node.id for part in parts.values() for node in ast.walk(part) if isinstance(node, ast.Name)}
         if said := used & set(order):
             name = call.own if function.name == "__init__" else function.name
-            self._helpers.setdefault(name, Helper(kind, order)).said |= said
+            code = self._words(parts["code"], call.around) if "code" in parts else self._code(call, kind)
+            self._helpers.setdefault(name, Helper(kind, order, code)).said |= said
 
     def _parts(self, call: Call) -> tuple[str, Mapping[str, ast.expr]]:
         """The class of the error that a call makes, and its words; no class if it makes none."""
         given = {word.arg: word.value for word in call.node.keywords if word.arg is not None}
         kind = call.own if call.name == "__init__" else call.name
         helper = self._helpers.get(call.name)
-        if kind in self._classes and (helper is None or call.name == "__init__"):
-            order = OF_THE_SERVER if kind == "RefusedError" else PARTS
+        match call.node.func:
+            case ast.Attribute(value=ast.Name(id=owner)) if owner in self._modules:
+                helper = None  # as re.compile, which is not a function of ours of the same name
+        if kind in self._classes and (helper is None or call.name in ("__init__", "RefusedError")):
+            coded = ("code", *PARTS) if kind in self._coded else PARTS
+            order = OF_THE_SERVER if kind == "RefusedError" else coded
             given = {**dict(zip(order, call.node.args, strict=False)), **given}
             return kind, {name: given[name] for name in (*PARTS, *OF_THE_SERVER) if name in given}
         if helper is None:
@@ -103,23 +116,31 @@ class Messages:
             name: value for name, value in said.items() if " " in self._words(value, call.around)
         }
 
-    def lines(self) -> Iterator[str]:
-        """A line for each error that has words of its own."""
+    def by_code(self) -> Mapping[str, Sequence[str]]:
+        """The words of each error that has some of its own, sorted, by its code."""
+        found = defaultdict[str, list[str]](list)
         for call in self._calls:
             kind, parts = self._parts(call)
             said = {part: self._words(value, call.around) for part, value in parts.items()}
-            texts = {
-                part: said[part] for part in said if part not in ("status", "code") and said[part] != "None"
-            }
+            code, status = said.pop("code", self._code(call, kind)), said.pop("status", "")
+            texts = {part: text for part, text in said.items() if text != "None"}
             if kind and any(text.replace("None", "").strip("{}, ") for text in texts.values()):
                 shown = [
-                    f"{part} {texts[part]}" if part in ("expected", "found") else texts[part]
-                    for part in texts
+                    f"{part} {text}" if part in ("expected", "found") else text
+                    for part, text in texts.items()
                 ]
-                answer = "".join(f" [{said[part]}]" for part in ("status", "code") if part in said)
-                yield " ".join(f"{kind}: {'; '.join(shown)}{answer}".split())
+                answer = f" [HTTP {status}]" if status else ""
+                found[code].append(" ".join(f"{'; '.join(shown)}{answer}".split()))
             elif is_problem(call.node):
-                yield " ".join(f"problem: {self._words(call.node.args[0], call.around)}".split())
+                found[OTHERS].append(" ".join(self._words(call.node.args[0], call.around).split()))
+        return {code: sorted(found[code]) for code in sorted(found)}
+
+    def _code(self, call: Call, kind: str) -> str:
+        """The code of an error that is given none where it is made."""
+        if kind == "RefusedError" and call.name == kind:
+            return "invalid_value"
+        helper = self._helpers.get(call.name)
+        return OTHERS if helper is None else helper.code
 
     def _words(self, node: ast.expr, around: Sequence[Function], depth: int = DEPTH) -> str:
         """What an expression says, as far as the source tells it."""
@@ -155,6 +176,12 @@ def one_of(texts: Iterable[str]) -> str:
     return found[0] if len(found) == 1 else f"({'|'.join(found)})"
 
 
+def modules(trees: Sequence[ast.Module]) -> set[str]:
+    """The names of whole modules that are imported."""
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    return {alias.asname or alias.name for node in imports for alias in node.names}
+
+
 def named(node: ast.expr) -> str:
     """The last of a dotted name; empty for what is no name."""
     match node:
@@ -175,10 +202,10 @@ def calls(node: ast.AST, around: tuple[Function, ...], own: str) -> Iterator[Cal
         yield from calls(child, around, own)
 
 
-def classes(trees: Sequence[ast.Module]) -> set[str]:
-    """The names of the errors' classes."""
+def classes(trees: Sequence[ast.Module], roots: Iterable[str]) -> set[str]:
+    """The names of some classes and of those that derive from them."""
     every = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    found, size = set(ROOTS), 0
+    found, size = set(roots), 0
     while size != (size := len(found)):
         found |= {node.name for node in every if found & {named(base) for base in node.bases}}
     return found
@@ -221,8 +248,20 @@ def assigned(function: Function) -> Mapping[str, Sequence[ast.expr]]:
 def messages() -> str:
     """The file's text."""
     files = sorted(file for top in ("runtime", "build") for file in (REPOSITORY / top).rglob("*.py"))
-    trees = list(map(parsed, files))
-    return ABOUT + "".join(f"{line}\n" for line in sorted(Messages(trees).lines()))
+    found = Messages(list(map(parsed, files))).by_code()
+    about, _, _ = FILE.read_text(encoding="utf-8").partition(GENERATED)
+    parts = [about, *_table("Codes", CODES), *_table("Codes of the server", SERVER_CODES)]
+    parts.append("## Messages\n\n`{}` stands for a value, `(a|b)` for one of several.\n")
+    for code, lines in found.items():
+        title = "of the error that they are about" if "{}" in code else code
+        parts.append(f"\n### {title}\n\n" + "".join(f"    {line}\n" for line in lines))
+    return "".join(parts)
+
+
+def _table(title: str, codes: Mapping[str, Code]) -> Iterator[str]:
+    yield f"## {title}\n\n| code | when | what to do |\n|---|---|---|\n"
+    yield from (f"| `{name}` | {code.when} | {code.remedy} |\n" for name, code in sorted(codes.items()))
+    yield "\n"
 
 
 if __name__ == "__main__":

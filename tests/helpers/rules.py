@@ -26,7 +26,8 @@ Counted = Mapping[str, int]
 
 
 @cache
-def _sources() -> list[Path]:
+def sources_of_ours() -> list[Path]:
+    """The modules of our packages."""
     return [file for top in ("build", "runtime") for file in sorted((REPOSITORY / top).rglob("*.py"))]
 
 
@@ -54,7 +55,7 @@ def _package(file: Path) -> str:
 def _exports() -> Mapping[str, set[str]]:
     """What each package of ours exports, and each of its modules to the other packages, by its name."""
     found = {}
-    for file in _sources():
+    for file in sources_of_ours():
         module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts[1:]).removesuffix(".__init__")
         lists = [
             ast.literal_eval(node.value)
@@ -67,7 +68,7 @@ def _exports() -> Mapping[str, set[str]]:
 
 def inner_imports(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
     """Imports of what another package of ours does not export; its errors everybody may know."""
-    exports, ours = _exports(), {_package(one) for one in _sources()} - {_package(file)}
+    exports, ours = _exports(), {_package(one) for one in sources_of_ours()} - {_package(file)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             other, _, below = node.module.partition(".")
@@ -123,9 +124,9 @@ def _sentences(tree: ast.AST) -> list[ast.AST]:
 Rule = Callable[[Path, ast.Module], Iterator[ast.AST]]
 RULES: Mapping[str, tuple[Callable[[], list[Path]], Rule]] = MappingProxyType(
     {
-        "imports of what is no export": (_sources, inner_imports),
-        "long docstrings of private functions": (_sources, long_docstrings),
-        "modules above 400 lines": (_sources, long_modules),
+        "imports of what is no export": (sources_of_ours, inner_imports),
+        "long docstrings of private functions": (sources_of_ours, long_docstrings),
+        "modules above 400 lines": (sources_of_ours, long_modules),
         "sentences compared in tests": (_tests, compared_sentences),
     }
 )

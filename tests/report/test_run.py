@@ -110,7 +110,7 @@ def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: 
     """Made, there already, failed, no usable line; a prompt is a text; what differs has a column."""
     first = write_lines(tmp_path / "p.jsonl", {"prompt": HOSTILE, "seed": 1}, {"prompt": "two"})
     assert wan("--prompts", first).code == 0
-    fake.happens["bad"] = raising(WanError("the latents are not finite"))
+    fake.happens["bad"] = raising(WanError("not_finite", "the latents are not finite"))
     lines = ({"prompt": HOSTILE, "seed": 1}, {"prompt": "two"}, {"prompt": "bad"}, "{}", {"prompt": "five"})
     assert wan("--prompts", write_lines(tmp_path / "p.jsonl", *lines)).code == 2
     page = seen(tmp_path)
@@ -132,7 +132,9 @@ def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: 
     assert links == [f"#{name}" for name in names] == ["#video-1-0", "#video-2-0", "#video-5-0"]
 
 
-@pytest.mark.parametrize("error", [WanError("the latents are not finite"), ArtifactError("it is damaged")])
+@pytest.mark.parametrize(
+    "error", [WanError("not_finite", "the latents are not finite"), ArtifactError("damaged", "it is damaged")]
+)
 @pytest.mark.parametrize("many", [False, True])
 def test_a_run_that_ends_early_has_a_report(
     wan: Call, fake: Fake, tmp_path: Path, error: WanError, many: bool

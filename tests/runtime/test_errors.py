@@ -26,26 +26,28 @@ from wanrun.errors import (
     ],
 )
 def test_the_parts_of_a_message(parts: dict[str, object], text: str) -> None:
-    assert str(WanError("it is wrong", **parts)) == text  # type: ignore[arg-type]
+    assert str(WanError("failed", "it is wrong", **parts)) == text  # type: ignore[arg-type]
 
 
 def test_a_message_is_one_line() -> None:
-    assert str(WanError("a\nb", found="c\n\n  d\t")) == "a b; found c d"
+    assert str(WanError("failed", "a\nb", found="c\n\n  d\t")) == "a b; found c d"
 
 
 def test_options_are_spelled_by_who_prints_them() -> None:
     guidance = field("guidance_scale")
-    error = UsageError(f"{guidance} has no effect", remedy=f"set {field('num_steps')} or {guidance}")
+    error = UsageError(
+        "no_effect", f"{guidance} has no effect", remedy=f"set {field('num_steps')} or {guidance}"
+    )
     assert str(error) == "guidance_scale has no effect; set num_steps or guidance_scale"
     assert error.fields == ("guidance_scale", "num_steps")
     assert error.args == (str(error),) and str(error).isprintable()  # which repr shows
     assert error.spelled(str.upper) == "GUIDANCE_SCALE has no effect; set NUM_STEPS or GUIDANCE_SCALE"
-    outer = UsageError(f"line 3: {error.text}")
+    outer = UsageError("invalid_value", f"line 3: {error.text}")
     assert outer.fields == error.fields  # an error inside another's text keeps its fields
 
 
 def test_the_same_error_said_of_a_line() -> None:
-    error = ArtifactError("no profile", expected="one", found="none", remedy="build it")
+    error = ArtifactError("not_built", "no profile", expected="one", found="none", remedy="build it")
     located = error.located("prompts.txt, line 2")
     assert type(located) is ArtifactError and located.exit_code == 3
     assert str(located) == "prompts.txt, line 2: no profile; expected one; found none; build it"

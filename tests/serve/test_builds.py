@@ -55,7 +55,9 @@ class Child:
             cancel.check()
             time.sleep(0.005)
         if self._failure:
-            raise UsageError("it cannot be built", found=self._failure, remedy="wanbuild compile")
+            raise UsageError(
+                "unsupported", "it cannot be built", found=self._failure, remedy="wanbuild compile"
+            )
         profiles = {**artifact.manifest.profiles, error.lacking.name: error.lacking}
         return replace(artifact, manifest=structs.replace(artifact.manifest, profiles=profiles))
 

@@ -16,8 +16,8 @@ import pytest
 from helpers.house import House, Worker, cancelled, makes, run, workers, works_on
 from helpers.videos import video
 from wanrun import Event, Outcome
+from wanrun.errors import ArtifactError, WanError
 from wanserve import store as stored
-from wanserve.device import BrokenError
 from wanserve.held import Held
 from wanserve.hub import Hub
 from wanserve.messages import (
@@ -37,7 +37,7 @@ def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
     """It goes to the next worker, although it waited when the first one was about to end."""
 
     def full(worker: Worker, id: str) -> str:
-        worker.say(Outcome(id=id, error=OutOfMemoryError("too large")))
+        worker.say(Outcome(id=id, error=OutOfMemoryError("out_of_range", "too large")))
         time.sleep(0.2)
         return "ends"
 
@@ -75,7 +75,7 @@ def test_jobs_of_a_changed_artifact_wait(tmp_path: Path) -> None:
     """For the next start of the server; those of other models go on, and one that waits can be cancelled."""
 
     def makes_m(worker: Worker, id: str) -> None:
-        changed = ChangedError("/srv/b was changed while it is served")
+        changed = ChangedError("changed", "/srv/b was changed while it is served")
         worker.say(Outcome(id=id, error=changed if id == first else None))
 
     async def test() -> None:
@@ -205,12 +205,12 @@ def test_nothing_can_be_loaded(tmp_path: Path) -> None:
     """It ends the service if no worker of any device ever could; else they try again."""
 
     async def test() -> None:
-        start, _ = workers(Worker(makes, 3, Broken("damaged", 3)))
+        start, _ = workers(Worker(makes, 3, Broken(ArtifactError("damaged", "damaged"))))
         house = House(tmp_path / "a", start)
-        with pytest.raises(BrokenError, match="damaged"):
+        with pytest.raises(ArtifactError, match="damaged"):
             await house.device.keep()
         house.store.close()
-        start, started = workers(Worker(makes, 3, Broken("full", 1)), Worker(makes))
+        start, started = workers(Worker(makes, 3, Broken(WanError("failed", "full"))), Worker(makes))
         house = House(tmp_path / "b", start)
         house.queue.loads = True
         keeping = asyncio.create_task(house.device.keep())

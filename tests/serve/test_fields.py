@@ -175,7 +175,9 @@ def test_clients_are_told_what_a_client_can_do() -> None:
     """Of another tool's name: no command, and no option that a request has not."""
     for remedy in INSTEAD.values():
         assert not re.search(r"wan(run|build)|docs/|--[a-z]", remedy)
-        assert set(UsageError("", remedy=remedy).fields) <= {row.name for row in wanrun.options()}
+        assert set(UsageError("invalid_value", "", remedy=remedy).fields) <= {
+            row.name for row in wanrun.options()
+        }
 
 
 def test_options_of_two_experts() -> None:

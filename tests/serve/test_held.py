@@ -29,7 +29,7 @@ def completes(id: str) -> Outcome:
 
 
 def full(id: str) -> Outcome:
-    return Outcome(id=id, error=OutOfMemoryError("too large"))
+    return Outcome(id=id, error=OutOfMemoryError("out_of_range", "too large"))
 
 
 @pytest.fixture

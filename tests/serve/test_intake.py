@@ -129,9 +129,9 @@ def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
                 image("blue"),
                 image("black"),
             ]
-            damaged = UsageError(f"image {media.image} is damaged")  # which no probe has seen
+            damaged = UsageError("damaged", f"image {media.image} is damaged")  # which no probe has seen
             await queue.ended(wanrun.Outcome(id=video.id, error=damaged))
-            assert video.error is not None and video.error.code == "generation_error"
+            assert video.error is not None and video.error.code == "damaged"
             assert video.error.message == damaged.what.replace(str(media.image), "data")
 
     asyncio.run(test())

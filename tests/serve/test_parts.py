@@ -340,4 +340,4 @@ def test_how_a_worker_has_ended() -> None:
     ],
 )
 def test_a_client_builds_nothing_and_has_no_folder(remedy: str, told: str) -> None:
-    assert str(refused(UsageError("x", remedy=remedy), str)) == told
+    assert str(refused(UsageError("invalid_value", "x", remedy=remedy), str)) == told

@@ -241,12 +241,12 @@ def test_a_job_begins_behind_the_steps_of_another(device: Device, tmp_path: Path
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ArtifactError("damaged"), "artifact_error"),
-        (UsageError("too long"), "generation_error"),
+        (ArtifactError("damaged", "damaged"), "damaged"),
+        (UsageError("out_of_range", "too long"), "out_of_range"),
         (OSError(errno.ENOSPC, "No space left on device", "/srv/x.mp4"), "no_space"),
-        (NoSpaceError("there is no space left to write /srv/x.mp4"), "no_space"),
+        (NoSpaceError("no_space", "there is no space left to write /srv/x.mp4"), "no_space"),
         (MemoryError(), "out_of_memory"),
-        (ArtifactError("RESOURCE_EXHAUSTED: Out of memory"), "out_of_memory"),
+        (ArtifactError("wrong_machine", "RESOURCE_EXHAUSTED: Out of memory"), "out_of_memory"),
         (ValueError("a bug"), "internal_error"),
     ],
 )
@@ -254,7 +254,7 @@ def test_the_codes_of_the_api(error: Exception, code: str, capsys: pytest.Captur
     """Of what a client has sent, and of a full disk, the log has the server's line; of others a traceback."""
     found, message = code_of(told(error))
     assert found == code and (message == NO_ROOM) == (code == "no_space")
-    plain = code in ("generation_error", "no_space")
+    plain = isinstance(error, UsageError | OSError)
     assert (capsys.readouterr().err == "") == plain
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wanbuild.adapters.request import AdapterRequest
-from wanbuild.building import DEBUG, Building
+from wanbuild.building import Building, error_options
 from wancli.command import artifact_option, takes_overwrite
 from wancli.options import given, made_options
 from wanrun.errors import UsageError
@@ -20,7 +20,7 @@ from wanrun.terminal.lines import report, warn
 @click.argument("lora", nargs=-1, metavar="FILE[:SCALE]...")
 @artifact_option(required=True)
 @takes_overwrite
-@DEBUG
+@error_options
 def lora_command(artifact: Path, **options: Any) -> None:
     """Turns LoRA files into an adapter of an artifact, which each video may choose.
 
@@ -33,13 +33,15 @@ def lora_command(artifact: Path, **options: Any) -> None:
     if request.remove:
         others = [name for name in given(options) if options[name] and name != "remove"]
         if others:
-            raise UsageError("--remove is given alone", remedy="remove first, then add")
+            raise UsageError("conflict", "--remove is given alone", remedy="remove first, then add")
         remove_adapters(artifact, request.remove, report)
         return
     if not files:
         raise UsageError(
-            "there is no LoRA file", remedy="wanbuild lora FILE... --artifact DIR (see wanbuild lora --help)"
+            "missing_file",
+            "there is no LoRA file",
+            remedy="wanbuild lora FILE... --artifact DIR (see wanbuild lora --help)",
         )
     if request.output is not None and request.name is not None:
-        raise UsageError("--name has no effect beside --output", remedy="leave one out")
+        raise UsageError("no_effect", "--name has no effect beside --output", remedy="leave one out")
     make_adapter(request, report, warn)

@@ -75,7 +75,9 @@ def make_adapter(request: AdapterRequest, report: Report, warn: Report) -> None:
     with _changing(request.artifact) as artifact:
         if name in artifact.manifest.adapters and not request.force:
             raise UsageError(
-                f"{artifact} has an adapter {name}", remedy="choose another --name, or pass --force"
+                "unknown_name",
+                f"{artifact} has an adapter {name}",
+                remedy="choose another --name, or pass --force",
             )
         with _planned(artifact.manifest, request, loras, report, warn) as plan:
             made = _added(artifact, name, plan)
@@ -98,6 +100,7 @@ def remove_adapters(folder: Path, names: Sequence[str], report: Report) -> None:
         adapters = artifact.manifest.adapters
         if unknown := [name for name in names if name not in adapters]:
             raise UsageError(
+                "unknown_name",
                 f"{artifact} has no adapter {quoted(unknown[0])}",
                 expected=f"one of {', '.join(adapters)}" if adapters else None,
             )
@@ -117,10 +120,15 @@ def _name(request: AdapterRequest, loras: Sequence[LoraRequest]) -> str:
     name = request.name
     if name is None:
         if len(loras) > 1:
-            raise UsageError("an adapter of several files needs a name", remedy="give it one with --name")
+            raise UsageError(
+                "missing_parameter",
+                "an adapter of several files needs a name",
+                remedy="give it one with --name",
+            )
         name = loras[0].path.stem
     if not NAME.fullmatch(name):
         raise UsageError(
+            "unsupported",
             f"an adapter cannot be named {quoted(name)}",
             expected="at most 100 letters, digits and _ . + -, of which the first is a letter or a digit",
             remedy="give another --name",
@@ -133,10 +141,12 @@ def _changing(folder: Path) -> Iterator[Artifact]:
     """Holds the build lock of an artifact that can be changed."""
     beside = "-o FILE writes an adapter's file for it; wanrun --lora FILE takes it"
     if is_copy(folder):
-        raise UsageError(f"{folder} is a copy of an artifact that is elsewhere", remedy=beside)
+        raise UsageError("unwritable", f"{folder} is a copy of an artifact that is elsewhere", remedy=beside)
     place = folder.resolve()
     if place.is_dir() and not all(os.access(one, os.W_OK) for one in (place, place.parent)):
-        raise UsageError(f"the artifact {folder} cannot be changed: it is read-only", remedy=beside)
+        raise UsageError(
+            "unwritable", f"the artifact {folder} cannot be changed: it is read-only", remedy=beside
+        )
     with changing(place) as artifact:
         yield artifact
 
@@ -150,7 +160,9 @@ def _planned(
     experts = tuple(name for name in TRANSFORMERS if name in manifest.components)
     options = _sampling(request.sampling, manifest)
     if len(experts) == 1 and any(lora.component for lora in loras):
-        raise UsageError("this model has one transformer, not two experts", remedy="give FILE alone")
+        raise UsageError(
+            "unsupported", "this model has one transformer, not two experts", remedy="give FILE alone"
+        )
     for line in (*misplaced(loras, experts), *_doubts(request.sampling, manifest)):
         warn(line)
     layout = layout_of(manifest, experts[0])  # experts have the same layers

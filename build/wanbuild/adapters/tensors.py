@@ -103,6 +103,7 @@ def planned_tensors(
             f"{len(misfits)} changes are of whole matrices" if several else "1 change is of a whole matrix"
         )
         raise SourceError(
+            "mismatch",
             f"{count}, and not of low rank: {shortly(misfits, LISTED)}",
             expected="pairs of matrices, and changes of biases, norms and tables",
             remedy="merge it at convert: wanbuild convert --lora FILE",
@@ -180,6 +181,8 @@ def _cast(values: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
         cast = values.astype(dtype, order="C")
     if not finite(cast):
         raise SourceError(
-            f"{name} has a value that is not finite in {dtype.name}", remedy="use smaller scales"
+            "not_finite",
+            f"{name} has a value that is not finite in {dtype.name}",
+            remedy="use smaller scales",
         )
     return cast

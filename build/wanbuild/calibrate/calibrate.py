@@ -113,6 +113,7 @@ def _written(before: Artifact, schedules: Mapping[str, Schedule]) -> Artifact:
     with changing(before.folder) as artifact:
         if artifact.manifest.content_digest != before.manifest.content_digest:
             raise UsageError(
+                "changed",
                 f"{artifact} has changed meanwhile",
                 expected=before.manifest.content_digest,
                 found=artifact.manifest.content_digest,
@@ -212,6 +213,7 @@ def _profile(artifact: Artifact, name: str | None) -> Profile:
     fitting = [one for one in profiles if STEPWISE in one.options.forms]
     if not fitting:
         raise ArtifactError(
+            "not_built",
             f"no profile of {artifact} can be calibrated here",
             expected="one with the step form of the loop, and executables for this machine",
             found="; ".join(reasons) or None,
@@ -225,6 +227,7 @@ def _counts(evaluations: Sequence[int], published: int, most: int, each: int) ->
     for one in evaluations:
         if one < 2 * each or one // each > most:
             raise UsageError(
+                "out_of_range",
                 "--evaluations are out of range",
                 expected=f"{2 * each} to {each * most}, {each} for each step",
                 found=one,

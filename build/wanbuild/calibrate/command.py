@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wanbuild.building import DEBUG, Building
+from wanbuild.building import Building, error_options
 from wanbuild.calibrate.request import CalibrateRequest
 from wancli.command import takes_artifact
 from wancli.options import given, made_options
@@ -18,7 +18,7 @@ from wanrun.terminal.lines import report, warn
 
 @click.command("calibrate", cls=Building, options=lambda: made_options(rows_of(CalibrateRequest)))
 @takes_artifact()
-@DEBUG
+@error_options
 def calibrate_command(artifact: Path, **options: Any) -> None:
     """Chooses few steps by converged runs, as schedules of wanrun."""
     from wanbuild.calibrate.calibrate import calibrate
@@ -26,7 +26,9 @@ def calibrate_command(artifact: Path, **options: Any) -> None:
     request = CalibrateRequest(artifact, **given(options))
     if request.source is not None and request.evaluations is not None:
         raise UsageError(
-            "--evaluations has no effect beside --from, whose schedules say them", remedy="leave one out"
+            "no_effect",
+            "--evaluations has no effect beside --from, whose schedules say them",
+            remedy="leave one out",
         )
     calibrate(request, report, warn)
     report(f"calibrated {artifact}")

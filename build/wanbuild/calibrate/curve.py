@@ -69,7 +69,9 @@ def draw(panels: Mapping[str, Lines], axis: str) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("the curve needs matplotlib", remedy="pip install matplotlib") from None
+        raise UsageError(
+            "not_installed", "the curve needs matplotlib", remedy="pip install matplotlib"
+        ) from None
     figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
     for place, (title, lines) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(1, len(panels), place)

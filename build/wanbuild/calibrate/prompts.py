@@ -119,17 +119,20 @@ def read_prompts(file: Path | None) -> Prompts:
         entries, failures = read_entries(file, Line(prompt=""))
         if failures:
             first = failures[min(failures)]
-            raise UsageError(first.spelled(key_of))
+            raise UsageError(first.code, first.spelled(key_of))
         for entry in entries:
             for name in (*_DECIDED, *_SHAPE):
                 if getattr(entry.line, name) is not None:
                     raise UsageError(
-                        f"{entry.where}: {key_of(name)} has no effect on a calibration", remedy="leave it out"
+                        "no_effect",
+                        f"{entry.where}: {key_of(name)} has no effect on a calibration",
+                        remedy="leave it out",
                     )
         lines = [entry.line for entry in entries]
     places = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(prompt_of, lines)))}
     if len(places) < SETS:
         raise UsageError(
+            "out_of_range",
             "there are too few prompts to calibrate by",
             expected=f"{SETS} or more different ones",
             found=len(places),

@@ -15,7 +15,9 @@ from wanrun.rows import ARGUMENT, option
 def parse_counts(text: str) -> tuple[int, ...]:
     """Parses whole numbers separated by commas; raises UsageError for others."""
     if not all(part.strip().isdecimal() and len(part) < 7 for part in text.split(",")):
-        raise UsageError("not a list of whole numbers", expected="such as 30,20,12", found=shortened(text))
+        raise UsageError(
+            "wrong_type", "not a list of whole numbers", expected="such as 30,20,12", found=shortened(text)
+        )
     return tuple(int(part) for part in text.split(","))
 
 

@@ -221,6 +221,7 @@ def check_calibratable(generation: Generation) -> None:
     """
     if generation.options.get("timesteps") is not None or generation.table.noise.any():
         raise UsageError(
+            "unsupported",
             "this model has steps of its own, and is not calibrated",
             expected="a model whose steps are those of its solver",
             found=", ".join(f"{one:g}" for one in generation.table.timesteps),

@@ -48,6 +48,7 @@ def attest(folder: Path, profiles: Sequence[str], record: bool, report: Report) 
         report(f"{SIGNATURE} is of the manifest before: sign it again with wanbuild sign")
     if refused:
         raise ArtifactError(
+            "wrong_machine",
             f"executables of {artifact} cannot be used on this chip",
             found=f"{refused} of {tried} profile(s) refused",
             remedy=f"run with {option('allow_compile')}, or wanbuild compile --target local here",
@@ -74,6 +75,7 @@ def _fitting(artifact: Artifact, profiles: Sequence[str], report: Report) -> Ite
                     report(f"target {selected.name} was compiled where it runs: nothing is to be attested")
     if not fits and (elsewhere or not told):
         raise ArtifactError(
+            "wrong_machine",
             f"no target of {artifact} that was built elsewhere fits this machine",
             found="; ".join(elsewhere) or "no executables",
             remedy="attest it on a machine of that kind" if elsewhere else "run wanbuild compile",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from wanbuild.building import DEBUG, Building
+from wanbuild.building import Building, error_options
 from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
 from wanrun.claims import REPORT, Place
 from wanrun.errors import UsageError
@@ -35,7 +35,7 @@ _OUTCOME = Place(
 @click.option("--json", "json_file", type=Output(_OUTCOME), help="Write the outcome to this file.")
 @click.option("--report", "page", type=Output(REPORT), help="Write a page about the outcome (.html).")
 @takes_overwrite
-@DEBUG
+@error_options
 def verify_command(
     artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None, page: Path | None
 ) -> None:
@@ -46,7 +46,7 @@ def verify_command(
 
     verdict = "verified"
     if record and source is not None:
-        raise UsageError("--record and --source exclude each other", remedy="run verify twice")
+        raise UsageError("conflict", "--record and --source exclude each other", remedy="run verify twice")
     outcome = _outcome(artifact, record, source, steps, page)
     if outcome == {"profiles": {}}:
         verdict = "is whole, and nothing was replayed"
@@ -92,7 +92,7 @@ def _outcome(
 @click.option(
     "--record", is_flag=True, help="Put the verdicts into the artifact, for all machines of this one's kind."
 )
-@DEBUG
+@error_options
 def attest_command(artifact: Path, profiles: tuple[str, ...], record: bool) -> None:
     """Tries executables that were built elsewhere on this machine's chip."""
     from wanbuild.check.attest import attest
@@ -105,7 +105,7 @@ def attest_command(artifact: Path, profiles: tuple[str, ...], record: bool) -> N
 @click.command("embed", cls=Checked)
 @takes_artifact()
 @click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
-@DEBUG
+@error_options
 def embed_command(artifact: Path, prompts: tuple[str, ...]) -> None:
     """Adds prompt embeddings, which need no text encoder later."""
     from wanbuild.check.embed import embed_prompts
@@ -117,7 +117,7 @@ def embed_command(artifact: Path, prompts: tuple[str, ...]) -> None:
 @click.command("inspect", cls=Checked)
 @takes_artifact()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@DEBUG
+@error_options
 def inspect_command(artifact: Path, as_json: bool) -> None:
     """Prints the contents of an artifact."""
     import json

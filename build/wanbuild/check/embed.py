@@ -83,7 +83,10 @@ def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Wa
         if not profiles:
             found = "; ".join(reasons) or None
             raise ArtifactError(
-                f"no profile of {artifact} can run here", found=found, remedy="run wanbuild compile first"
+                "not_built",
+                f"no profile of {artifact} can run here",
+                found=found,
+                remedy="run wanbuild compile first",
             )
         try:
             changed = add_embeddings(artifact, profiles, prompts, report, warn)
@@ -93,6 +96,7 @@ def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Wa
             if lacks_space(error):
                 raise  # the command line has a message for it
             raise UsageError(
+                "unwritable",
                 f"embeddings cannot be written into {artifact}",
                 found=error.strerror or error,
                 remedy="make it writable, or embed in a copy",

@@ -318,6 +318,7 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
     """Returns the folder of a source that the reference can load, and that the artifact was made from."""
     if manifest.loras:
         raise UsageError(
+            "unsupported",
             "the artifact has LoRAs merged, and the reference would have none",
             remedy="compare an artifact of the same checkpoint without them",
         )
@@ -326,11 +327,13 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
         tensors = (one for part in opened.components.values() for one in part.tensors.values())
         if any(one.eight_bit is not None for one in tensors):
             raise UsageError(
+                "unsupported",
                 f"{source} has weights of 8 bits, which the reference cannot load",
                 remedy="compare an artifact of a checkpoint with 16 or 32 bits",
             )
         if any(component.renamed for component in opened.components.values()):
             raise UsageError(
+                "unsupported",
                 f"{source} has weights in the original naming, which the reference cannot load",
                 remedy="give the same checkpoint in the diffusers layout",
             )
@@ -368,8 +371,8 @@ def compare_with_reference(
     most = variant.reference_videos
     if most is not None and profile.num_videos > most:
         raise UsageError(
+            "unsupported",
             f"the reference makes {most} video(s) of {variant.name} at a time",
-            expected=f"a first profile of {most} video(s)",
             found=f"{profile.name}, of {profile.num_videos}",
             remedy="compare an artifact that is compiled with --num-videos 1 first",
         )
@@ -389,6 +392,7 @@ def compare_with_reference(
     failed = [check for check in checks if not check.passed]
     if failed:
         raise VerificationError(
+            "other_results",
             "the artifact differs from the reference: "
             + ", ".join(f"{check.name} {check.error:.1e} (limit {check.limit:.0e})" for check in failed),
             remedy="check that --source is the checkpoint the artifact was made from",

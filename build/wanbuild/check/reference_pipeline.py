@@ -87,12 +87,15 @@ class Reference:
             import torch
         except ImportError as error:
             raise UsageError(
-                f"the reference is not installed: {error}", remedy="pip install '.[test]' in the checkout"
+                "not_installed",
+                f"the reference is not installed: {error}",
+                remedy="pip install '.[test]' in the checkout",
             ) from None
         self.variant = variants()[variant]
         pipeline_class = getattr(diffusers, self.variant.reference_class, None)
         if pipeline_class is None:
             raise UsageError(
+                "unsupported",
                 f"nothing here compares {variant} with a checkpoint: diffusers has no pipeline of it",
                 remedy="leave --source out",
             )

@@ -68,7 +68,7 @@ def check_spelling(artifact: Artifact) -> None:
     path = artifact.folder / MANIFEST
     found = read_bounded(path, MAX_BYTES)
     if manifest_of(found, path) != artifact.manifest:
-        raise ArtifactError(f"{path} was changed while it was verified", remedy="verify it again")
+        raise ArtifactError("changed", f"{path} was changed while it was verified", remedy="verify it again")
     written = spelled(json.loads(found))  # its own content: an older release has written other records
     check_digest(sha256_of(found), sha256_of(written), f"{path} is damaged", COPY)
 
@@ -86,6 +86,7 @@ def check_unlisted(artifact: Artifact, report: Report) -> None:
         report("a build is at work: files that are not listed yet are not looked at")
         return
     raise ArtifactError(
+        "mismatch",
         f"{path} does not belong to the artifact",
         expected="nothing there that the manifest does not list",
         remedy="remove it, or run wanbuild compile, which removes what a killed build has left",
@@ -163,7 +164,9 @@ def record(folder: Path, report: Report, findings: Findings | None = None) -> No
         check_all(artifact, report, building=True)
         profiles = runnable_profiles(artifact, report)
         if not profiles:
-            raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
+            raise ArtifactError(
+                "not_built", f"no profile of {artifact} can run here", remedy="run wanbuild compile first"
+            )
         for profile in profiles:
             artifact = with_golden(artifact, profile, _run(artifact, profile, findings))
             artifact.write()  # minutes of a large profile are not lost with a later one

@@ -97,6 +97,7 @@ def check_names(artifact: Artifact) -> None:
         for path in (Path(folder, name) for name in sorted((*folders, *files))):
             if path.relative_to(artifact.folder).as_posix() not in implied:
                 raise ArtifactError(
+                    "mismatch",
                     f"{path} does not belong to the artifact",
                     expected="nothing in weights/ that the manifest does not list",
                     remedy="remove it",
@@ -151,6 +152,7 @@ def _restore(
         paths = first if first == last else f"{first} to {last}"
         reason, *_ = str(error).strip().splitlines() or [""]
         raise ArtifactError(
+            "damaged",
             f"plain Orbax does not restore {name} in {folder} ({paths})",
             found=f"{type(error).__name__}: {reason}",
             remedy=f"{REBUILD}, or install the Orbax that wanbuild is tested with",
@@ -162,14 +164,14 @@ def _compare(name: str, parameter: Parameter, array: np.ndarray, pool: ThreadPoo
     layout, what = parameter.layout, f"plain Orbax restores {name} differently"
     expected, found = f"{layout.dtype} {layout.shape}", f"{array.dtype.name} {array.shape}"
     if found != expected:
-        raise ArtifactError(what, expected=expected, found=found, remedy=REBUILD)
+        raise ArtifactError("damaged", what, expected=expected, found=found, remedy=REBUILD)
     data = array.reshape(-1).view(np.uint8).data
     starts = range(0, layout.nbytes, layout.row_bytes)
     checksums = pool.map(lambda start: f"{crc32c(data[start : start + layout.row_bytes]):08x}", starts)
     for row, (checksum, listed) in enumerate(zip(checksums, parameter.crc32c, strict=True)):
         if checksum != listed:
             where = f"row {row} with crc32c"
-            raise ArtifactError(what, expected=f"{where} {listed}", found=checksum, remedy=REBUILD)
+            raise ArtifactError("damaged", what, expected=f"{where} {listed}", found=checksum, remedy=REBUILD)
 
 
 def _line(name: str, component: Component, started: float) -> str:

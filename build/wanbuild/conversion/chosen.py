@@ -63,7 +63,9 @@ def parse_quantise(form: str | None, keep: Sequence[str]) -> Quantise | None:
         UsageError: for patterns without a form.
     """
     if form is None and keep:
-        raise UsageError("--keep is for --quantise", remedy="add --quantise int8, or leave --keep out")
+        raise UsageError(
+            "no_effect", "--keep is for --quantise", remedy="add --quantise int8, or leave --keep out"
+        )
     return None if form is None else Quantise(form, tuple(keep))
 
 
@@ -93,6 +95,7 @@ def chosen_layers(
         if not any(_fits(name, pattern) for name in names):
             some = ", ".join(sorted(names)[:3])
             raise UsageError(
+                "no_effect",
                 f"no layer fits --keep {pattern}",
                 expected=f"the path of a layer, with * for any text: {some}, ..." if some else None,
                 found=None if some else "no layer that could be stored in 8 bits",
@@ -107,6 +110,7 @@ def chosen_layers(
     chosen |= {name: dict(sorted(common)) for name in experts}
     if not any(chosen.values()):
         raise UsageError(
+            "no_effect",
             f"--quantise {quantise.form} finds nothing to store in 8 bits",
             expected="8-bit weights in the source" if quantise.form == "source" else "a layer without --keep",
         )

@@ -131,6 +131,7 @@ def _plan_components(
         wrong += [f"{components[name].weights} ({components[name].config_file})"] if found else []
     if problems:
         raise SourceError(
+            "mismatch",
             f"{', '.join(wrong)}: weights do not fit their config: {describe_problems(problems)}",
             remedy="check that the download is complete and is the checkpoint its config describes",
         )
@@ -160,6 +161,7 @@ def _policies(components: Iterable[str], variant: Variant, request: ConvertReque
         first = dtypes.get(variant.transformers[0])
         if (found := dtypes.setdefault(name, first)) != first:
             raise UsageError(
+                "mismatch",
                 "the experts' weights have to be of one dtype",
                 expected=f"{variant.transformers[0]} and {name} in {first or 'the default'}",
                 found=f"{name} in {found}",
@@ -216,7 +218,9 @@ def _default_options(source: Source, variant: Variant, request: ConvertRequest) 
 def _open_loras(source: Source, variant: Variant, request: ConvertRequest) -> Loras:
     requests = request.loras
     if len(variant.transformers) == 1 and any(request.component for request in requests):
-        raise UsageError("this checkpoint has one transformer, not two experts", remedy="use --lora")
+        raise UsageError(
+            "unsupported", "this checkpoint has one transformer, not two experts", remedy="use --lora"
+        )
     for line in misplaced(requests, variant.transformers):
         warn(line)
     shapes = {name: source.component(name).shapes for name in variant.transformers}
@@ -329,7 +333,9 @@ def _open(request: ConvertRequest) -> Source:
         files[TOKENIZER] = locate_tokenizer(tokenizer)
     parts = all_in_one(request.source)
     if parts and request.revision is not None:
-        raise UsageError(f"--revision is for a hub id, and {request.source} is a file", remedy="leave it out")
+        raise UsageError(
+            "no_effect", f"--revision is for a hub id, and {request.source} is a file", remedy="leave it out"
+        )
     if request.source is None or parts:
         return open_files({**parts, **files}, request.configs)
     located = locate_source(request.source, request.revision, without=files.keys())
@@ -349,6 +355,7 @@ def _new_folder(artifact: Path) -> Iterator[Path]:
         if lacks_space(error):
             raise
         raise SourceError(
+            "unwritable",
             f"the artifact {artifact} cannot be written: {error.strerror}",
             remedy="check the disk, or choose another folder",
         ) from None

@@ -77,12 +77,14 @@ def _check_experts(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in ("guidance_scale_2", "boundary"):
         if name in given and "boundary" not in own:
             raise UsageError(
+                "no_effect",
                 f"the default {name} has no effect: this checkpoint has one transformer",
                 remedy="leave it out; it is for checkpoints of two experts",
             )
     first, second = given.get("guidance_scale", own["guidance_scale"]), given.get("guidance_scale_2", 0)
     if second > 1 >= first:
         raise UsageError(
+            "no_effect",
             "the default guidance_scale_2 has no effect: guidance is off",
             expected="a guidance_scale above 1, or none of either",
             found=f"guidance_scale {first:g} and guidance_scale_2 {second:g}",
@@ -93,6 +95,7 @@ def _check_shares(given: Mapping[str, Any]) -> None:
     start, end = (given.get(name, usual) for name, usual in GUIDED.items())
     if start >= end:
         raise UsageError(
+            "out_of_range",
             f"the defaults {' and '.join(GUIDED)} leave no step with guidance",
             expected="a start below the end",
             found=f"{start:g} and {end:g}",
@@ -106,7 +109,9 @@ def _as_defaults() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"a default cannot be used: {error.spelled(lambda name: keys[name])}") from None
+        raise UsageError(
+            "unsupported", f"a default cannot be used: {error.spelled(lambda name: keys[name])}"
+        ) from None
 
 
 def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
@@ -124,15 +129,17 @@ def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
         name = others.get(written.replace("-", "_"), written)
         if name not in known or not equals:
             expected = f"NAME=VALUE, NAME one of {', '.join(known)}"
-            raise UsageError("--default is not understood", expected=expected, found=repr(text))
+            raise UsageError("unreadable", "--default is not understood", expected=expected, found=repr(text))
         if name in values:
-            raise UsageError(f"--default {name} is given twice")
+            raise UsageError("conflict", f"--default {name} is given twice")
         row = known[name]
         try:
             values[name] = parse_numbers(value) if row.numbers else row.base(value)
         except (UsageError, ValueError):
             kind = f"{row.kind}, with commas between them" if row.numbers else row.kind
-            raise UsageError(f"--default {name} cannot be read", expected=kind, found=repr(value)) from None
+            raise UsageError(
+                "unreadable", f"--default {name} cannot be read", expected=kind, found=repr(value)
+            ) from None
     return values
 
 

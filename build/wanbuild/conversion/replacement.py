@@ -48,16 +48,20 @@ def check_place(artifact: Path, force: bool) -> None:
     Claims().write([artifact], "", artifact=True)
     if artifact.resolve() == Path.cwd():
         raise UsageError(
-            f"the artifact {artifact} is the working folder", remedy="give a folder in it, or another"
+            "exists",
+            f"the artifact {artifact} is the working folder",
+            remedy="give a folder in it, or another",
         )
     if not artifact.exists() or (artifact.is_dir() and not any(artifact.iterdir())):
         return
     if not (artifact / MANIFEST).is_file():
         raise UsageError(
-            f"{artifact} exists and is not an artifact", remedy="choose another folder; it is left as it is"
+            "exists",
+            f"{artifact} exists and is not an artifact",
+            remedy="choose another folder; it is left as it is",
         )
     if not force:
-        raise UsageError(f"the artifact {artifact} exists", remedy="pass --force to replace it")
+        raise UsageError("exists", f"the artifact {artifact} exists", remedy="pass --force to replace it")
     _check_own(artifact)
 
 
@@ -67,6 +71,7 @@ def _check_own(artifact: Path) -> None:
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise UsageError(
+            "exists",
             f"replacing the artifact {artifact} would delete what is not the artifact's",
             found=", ".join(others[:3]) + more,
             remedy="move it out of the folder",

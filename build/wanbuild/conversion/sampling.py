@@ -64,13 +64,18 @@ def with_sampling(sampling: str | None, given: Mapping[str, Any]) -> dict[str, A
         return {**named, **given}
     if not sampling.endswith(".toml"):
         expected = f"one of {', '.join(SAMPLINGS)}, or a .toml file"
-        raise UsageError(f"there is no sampling {shortened(sampling)}", expected=expected)
+        raise UsageError("unknown_name", f"there is no sampling {shortened(sampling)}", expected=expected)
     what = f"the sampling {escaped(sampling)}"
     try:
         read = tomllib.loads(read_bounded(Path(sampling), MAX_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{what} cannot be read", found=error) from None
+        raise UsageError("unreadable", f"{what} cannot be read", found=error) from None
     if unknown := read.keys() - default_rows().keys():
         expected = f"some of {', '.join(default_rows())}"
-        raise UsageError(f"{what} has an unknown key", expected=expected, found=shortened(min(unknown)))
+        raise UsageError(
+            "unknown_parameter",
+            f"{what} has an unknown key",
+            expected=expected,
+            found=shortened(min(unknown)),
+        )
     return {**read, **given}

@@ -190,6 +190,7 @@ class Tensor:
     def _not_finite(self, dtype: str) -> SourceError:
         merged = self._delta is not None
         return SourceError(
+            "not_finite",
             f"{self._component}: {self.key} has a value that is not finite in {dtype}"
             + (" after the LoRAs were added" if merged else ""),
             expected="finite weights",

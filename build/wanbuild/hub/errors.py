@@ -53,19 +53,21 @@ def _explain(error: Exception, repository: str) -> SourceError:
 
     if isinstance(error, OSError) and error.errno is not None:
         what = f"the hub's cache {constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
-        return SourceError(what, remedy=_ROOM)
+        return SourceError("no_space", what, remedy=_ROOM)
     if isinstance(error, LocalEntryNotFoundError):  # any failure before a file's first byte
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     absent, page = f"there is no folder {repository}", f"{constants.ENDPOINT}/{repository}"
     answer = getattr(error, "response", None)
     if answer is not None and answer.status_code in _REFUSED:
         return SourceError(
+            "not_found",
             f"{absent}, and {page} answers HTTP {answer.status_code} to {answer.url.path}",
             remedy="check the name and the revision; if it is private or gated, accept the licence on"
             " that page, and log in (hf auth login) or set HF_TOKEN to a token of that account",
         )
     message = str(error).partition("\n")[0]
     return SilentHubError(
+        "unreachable",
         f"{absent}, and {page} cannot be downloaded: {type(error).__name__}: {message}",
         remedy="try again (files that are whole are kept); check the network, HF_ENDPOINT and proxies; set "
         f"HF_HUB_OFFLINE=1 to use the cache alone; or give the folder of: hf download {repository}",

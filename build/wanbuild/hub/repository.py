@@ -78,16 +78,20 @@ def locate_source(
         if path.is_dir():
             if revision is not None:
                 raise UsageError(
-                    f"--revision is for a hub id, and {text} is a folder", remedy="leave --revision out"
+                    "no_effect",
+                    f"--revision is for a hub id, and {text} is a folder",
+                    remedy="leave --revision out",
                 )
             return Located(path, None, None)
         if path.exists():
             raise no_checkpoint(path)
     except OSError as error:  # for example no permission, or a name that is too long
-        raise SourceError(f"{text} cannot be read: {error.strerror}") from None
+        raise SourceError("unreadable", f"{text} cannot be read: {error.strerror}") from None
     if not is_hub_id(text):
         raise SourceError(
-            f"there is no folder {text}", remedy="give the checkpoint's folder or its hub id, owner/name"
+            "missing_file",
+            f"there is no folder {text}",
+            remedy="give the checkpoint's folder or its hub id, owner/name",
         )
     return _locate_repository(open_snapshot(text, "main" if revision is None else revision), report, without)
 
@@ -108,6 +112,7 @@ def locate_tokenizer(place: Path) -> Path:
     folder = next((name for name in _TOKENIZERS if f"{name}tokenizer.json" in snapshot.files), None)
     if folder is None:
         raise SourceError(
+            "missing_file",
             f"{snapshot.name} holds no tokenizer",
             expected=" or ".join(f"{name}tokenizer.json" for name in _TOKENIZERS),
             remedy="give a repository that has one, or a folder",
@@ -139,6 +144,7 @@ def _locate_repository(
 
     if _INDEX not in snapshot.files:
         raise SourceError(
+            "missing_file",
             f"{snapshot.name} holds no {_INDEX}",
             expected="a repository in the diffusers layout",
             remedy="use the one whose name ends in -Diffusers",

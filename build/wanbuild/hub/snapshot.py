@@ -72,7 +72,9 @@ class Snapshot:
         if lacking and self.offline:
             raise _not_cached(self.name, ", ".join(lacking))
         if lacking:
-            raise SourceError(f"{self.name} lacks {', '.join(lacking)}", remedy="use a complete repository")
+            raise SourceError(
+                "damaged", f"{self.name} lacks {', '.join(lacking)}", remedy="use a complete repository"
+            )
         new = [self.files[name] for name in wanted if not (self.folder / name).is_file()]
         if report and new:
             report(f"downloading {len(new)} files, {in_bytes(sum(new))}, of {self.name}")
@@ -84,6 +86,7 @@ class Snapshot:
             path = self.folder / name
             if (found := path.stat().st_size) != self.files[name]:
                 raise SourceError(
+                    "damaged",
                     f"{name} of {self.name} is cut off in the hub's cache",
                     expected=f"{self.files[name]} bytes",
                     found=found,
@@ -108,6 +111,7 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
 
     if not _REVISION.fullmatch(revision):
         raise UsageError(
+            "not_found",
             f"the revision {shortened(revision)} has not the form of one",
             expected="a branch, a tag or a commit of the repository",
             remedy="check --revision",
@@ -143,6 +147,7 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
 
 def _not_cached(name: str, what: str) -> SourceError:
     return SourceError(
+        "missing_file",
         f"the hub's cache lacks {what} of {name}, and offline mode is on",
         remedy="unset HF_HUB_OFFLINE to download it, or give a folder as the source",
     )

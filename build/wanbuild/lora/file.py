@@ -243,7 +243,9 @@ def _check_kind(file: TensorFile) -> None:
     kind, component = recognised(file.entries)
     if component:
         raise SourceError(
-            f"{file.path.name} is {kind}, and no LoRA", remedy=f"give it as {OPTIONS[component]}"
+            "wrong_kind",
+            f"{file.path.name} is {kind}, and no LoRA",
+            remedy=f"give it as {OPTIONS[component]}",
         )
 
 
@@ -259,7 +261,7 @@ def _check_contents(file: TensorFile) -> None:
         elif not _is_finite(file, key):
             problems.append(f"{key} has NaN or infinity")
     if problems:
-        raise SourceError(f"{file.path.name} is not usable: {describe_problems(problems)}")
+        raise SourceError("unsupported", f"{file.path.name} is not usable: {describe_problems(problems)}")
 
 
 def _is_finite(file: TensorFile, key: str) -> bool:

@@ -79,6 +79,7 @@ def parse_lora(text: str) -> tuple[Path, float]:
         choice = None
     if choice is None or choice.of_experts:
         raise UsageError(
+            "unreadable",
             f"the LoRA {text!r} is not understood",
             expected="FILE or FILE:SCALE, e.g. a:0.8",
             remedy=None if choice is None else "give each expert its own: --lora-high FILE, --lora-low FILE",
@@ -165,6 +166,7 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
         if problems:
             own = remedies[0] if len(problems) == len(remedies) == 1 else None
             raise SourceError(
+                "unsupported",
                 f"{'a LoRA' if len(requests) == 1 else 'LoRAs'} cannot be used: "
                 + describe_problems(problems),
                 remedy=own or "use a LoRA that was made for this model, as plain safetensors",
@@ -203,16 +205,19 @@ def _check_requests(requests: Sequence[LoraRequest], shapes: Shapes) -> None:
     for request in requests:
         if request.component is not None and request.component not in shapes:
             raise UsageError(
+                "no_effect",
                 f"{request.path.name} is for {request.component}, which this checkpoint does not have",
                 expected=" or ".join(shapes),
                 remedy="it has one transformer: use --lora" if len(shapes) == 1 else None,
             )
         if not math.isfinite(request.scale):
             raise UsageError(
-                f"the scale of {request.path.name} is {request.scale}", expected="a finite number"
+                "out_of_range",
+                f"the scale of {request.path.name} is {request.scale}",
+                expected="a finite number",
             )
         if not request.path.is_file():
-            raise UsageError(f"there is no LoRA file {request.path}", remedy="check the path")
+            raise UsageError("missing_file", f"there is no LoRA file {request.path}", remedy="check the path")
 
 
 def _record(request: LoraRequest, left_out: int) -> Lora:

@@ -116,6 +116,7 @@ def read_adapter_config(file: TensorFile) -> AdapterConfig | None:
     problems = list(_problems(fields))
     if problems:
         raise SourceError(
+            "unreadable",
             f"{where} does not describe a LoRA that can be merged: {', '.join(problems)}",
             remedy="merge it with PEFT, and convert the merged checkpoint",
         )
@@ -138,9 +139,13 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         fields = json.loads(text, object_pairs_hook=unique_object)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where} is not JSON: {error}", remedy="download the LoRA again") from None
+        raise SourceError(
+            "unreadable", f"{where} is not JSON: {error}", remedy="download the LoRA again"
+        ) from None
     if not isinstance(fields, dict):
-        raise SourceError(f"{where} is not understood", expected="a JSON object", found=repr(fields)[:80])
+        raise SourceError(
+            "unreadable", f"{where} is not understood", expected="a JSON object", found=repr(fields)[:80]
+        )
     return fields
 
 

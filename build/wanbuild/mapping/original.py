@@ -209,6 +209,7 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
         problems.append(f"has keys that are not a part of this model: {listed(unknown)}")
     if problems:
         raise SourceError(
+            "wrong_kind",
             f"{where} is in the original Wan-Video naming and {'; '.join(problems)}",
             remedy="use the checkpoint as published, or the repository whose name ends in -Diffusers",
         )

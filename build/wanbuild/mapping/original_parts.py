@@ -203,6 +203,7 @@ def _renamed(
     renamed = {name: find(name) for name in names}
     if unknown := [name for name, new in renamed.items() if new is None]:
         raise SourceError(
+            "wrong_kind",
             f"{where} is in the {naming} naming and has keys that are not a part of this model: "
             f"{listed(unknown)}",
             remedy="use the file as published, or the repository whose name ends in -Diffusers",

@@ -82,6 +82,7 @@ def plain_names(keys: Iterable[str], where: str) -> dict[str, str]:
     if len(stored := {name: key for key, name in plain.items()}) < len(plain):
         twice = next(key for key, name in plain.items() if stored[name] != key)
         raise SourceError(
+            "conflict",
             f"{where} holds {plain[twice]} twice",
             expected="one copy of each weight",
             found=f"{twice} and {stored[plain[twice]]}",

@@ -46,6 +46,7 @@ def this_machine(name: str) -> Chip:
     found = CHIPS.get(target.name.removesuffix(ATTACHED))
     if found is None:
         raise UsageError(
+            "wrong_machine",
             f"this machine's accelerator ({target.environment['device_kind']}) is not one to plan for",
             expected=f"one of {', '.join(CHIPS)}",
         )

@@ -66,6 +66,7 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
     plain, w8a8 = split_w8a8(text)
     if (found := _HERE.fullmatch(plain)) is None:
         raise UsageError(
+            "unknown_name",
             f"there is no chip {shortened(text)} to plan for",
             expected=f"one of {', '.join([*chips, *NAMES])}; after it {W8A8}, a number of devices, or both: "
             f"v7x{W8A8}-8",
@@ -99,6 +100,7 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
     devices = num_devices(mesh) if count is None else count
     if devices not in chip.counts:
         raise UsageError(
+            "unsupported",
             f"{chip.name} does not come with {devices} devices",
             expected="one of " + ", ".join(map(str, chip.counts)),
             found=devices,
@@ -109,6 +111,7 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
     found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
     if not found:
         raise UsageError(
+            "unsupported",
             f"no mesh of {devices} devices makes a video of {subject.manifest.model.variant}",
             expected=f"{chip.name} alone",
             found=f"{chip.name}-{devices}",
@@ -155,7 +158,7 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
         if not ways:
             return error
         remedy = f"what fits: {', and '.join(ways)}"
-    return UsageError(error.what, expected=error.expected, found=error.found, remedy=remedy)
+    return UsageError(error.code, error.what, expected=error.expected, found=error.found, remedy=remedy)
 
 
 def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generation:

@@ -86,7 +86,9 @@ def manifest_of(
     policies = {name: kind.policy((dtypes or {}).get(name)) for name, kind in kinds.items()}
     if quantise is not None and quantise.form == "source":
         raise UsageError(
-            "--quantise source cannot be planned", remedy="plan int8, or q8_0 for a GGUF of Q8_0: as large"
+            "unsupported",
+            "--quantise source cannot be planned",
+            remedy="plan int8, or q8_0 for a GGUF of Q8_0: as large",
         )
     modules = {name: kind.module(parsed[name], policies[name]) for name, kind in kinds.items()}
     for name, layers in chosen_layers(quantise, modules).items():

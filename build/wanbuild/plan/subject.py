@@ -71,7 +71,9 @@ def read_subject(text: str, quantise: Quantise | None = None) -> Subject:
     if (path / MANIFEST).is_file():
         if quantise is not None:
             raise UsageError(
-                f"{text} is converted already", remedy="leave --quantise out, or plan its source"
+                "wrong_kind",
+                f"{text} is converted already",
+                remedy="leave --quantise out, or plan its source",
             )
         manifest = read_manifest(path)
         return Subject(path.resolve().name, manifest, _sizes(manifest, text), _built(manifest))
@@ -79,6 +81,7 @@ def read_subject(text: str, quantise: Quantise | None = None) -> Subject:
         return found
     names = ", ".join(published_names())
     raise UsageError(
+        "unknown_name",
         f"there is no model {shortened(text)}",
         expected=f"a recipe (.toml), an artifact's or a checkpoint's folder, or one of {names}",
     )
@@ -88,6 +91,7 @@ def _of_recipe(path: Path, quantise: Quantise | None) -> Subject:
     recipe = read_recipe(path)
     if (found := model_of(recipe, quantise)) is None:
         raise UsageError(
+            "missing_parameter",
             f"the source of {path} is neither here nor a published model",
             expected=f"a folder with {INDEX}, or one of {', '.join(published_names())}",
             found=recipe.source,

@@ -56,6 +56,7 @@ def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
             artifact = built_for(artifact, spec, profiles, report)
         if len(left) == len(before.manifest.targets) and (left or stay):
             raise ArtifactError(
+                "wrong_machine",
                 f"no target of {before} can be built here",
                 found="; ".join(left.values()) or "no targets",
                 remedy="run it on a machine of that kind" if left else "run wanbuild compile",
@@ -80,7 +81,9 @@ def _like_here(folder: Path, name: str, target: Target, mesh: Sizes) -> TargetSp
     differs = host_mismatches(built, folder / target.requirements.file)
     differs += device_mismatches(built, list(spec.devices))
     if differs:
-        raise UsageError("this machine is of another kind", found="; ".join(map(str, differs)))
+        raise UsageError(
+            "wrong_machine", "this machine is of another kind", found="; ".join(map(str, differs))
+        )
     return spec
 
 

@@ -135,6 +135,7 @@ class EntryCompiler:
                 lacks = f"needs {' '.join(more)}, which {level.name} lacks"
                 self._report(f"{name}: code for {limit} {lacks}; compiled for {following}")
         raise UsageError(
+            "unsupported",
             f"{name} cannot be compiled for {level.name} on this CPU",
             expected=f"code for {level.limits[-1]} alone",
             found=" ".join(more),

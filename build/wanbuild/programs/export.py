@@ -104,6 +104,7 @@ def in_form_of(model: Model, options: BuildOptions) -> BuildOptions:
     if several or (options.loop == form) == (model.chunks is not None):
         return options
     raise UsageError(
+        "unsupported",
         f"{field('loop')} cannot be built for {model.variant}",
         expected="another one: it makes a video at once" if model.chunks is None else f"{form}",
         found=options.loop,

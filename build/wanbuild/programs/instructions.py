@@ -35,11 +35,13 @@ def features_used(entry: Path) -> frozenset[str]:
             instructions += 1
             if instruction.is_invalid:
                 raise ArtifactError(
-                    f"the machine code of {entry.name} cannot be decoded", remedy="compile it again"
+                    "damaged",
+                    f"the machine code of {entry.name} cannot be decoded",
+                    remedy="compile it again",
                 )
             numbers.update(instruction.cpuid_features())
     if not instructions:
-        raise ArtifactError(f"there is no machine code in {entry.name}", remedy="compile it again")
+        raise ArtifactError("damaged", f"there is no machine code in {entry.name}", remedy="compile it again")
     names = {value: name for name, value in vars(CpuidFeature).items() if isinstance(value, int)}
     return frozenset(names[number] for number in numbers)
 

@@ -71,6 +71,7 @@ class LimitedProcesses(contextlib.ExitStack):
             answer = pickle.load(process.stdout)
         except (EOFError, OSError):
             raise WanError(
+                "failed",
                 f"the process that compiles {name} for {limit or target} has ended",
                 expected="the executable",
                 found="the process killed, perhaps because memory ran out",

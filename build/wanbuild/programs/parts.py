@@ -78,6 +78,7 @@ class Parts:
         if kernels.w8a8 and all(one.block for one in stored):
             formats = " or ".join(one.name for one in EIGHT_BITS.values() if not one.block)
             raise UsageError(
+                "unsupported",
                 "a target of W8A8 multiplies rows of 8-bit weights, and the transformer has none",
                 expected=f"weights of wanbuild convert --quantise {formats}",
                 remedy="leave -w8a8 out, or convert, or plan, with --quantise",
@@ -148,10 +149,14 @@ class Parts:
         check_possible(model, size, shape.num_frames)
         if shape.num_videos < 1:
             raise UsageError(
-                f"{field('num_videos')} cannot be built", expected="1 or more", found=shape.num_videos
+                "unsupported",
+                f"{field('num_videos')} cannot be built",
+                expected="1 or more",
+                found=shape.num_videos,
             )
         if shape.num_videos > 1 and self.variant.previous_frames:
             raise UsageError(
+                "unsupported",
                 f"{field('num_videos')} cannot be built",
                 expected="1: windows follow one another",
                 found=shape.num_videos,
@@ -159,6 +164,7 @@ class Parts:
         most = MAX_REFERENCES if "reference_image" in self.variant.inputs else 0
         if not 0 <= shape.num_references <= most:
             raise UsageError(
+                "unsupported",
                 f"{field('reference_images')} cannot be built",
                 expected=f"0 to {most}" if most else f"0: {model.variant} takes no reference images",
                 found=shape.num_references,
@@ -166,9 +172,12 @@ class Parts:
         try:
             self.configs["transformer"].grid(self.latent_shape)
         except ValueError as error:
-            raise UsageError(f"{shape.width}x{shape.height} cannot be built: {error}") from None
+            raise UsageError(
+                "unsupported", f"{shape.width}x{shape.height} cannot be built: {error}"
+            ) from None
         if self.options.video_to_video and not self.variant.from_video:
             raise UsageError(
+                "unsupported",
                 f"--video-to-video cannot be built for {model.variant}",
                 expected="a model that makes video from text",
                 remedy="leave it out",
@@ -181,10 +190,15 @@ class Parts:
         tile, unit = self.options.vae_tile, TILE_UNIT * self.model.vae_spatial
         if tile % unit:
             raise UsageError(
-                f"{field('vae_tile')} cannot be built", expected=f"a multiple of {unit}", found=tile
+                "unsupported",
+                f"{field('vae_tile')} cannot be built",
+                expected=f"a multiple of {unit}",
+                found=tile,
             )
         if tile and self.mesh is not None:
-            raise UsageError("--vae-tile is for one device", remedy="leave it out: a mesh shares the columns")
+            raise UsageError(
+                "no_effect", "--vae-tile is for one device", remedy="leave it out: a mesh shares the columns"
+            )
 
     def _check_chunks(self) -> None:
         """Raises UsageError for what a video that is made chunk by chunk does not have."""
@@ -197,6 +211,7 @@ class Parts:
         }
         for name in (name for name, given in refused.items() if given and self.chunks):
             raise UsageError(
+                "unsupported",
                 f"{field(name)} cannot be built for {self.model.variant}, which makes a video in chunks",
                 remedy="pass --no-guidance" if name == "guidance" else "leave it out",
             )
@@ -240,6 +255,7 @@ def _check_order(name: str, component: Component, axes: Mapping[str, tuple[str |
     for path, parameter in component.parameters.items():
         if (ROTARY in parameter.axes) != (ROTARY in axes.get(path, ())):
             raise ArtifactError(
+                "other_release",
                 f"{name}/{path} was stored by an earlier version, with rotated pairs of rows side by side",
                 expected="the even rows of each head first",
                 remedy="convert the checkpoint again: wanbuild convert --force",

@@ -43,7 +43,7 @@ class Shape:
         for size in fields(self):
             if getattr(self, size.name) > MAX_SIZE:
                 option = field(_OPTIONS.get(size.name, size.name))
-                raise UsageError(f"{option} cannot be built", expected=f"{MAX_SIZE} at most")
+                raise UsageError("unsupported", f"{option} cannot be built", expected=f"{MAX_SIZE} at most")
 
     @classmethod
     def of(cls, profile: Profile) -> Shape:

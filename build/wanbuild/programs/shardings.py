@@ -52,6 +52,7 @@ def check_blocks(params: Any, layers: Mapping[str, str]) -> None:
         block, weight, scale = EIGHT_BITS[form].block, placed[f"{path}/weight"], placed[f"{path}/scale"]
         if block and weight.sharding.spec != scale.sharding.spec:
             raise UsageError(
+                "mismatch",
                 f"the mesh does not work: it cuts blocks of {block} weights that have one scale",
                 expected="devices among which whole blocks are shared",
                 found=f"{path}, {weight.shape[-1]} inputs in {scale.shape[-1]} blocks",
@@ -121,7 +122,11 @@ def check_mesh(
     nearest = min(works, key=lambda other: _distance(sizes, other))
     remedy = f"use --mesh {mesh_text(nearest)}" if nearest else "leave out --mesh"
     raise UsageError(
-        f"the mesh {mesh_text(sizes)} does not work: {what}", expected=expected, found=found, remedy=remedy
+        "mismatch",
+        f"the mesh {mesh_text(sizes)} does not work: {what}",
+        expected=expected,
+        found=found,
+        remedy=remedy,
     )
 
 

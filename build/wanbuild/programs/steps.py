@@ -200,6 +200,7 @@ def _check_channels(parts: Parts, condition: dict[str, Any]) -> None:
     given = condition["channels"].shape[0] if "channels" in condition else 0
     if taken != latents + given:
         raise UsageError(
+            "mismatch",
             f"the transformer's input channels do not fit the conditioner of {parts.model.variant}",
             expected=f"{latents} channels of latents and {taken - latents} of the condition",
             found=f"a condition of {given}",

@@ -38,7 +38,9 @@ _OF_TIME = ("timestep", "next_timestep")
 def _module(parts: Parts) -> WanTransformer:
     """Returns the abstract transformer; refuses a mesh, whose devices hold large models together."""
     if parts.mesh is not None:
-        raise UsageError("--loop stream is for one device", remedy="leave --mesh out, or use --loop step")
+        raise UsageError(
+            "no_effect", "--loop stream is for one device", remedy="leave --mesh out, or use --loop step"
+        )
     module: WanTransformer = parts.modules["transformer"]
     return module
 

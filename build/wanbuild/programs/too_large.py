@@ -36,6 +36,7 @@ class TooLargeError(UsageError):
         self.target = target
         self.profile: Profile | None = None
         super().__init__(
+            "too_large",
             f"{program} does not fit the memory of target {target.name}",
             expected=f"at most {target.memory_bytes / 1e9:.2f} GB",
             found=f"{nbytes / 1e9:.2f} GB, {(nbytes - target.memory_bytes) / 1e9:.2f} GB too much",

@@ -393,5 +393,9 @@ def _shown(tree: Any) -> Any:
 
 def _unlike(what: str, where: str, expected: object, found: object) -> ArtifactError:
     return ArtifactError(
-        f"{what} does not fit: {where}", expected=expected, found=found, remedy="build the artifact again"
+        "mismatch",
+        f"{what} does not fit: {where}",
+        expected=expected,
+        found=found,
+        remedy="build the artifact again",
     )

@@ -59,14 +59,15 @@ class Example:
             UsageError: if it is no video that a page shows, or was not made from this artifact.
         """
         if path.suffix.lower() not in SHOWN:
-            raise UsageError(f"{path} is no example", expected=" or ".join(SHOWN))
+            raise UsageError("wrong_kind", f"{path} is no example", expected=" or ".join(SHOWN))
         try:
             open_regular(path).close()  # whoever reads its metadata would wait for a pipe's writer
         except OSError as error:
-            raise UsageError(f"{path} cannot be read", found=error.strerror) from None
+            raise UsageError("unreadable", f"{path} cannot be read", found=error.strerror) from None
         metadata = read_metadata(path)
         if metadata.get("content_digest") != manifest.content_digest:
             raise UsageError(
+                "changed",
                 f"{path} was not made from this artifact",
                 expected=manifest.content_digest,
                 found=metadata.get("content_digest", "no digest"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wanbuild.building import DEBUG, Building
+from wanbuild.building import Building, error_options
 from wanbuild.share.requests import OciRequest, PullRequest, PushRequest
 from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
 from wancli.options import given, made_options
@@ -24,7 +24,7 @@ _BILL = Place(mark=re.compile(rb'\{(?s:(?=.*"bomFormat": "CycloneDX").*"wan:cont
 
 @click.command("oci", cls=Checked, options=lambda: made_options(rows_of(OciRequest)))
 @takes_artifact()
-@DEBUG
+@error_options
 def oci_command(artifact: Path, **options: Any) -> None:
     """Writes an artifact as an OCI image layout, for registries and clusters."""
     from wanbuild.share.oci import write_layout
@@ -38,7 +38,7 @@ def oci_command(artifact: Path, **options: Any) -> None:
 @click.command("push", cls=Building, options=lambda: made_options(rows_of(PushRequest)))
 @click.argument("artifact", type=Input())
 @click.argument("repository", metavar="OWNER/NAME")
-@DEBUG
+@error_options
 def push_command(artifact: Path, repository: str, **options: Any) -> None:
     """Publishes an artifact on the Hugging Face hub, with a model card."""
     from wanbuild.share.push import push
@@ -51,7 +51,7 @@ def push_command(artifact: Path, repository: str, **options: Any) -> None:
 
 @click.command("pull", cls=Building, options=lambda: made_options(rows_of(PullRequest)))
 @click.argument("address")
-@DEBUG
+@error_options
 def pull_command(address: str, **options: Any) -> None:
     """Fetches an artifact's newest revision.
 
@@ -71,7 +71,7 @@ def pull_command(address: str, **options: Any) -> None:
     required=True,
     help=f"An elliptic curve key, PEM; if it is encrypted, with its password in {KEY_PASSWORD}.",
 )
-@DEBUG
+@error_options
 def sign_command(artifact: Path, key: Path) -> None:
     """Checks every file of an artifact, and signs its manifest, which has all their digests."""
     from wanrun.artifact.artifact import open_artifact
@@ -92,7 +92,7 @@ def sign_command(artifact: Path, key: Path) -> None:
 @click.option(
     "--licence", metavar="SPDX", help="Of the weights, such as Apache-2.0.  [default: that of a known source]"
 )
-@DEBUG
+@error_options
 def sbom_command(artifact: Path, output: Path | None, licence: str | None) -> None:
     """Writes an artifact's bill of materials: CycloneDX 1.6, JSON."""
     from wanbuild.share.sbom import bill_of_materials

@@ -62,6 +62,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
     folder = request.output
     if TAG.fullmatch(request.tag) is None:
         raise UsageError(
+            "invalid_value",
             "the tag is none that a registry takes",
             expected="letters, digits, '.', '_' and '-', 128 at most",
             found=request.tag,
@@ -107,6 +108,7 @@ def _index(folder: Path) -> list[Descriptor]:
         return list(found)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
+            "wrong_kind",
             f"{folder} is not an OCI image layout",
             expected="one, or a new or empty folder",
             found=str(error)[:200],

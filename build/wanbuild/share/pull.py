@@ -36,7 +36,9 @@ def pull(request: PullRequest, report: Report) -> Path:
         UsageError: for an unknown target, none that fits, or a folder that is something else.
     """
     if request.targets and request.whole:
-        raise UsageError("--target and --all-targets exclude each other", remedy="pass one of them")
+        raise UsageError(
+            "conflict", "--target and --all-targets exclude each other", remedy="pass one of them"
+        )
     if request.output is not None:
         _check_folder(request.output)
     opened = open_newest(request.address, user_copies(), report)
@@ -71,6 +73,7 @@ def _fitting(artifact: Artifact) -> list[str]:
             fitting.append(name)
     if not fitting:
         raise UsageError(
+            "wrong_machine",
             f"no target of {artifact} fits this machine",
             found=", ".join(reasons) or "no targets",
             remedy="name those that you want: --target T, or --all-targets",
@@ -82,7 +85,9 @@ def _check_folder(folder: Path) -> None:
     """Raises UsageError for a folder that is neither empty nor an artifact."""
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-            raise UsageError(f"{folder} is not empty, and no artifact", remedy="choose a new folder")
+            raise UsageError(
+                "exists", f"{folder} is not empty, and no artifact", remedy="choose a new folder"
+            )
     except OSError as error:
         raise unwritable(f"the folder {folder}", error, "choose another folder") from error
 
@@ -94,7 +99,7 @@ def _begun(folder: Path, cached: Path) -> Path:
         there = folder / MANIFEST
         if there.exists() and read_bounded(there, MAX_MANIFEST_BYTES) != manifest:
             raise UsageError(
-                f"{folder} is another artifact, or another revision", remedy="choose a new folder"
+                "changed", f"{folder} is another artifact, or another revision", remedy="choose a new folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(cached / MARKER, folder / MARKER)

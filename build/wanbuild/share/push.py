@@ -99,6 +99,7 @@ def push(request: PushRequest, report: Report) -> str:
         except HfHubHTTPError as error:
             if error.response.status_code in CONFLICT:
                 raise UsageError(
+                    "changed",
                     f"somebody else has pushed to {request.repository} meanwhile",
                     remedy="push again; what was uploaded is kept",
                 ) from None
@@ -151,6 +152,7 @@ def _explained(repository: str) -> Iterator[None]:
         if status not in (401, 403, 404):
             raise _unsent(repository, error) from None
         raise UsageError(
+            "unwritable",
             f"hf://{repository} may not be written",
             found=f"HTTP {status}",
             remedy="log in with a token that may write (hf auth login, or HF_TOKEN), and check the name",
@@ -166,6 +168,7 @@ def _explained(repository: str) -> Iterator[None]:
 def _unsent(repository: str, error: Exception) -> SilentHubError:
     cause = error.__cause__ or error
     return SilentHubError(
+        "unreachable",
         f"hf://{repository} was not written",
         found=f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300],
         remedy="try again: what was uploaded is kept",

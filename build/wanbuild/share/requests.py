@@ -61,7 +61,10 @@ class PushRequest(Struct, frozen=True):
 
         if not is_hub_id(self.repository):
             raise UsageError(
-                "the hub has no repository of this name", expected="OWNER/NAME", found=quoted(self.repository)
+                "not_found",
+                "the hub has no repository of this name",
+                expected="OWNER/NAME",
+                found=quoted(self.repository),
             )
 
 

@@ -43,7 +43,7 @@ def bill_of_materials(artifact: Artifact, licence: str | None = None) -> str:
         from cyclonedx.output.json import JsonV1Dot6
     except ImportError as error:
         remedy = "pip install '.[share]' in the checkout"
-        raise UsageError(f"wanbuild sbom needs {error.name}", remedy=remedy) from None
+        raise UsageError("not_installed", f"wanbuild sbom needs {error.name}", remedy=remedy) from None
     manifest = artifact.manifest
     model = _model(manifest, licence)
     tool = Part(name=manifest.tool["name"], version=manifest.tool["version"], type=ComponentType.APPLICATION)

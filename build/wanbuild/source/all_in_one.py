@@ -43,6 +43,7 @@ def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
         prefixes = [prefix for prefix in prefixes if prefix != "model."]
     if len(prefixes) != 1:
         raise SourceError(
+            "wrong_kind",
             f"{where} is an all-in-one file, and {OPTIONS[name]} is read from it",
             expected=f"one {part.replace('_', ' ')} in it",
             found=" and ".join(prefixes or sorted({role for _, role in found if role})),
@@ -70,6 +71,7 @@ def all_in_one(source: str | Path | None) -> dict[str, Path]:
         return {}
     if unknown := [key for key, row in rows.items() if row is None]:
         raise SourceError(
+            "wrong_kind",
             f"{path} is an all-in-one file with tensors of no known part: {listed(unknown)}",
             expected="names that start with " + ", ".join(PREFIXES),
             remedy="give its parts by their options, which read nothing else of it: --transformer FILE "

@@ -124,13 +124,14 @@ def _check_folder(path: Path) -> None:
             if any(path.glob("*_VAE.pth")) or any(path.glob("models_t5_*.pth")):
                 raise _official(path)
             raise SourceError(
+                "missing_file",
                 f"{path} holds no model_index.json",
                 expected="a checkpoint in the diffusers layout",
                 remedy="use the repository whose name ends in -Diffusers",
             )
         return
     if path.exists():
-        raise SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder")
+        raise SourceError("wrong_kind", f"{path} is not a folder", remedy="give the checkpoint's folder")
     raise nothing_there(path, "folder", "give the checkpoint's folder or its hub id")
 
 
@@ -140,6 +141,7 @@ def _official(path: Path) -> SourceError:
     places = experts if all(map(Path.is_dir, experts)) else [path]
     given = " ".join(f"{OPTIONS[name]} {place}" for name, place in zip(TRANSFORMERS, places, strict=False))
     return SourceError(
+        "untrusted",
         f"{path} is in Wan's own layout, whose VAE and text encoder are pickles, which are never loaded",
         expected="a checkpoint in the diffusers layout",
         remedy=f"take the repository whose name ends in -Diffusers, or single files: {given} with --vae and "
@@ -155,7 +157,10 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value):
         return value[0], value[1]
     raise SourceError(
-        f"{name} in {where} is not understood", expected="[library, class]", found=repr(value)[:80]
+        "unreadable",
+        f"{name} in {where} is not understood",
+        expected="[library, class]",
+        found=repr(value)[:80],
     )
 
 
@@ -198,6 +203,7 @@ def read_classes(
             problems.append(f"{name} is missing")
     if problems:
         raise SourceError(
+            "unsupported",
             f"{where} does not describe a supported checkpoint: {', '.join(problems)}",
             expected="one of " + ", ".join(MODULES),
             remedy="use a published checkpoint of a supported variant",
@@ -210,7 +216,10 @@ def _read_expand_timesteps(index: Mapping[str, Any], where: Path) -> bool:
     value = index.get("expand_timesteps")
     if value is not None and type(value) is not bool:
         raise SourceError(
-            f"expand_timesteps in {where} has a wrong type", expected="true or false", found=shown(value)
+            "wrong_type",
+            f"expand_timesteps in {where} has a wrong type",
+            expected="true or false",
+            found=shown(value),
         )
     return bool(value)
 
@@ -219,6 +228,7 @@ def _check_unlisted(path: Path, classes: Mapping[str, tuple[str, str]]) -> None:
     """Refuses a second expert that exists but is not listed, because half of the model would be left out."""
     if LOW_NOISE not in classes and os.path.lexists(path / LOW_NOISE):
         raise SourceError(
+            "unknown_parameter",
             f"{path} holds {LOW_NOISE}, which its model_index.json does not list",
             expected="a low-noise expert that is listed, with a boundary_ratio",
             remedy="use the model_index.json of this checkpoint, or move the folder away",
@@ -250,7 +260,9 @@ def open_source(
         return _open_source(Path(path), repository, revision, files, configs)
     except OSError as error:  # for a folder; errors of files have their own messages
         raise SourceError(
-            f"{error.filename or path} cannot be read: {error.strerror}", remedy="check that it is readable"
+            "unreadable",
+            f"{error.filename or path} cannot be read: {error.strerror}",
+            remedy="check that it is readable",
         ) from None
 
 
@@ -320,6 +332,7 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
     """
     if others := [OPTIONS[name] for name in files if name not in {*classes, *ADDED}]:
         raise UsageError(
+            "unknown_name",
             f"{where} has no such component: {', '.join(others)}",
             expected="one of " + ", ".join(OPTIONS[name] for name in sorted(classes) if name in OPTIONS),
             remedy="leave it out",
@@ -333,6 +346,7 @@ def _read_scheduler_config(path: Path, pair: tuple[str, str], given: Path | None
     config = read_config(file)
     if config.get("_class_name", pair[1]) != pair[1]:
         raise SourceError(
+            "mismatch",
             f"{file} and model_index.json disagree",
             expected=pair[1],
             found=str(config["_class_name"])[:80],

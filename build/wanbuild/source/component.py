@@ -322,6 +322,7 @@ def _check_tied(one: SourceTensor, other: SourceTensor) -> None:
         same = same and np.array_equal(*blocks)
     if not same:
         raise SourceError(
+            "mismatch",
             f"{one.stored} and {other.stored} in {one.file.path} are not equal",
             expected="one embedding of the text encoder, under one name or under both",
             remedy="use the file as published",

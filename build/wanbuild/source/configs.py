@@ -56,7 +56,10 @@ def parse_configs(texts: Iterable[str], folder: Path = Path()) -> dict[str, Path
     for name, file in _named(texts, folder):
         if name in found:
             raise UsageError(
-                f"--config gives {name} twice", found=f"{found[name]} and {file}", remedy="leave one out"
+                "conflict",
+                f"--config gives {name} twice",
+                found=f"{found[name]} and {file}",
+                remedy="leave one out",
             )
         found[name] = file
     return found
@@ -71,6 +74,7 @@ def _named(texts: Iterable[str], folder: Path) -> Iterator[tuple[str, Path]]:
             name, equals, file = item.strip().partition("=")
             if (name := name.replace("-", "_")) not in FILES or not (equals and file):
                 raise UsageError(
+                    "missing_parameter",
                     f"--config {shortened(item.strip())} names no config",
                     expected="an existing folder, or PART=FILE with PART one of " + ", ".join(FILES),
                     remedy="for example --config transformer=config.json,scheduler=scheduler_config.json",
@@ -83,6 +87,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
     there = {name: file for name, file in files.items() if os.path.lexists(file)}
     if not there:
         raise UsageError(
+            "missing_file",
             f"--config {folder} holds no config",
             expected=", ".join(f"{name}/{file}" for name, file in FILES.items()),
             remedy="for one part: --config transformer=FILE",
@@ -155,6 +160,7 @@ def of_parts(configs: Mapping[str, Path], parts: Collection[str]) -> dict[str, P
     """
     if others := [name for name in configs if name not in parts and name != SCHEDULER]:
         raise UsageError(
+            "unknown_parameter",
             f"--config gives {', '.join(others)}, which this checkpoint does not have",
             expected="configs of " + ", ".join(name for name in FILES if name in parts or name == SCHEDULER),
             remedy=f"leave it out, or give the weights: {OPTIONS[others[0]]} FILE",
@@ -207,6 +213,7 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
             found.append(f"num_attention_heads {heads} of attention_head_dim {size}")
     if found:
         raise SourceError(
+            "conflict",
             f"{file} contradicts {weights}",
             expected=f"as its shapes say: {', '.join(says)}",
             found=", ".join(found),
@@ -229,6 +236,7 @@ def _read(name: str, file: Path, classes: Collection[str], remedy: str) -> dict[
     config = read_config(file)
     if (found := class_name_of(config)) is not None and found not in classes:
         raise SourceError(
+            "wrong_kind",
             f"{file} is no config of the {name.replace('_', ' ')}",
             expected=" or ".join(classes),
             found=shown(found),

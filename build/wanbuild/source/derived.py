@@ -140,6 +140,7 @@ def shown_fields(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
 
 def _no_part(name: str, where: str, found: str) -> SourceError:
     return SourceError(
+        "wrong_kind",
         f"{where} is no {name.replace('_', ' ')} of Wan",
         expected=f"the weights that {OPTIONS[name]} names",
         found=found,

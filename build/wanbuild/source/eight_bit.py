@@ -133,6 +133,7 @@ def read_config(file: Path) -> dict[str, Any]:
     form = [said.get(name) for name in ("quant_method", "quant_algo")] if isinstance(said, Mapping) else said
     if form != ["modelopt", "FP8"]:
         raise SourceError(
+            "unknown_name",
             f"{file} has a {_QUANTIZATION} that is not known",
             expected="quant_method modelopt with quant_algo FP8",
             found=shown(form),
@@ -228,7 +229,10 @@ def _layers(file: TensorFile) -> Mapping[str, Any]:
     if isinstance(layers, Mapping):
         return layers
     raise SourceError(
-        f"the {METADATA} of {file.path} cannot be read", expected="a JSON object with layers", remedy=_REMEDY
+        "unreadable",
+        f"the {METADATA} of {file.path} cannot be read",
+        expected="a JSON object with layers",
+        remedy=_REMEDY,
     )
 
 
@@ -259,6 +263,7 @@ _REMEDY = "use the published checkpoint, or a file with bfloat16 or float16 weig
 
 def _unknown(key: str, file: TensorFile, found: str) -> SourceError:
     return SourceError(
+        "unknown_name",
         f"{key} in {file.path} is quantized in a way that is not known",
         expected="8-bit floats or integers with one positive scale, or one for each row",
         found=found,

@@ -91,6 +91,7 @@ def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -
     first, second = files.values()
     if given and first.samefile(second):
         raise UsageError(
+            "conflict",
             "one file is given for both experts",
             expected=_PLACES,
             found=f"{first} and {second}",
@@ -105,7 +106,7 @@ def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -
     else:
         return
     found = ", ".join(f"{files[name]} as {name}" for name in wrong)
-    raise UsageError(what, expected=_PLACES, found=found, remedy=remedy)
+    raise UsageError("invalid_value", what, expected=_PLACES, found=found, remedy=remedy)
 
 
 _PLACES = f"{OPTIONS['transformer']} for high noise and {OPTIONS[LOW_NOISE]} for low noise"
@@ -122,6 +123,7 @@ def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:
         return None
     if type(value) not in (float, int) or not 0 <= value <= 1:
         raise SourceError(
+            "wrong_type",
             f"boundary_ratio in {where} has a wrong type or value",
             expected="a number from 0 to 1, the share of the timesteps below which transformer_2 takes over",
             found=shown(value),
@@ -143,6 +145,7 @@ def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path)
     """
     if boundary_ratio is not None and not two_experts:
         raise SourceError(
+            "conflict",
             f"boundary_ratio and transformer_2 contradict each other in {where}",
             expected="both, for two experts, or neither",
             found=f"boundary_ratio {boundary_ratio} and no transformer_2",
@@ -151,6 +154,7 @@ def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path)
         )
     if two_experts and boundary_ratio is None:
         raise SourceError(
+            "conflict",
             f"boundary_ratio and transformer_2 contradict each other in {where}",
             expected="both, for two experts, or neither",
             found="transformer_2 and no boundary_ratio",
@@ -173,6 +177,7 @@ def check_same_config(configs: Mapping[Path, Any]) -> None:
         different = [name for name in expected if found[name] != expected[name]]
         if different:
             raise SourceError(
+                "mismatch",
                 f"{file} differs from {first}, and the experts of a checkpoint have the same config",
                 expected=", ".join(f"{name} {shown(expected[name])}" for name in different),
                 found=", ".join(f"{name} {shown(found[name])}" for name in different),

@@ -114,6 +114,7 @@ class GgufFile(TensorFile):
             raise self.damaged(f"the type of {name!r}", "a type that gguf knows", number) from None
         if kind.name not in WEIGHT_DTYPES and not _is_read(kind):
             raise SourceError(
+                "wrong_kind",
                 f"{name} in {self.path} is quantized as {kind.name}, which is not read",
                 expected=f"{', '.join(sorted(WEIGHT_DTYPES))} or a K-, Q- or IQ-type of the package gguf",
                 remedy="use a file of another type, or the published checkpoint",

@@ -85,6 +85,7 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
     for field in ("image_processor_type", "feature_extractor_type"):
         if (kind := data.get(field)) is not None and kind not in _TYPES:
             raise SourceError(
+                "unsupported",
                 f"{field} in {file} is not supported",
                 expected=" or ".join(sorted(_TYPES)),
                 found=shown(kind),
@@ -100,6 +101,7 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
     config = parse_config(ImageProcessorConfig, data, str(file))
     if config.crop_size > config.size:
         raise SourceError(
+            "unreadable",
             f"{file} is not understood",
             expected=f"a crop_size of at most size, {config.size}",
             found=config.crop_size,
@@ -117,6 +119,7 @@ def _edge(value: Any, names: tuple[str, ...], where: str) -> Any:
     if given.keys() != set(names) or any(length != given[names[0]] for length in given.values()):
         alike = ", the same twice" if len(names) > 1 else ""
         raise SourceError(
+            "unsupported",
             f"{where} is not supported",
             expected=f"{' and '.join(names)}{alike}",
             found=shown(value),

@@ -35,6 +35,7 @@ def variant_of(source: Source) -> Variant:
             _check_tiny(source, variant)
             return variant
     raise SourceError(
+        "unsupported",
         f"{source.path} is of no supported variant: {(said := nearest_misfits(found))}",
         found=given_parts(source, said),
         remedy="use a checkpoint of a supported variant, in the diffusers layout",
@@ -47,6 +48,7 @@ def _check_tiny(source: Source, variant: Variant) -> None:
         return
     if tiny.weights.name.lower().startswith("lighttae"):  # nothing in it says so
         raise SourceError(
+            "mismatch",
             f"{tiny.weights} decodes latents with another mean and deviation than the transformer makes",
             remedy="give taew2_1.safetensors, of madebyollin/taehv",
         )
@@ -54,6 +56,7 @@ def _check_tiny(source: Source, variant: Variant) -> None:
     pixels = _CELL * tiny.config["patch_size"]
     if (tiny.config["latent_channels"], pixels) != (channels, variant.vae_spatial):
         raise SourceError(
+            "mismatch",
             f"{tiny.weights} decodes other latents than those of {variant.name}",
             expected=f"{channels} channels for {variant.vae_spatial}x{variant.vae_spatial} pixels",
             found=f"{tiny.config['latent_channels']} channels for {pixels}x{pixels} pixels",

@@ -173,6 +173,7 @@ def derive_config(
     stated = None if original is None else parse_config(OriginalConfig, original, where)
     if stated is not None and stated.dim % stated.num_heads:
         raise SourceError(
+            "unreadable",
             f"{where} is not understood: dim {stated.dim} is not {stated.num_heads} whole heads",
             remedy="use the config.json that was published with these weights",
         )
@@ -185,12 +186,14 @@ def derive_config(
     except (KeyError, ValueError, IndexError) as error:
         what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
         raise SourceError(
+            "mismatch",
             f"{weights} has no config.json beside it, and its shapes do not make one: {what}",
             remedy="copy transformer/config.json from the repository whose name ends in -Diffusers",
         ) from None
     if stated is not None:
         if problems := _disagreements(config, stated):
             raise SourceError(
+                "mismatch",
                 f"{where} does not fit {weights}: {', '.join(problems)}",
                 remedy="use the config.json that was published with these weights",
             )

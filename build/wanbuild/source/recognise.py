@@ -79,12 +79,15 @@ def no_checkpoint(path: Path) -> SourceError:
     if is_pickle or start.startswith(ZIP) or path.suffix in PICKLED_SUFFIXES:
         return pickled(path)
     if path.suffix != ".safetensors":
-        return SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder or its hub id")
+        return SourceError(
+            "wrong_kind", f"{path} is not a folder", remedy="give the checkpoint's folder or its hub id"
+        )
     try:
         with TensorFile(path) as file:
             dtypes = {key: entry.dtype_name for key, entry in file.entries.items()}
         if parts := all_in_one(path):
             return SourceError(
+                "wrong_kind",
                 f"{path} is an all-in-one file of {', '.join(parts)}",
                 expected="a checkpoint in the diffusers layout",
                 remedy=f"convert it: wanbuild convert {path} --artifact DIR",
@@ -110,6 +113,7 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     quantized = next((found for found in weights.values() if found not in READABLE_DTYPES), None)
     if quantized is not None:
         return SourceError(
+            "wrong_kind",
             f"{path} is {kind}, quantized",
             expected="float32, float16 or bfloat16 weights, or 8-bit ones with scales",
             found=quantized,
@@ -119,7 +123,7 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     if kind == "a LoRA":
         option = f"--lora-{NOISE[expert]}" if expert else "--lora"
         remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR {option} {path}"
-        return SourceError(f"{path} is a LoRA, and no checkpoint", remedy=remedy)
+        return SourceError("wrong_kind", f"{path} is a LoRA, and no checkpoint", remedy=remedy)
     needed: tuple[str, ...] = NEEDED
     if expert and component == "transformer":
         component, needed = expert, (*NOISE, *NEEDED[1:])
@@ -127,7 +131,10 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     place = path.parent if is_shard(path) else path
     remedy = _PART.format(option=OPTIONS[component], path=place, others=others) if component else _WHOLE
     return SourceError(
-        f"{path} is {kind}, one part of a checkpoint", expected="all of its parts", remedy=remedy
+        "wrong_kind",
+        f"{path} is {kind}, one part of a checkpoint",
+        expected="all of its parts",
+        remedy=remedy,
     )
 
 
@@ -151,6 +158,7 @@ def check_kind(name: str, keys: Iterable[str], where: Path) -> None:
     else:
         return
     raise SourceError(
+        "wrong_kind",
         f"{where} is {kind}",
         expected=f"the {expected.replace('_', ' ')}, as {OPTIONS[name]} or in a checkpoint's {name}",
         remedy=remedy,

@@ -104,6 +104,7 @@ def refuse_pickle(path: Path) -> None:
 def pickled(path: Path) -> SourceError:
     """Returns the error of a pickled checkpoint."""
     return SourceError(
+        "untrusted",
         f"{path} is a pickled checkpoint, which is never loaded",
         expected="a .safetensors file",
         remedy="convert it to safetensors on a machine you trust, or download the safetensors files",
@@ -113,6 +114,7 @@ def pickled(path: Path) -> SourceError:
 def gguf(path: Path) -> SourceError:
     """Returns the error of a GGUF file."""
     return SourceError(
+        "wrong_kind",
         f"{path} is a GGUF file, whose weights are quantized",
         expected="a .safetensors file",
         remedy="take that of the same model, or a checkpoint in the diffusers layout, such as "
@@ -126,14 +128,15 @@ def nothing_there(path: Path, kind: str = "file", remedy: str = "check the path"
         near = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()])
     except OSError:
         without = f"no folder {path.parent}" if kind == "file" else None  # else it may be a hub id
-        return SourceError(f"there is no {kind} {path}", found=without, remedy=remedy)
+        return SourceError("missing_file", f"there is no {kind} {path}", found=without, remedy=remedy)
     found = ", ".join(str(path.with_name(name)) for name in near) or None
-    return SourceError(f"there is no {kind} {path}", found=found, remedy=remedy)
+    return SourceError("missing_file", f"there is no {kind} {path}", found=found, remedy=remedy)
 
 
 def not_a_weight(name: str, path: Path, entry: TensorEntry) -> SourceError:
     """Returns the error of a tensor whose dtype is not a weight's."""
     return SourceError(
+        "wrong_kind",
         f"{name} in {path} is not a plain weight",
         expected=" or ".join(sorted(WEIGHT_DTYPES)),
         found=entry.dtype_name,
@@ -165,7 +168,7 @@ class TensorFile:
             status = os.fstat(self._descriptor)
             self.nbytes = status.st_size
             if not stat.S_ISREG(status.st_mode):
-                raise SourceError(f"{path} is not a file", remedy="give a .safetensors file")
+                raise SourceError("wrong_kind", f"{path} is not a file", remedy="give a .safetensors file")
             if self.nbytes < 8:
                 raise self._cut_off("at least 8 bytes")
             self.metadata: Mapping[str, str]
@@ -182,17 +185,24 @@ class TensorFile:
 
     def _unreadable(self, error: OSError) -> SourceError:
         return SourceError(
-            f"{self.path} cannot be read: {error.strerror}", remedy="check that it is a readable file"
+            "unreadable",
+            f"{self.path} cannot be read: {error.strerror}",
+            remedy="check that it is a readable file",
         )
 
     def _cut_off(self, expected: str) -> SourceError:
         return SourceError(
-            f"{self.path} is cut off", expected=expected, found=f"{self.nbytes}", remedy="download it again"
+            "damaged",
+            f"{self.path} is cut off",
+            expected=expected,
+            found=f"{self.nbytes}",
+            remedy="download it again",
         )
 
     def damaged(self, what: str, expected: object = None, found: object = None) -> SourceError:
         """Returns the error of a file that breaks its format."""
         return SourceError(
+            "unreadable",
             f"{self.path} is not a valid {self.kind} file: {what}",
             expected=expected,
             found=found,
@@ -275,6 +285,7 @@ class TensorFile:
                 raise self._unreadable(error) from None
             if count == 0:
                 raise SourceError(
+                    "damaged",
                     f"{self.path} was cut off while it was read",
                     expected=f"{self.nbytes} bytes",
                     found=f"{offset}",

@@ -217,6 +217,7 @@ def _read_pyramid(config: Mapping[str, Any], where: str) -> tuple[Solver, Pyrami
         return None
     if problems := read.problems():
         raise SourceError(
+            "unsupported",
             f"{where} has no steps that are supported",
             expected="those of a published Helios",
             found=", ".join(problems),
@@ -279,6 +280,7 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
         multistep = parse_config(DPMSolverConfig, config, where)
     else:
         raise SourceError(
+            "unsupported",
             f"{where} describes a scheduler that is not supported",
             expected="UniPCMultistep-, DPMSolverMultistep-, FlowMatchEulerDiscrete-, FlowMapEulerDiscrete-, "
             "SelfForcingFlowMatch-, Helios- or HeliosDMDScheduler",
@@ -287,6 +289,7 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
         )
     if multistep.prediction_type != "flow_prediction" or not multistep.use_flow_sigmas:
         raise SourceError(
+            "wrong_kind",
             f"{where} is not a flow-matching scheduler",
             expected="prediction_type flow_prediction and use_flow_sigmas true",
             found=f"{shown(multistep.prediction_type)} and {multistep.use_flow_sigmas}",
@@ -315,6 +318,7 @@ def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.jso
         return SchedulerDefaults(solver, CLASS_SHIFT, assumed=True)
     if not 0 < shift <= MAX_SHIFT:
         raise SourceError(
+            "out_of_range",
             f"{where} gives no usable shift",
             expected=f"a positive flow_shift (shift of the Euler classes) of at most {MAX_SHIFT}",
             found=shift,

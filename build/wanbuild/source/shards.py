@@ -72,6 +72,7 @@ def find_weights(
             return place / candidates[0]
         if candidates:
             raise SourceError(
+                "wrong_kind",
                 f"{place} holds more than one set of weights",
                 expected="one",
                 found=", ".join(candidates),
@@ -79,11 +80,12 @@ def find_weights(
             )
     names, again = names_in(folder), "use a complete checkpoint, or download it again"
     if names is None:
-        raise SourceError(f"{folder} is missing", expected="a folder", remedy=again)
+        raise SourceError("missing_file", f"{folder} is missing", expected="a folder", remedy=again)
     for name in names:
         if Path(name).suffix in PICKLED_SUFFIXES:
             refuse_pickle(folder / name)
     raise SourceError(
+        "missing_file",
         f"{folder} holds no weights",
         expected=f"{base}.safetensors or its index",
         remedy=again,
@@ -105,6 +107,7 @@ def weights_at(name: str, place: Path) -> Path:
         return find_weights(own, WEIGHT_NAMES["transformers" if name.endswith("encoder") else "diffusers"])
     if is_shard(place):
         raise SourceError(
+            "wrong_kind",
             f"{place} is one of several shards",
             expected="their index, or their folder",
             remedy=f"give {place.parent}, with the {_INDEX[1:]} that was published with them in it",
@@ -126,10 +129,11 @@ def read_weight_map(index: Path) -> dict[str, str]:
     """Returns tensor name -> shard name; raises SourceError unless every shard is a plain file name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise SourceError(f"{index} has no weight_map", remedy="download it again")
+        raise SourceError("unreadable", f"{index} has no weight_map", remedy="download it again")
     for name in weight_map.values():
         if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
             raise SourceError(
+                "untrusted",
                 f"{index} refers to a file outside its folder",
                 expected="a plain file name",
                 found=repr(name)[:80],
@@ -141,7 +145,9 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 def missing_shard(path: Path) -> SourceError:
     """Returns the error of a file that an index names and that is not there."""
-    return SourceError(f"{path} is missing", remedy="download it again; check the folder is complete")
+    return SourceError(
+        "missing_file", f"{path} is missing", remedy="download it again; check the folder is complete"
+    )
 
 
 def check_shards(index: Path, weight_map: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
@@ -157,4 +163,6 @@ def check_shards(index: Path, weight_map: Mapping[str, str], files: Mapping[str,
                 problems.append(f"{key} is in {shard} too, not only in {weight_map[key]}")
     if problems:
         shown = ", ".join(problems[:5]) + (f" and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise SourceError(f"{index} does not fit its shards: {shown}", remedy="download the folder again")
+        raise SourceError(
+            "mismatch", f"{index} does not fit its shards: {shown}", remedy="download the folder again"
+        )

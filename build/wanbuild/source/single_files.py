@@ -42,6 +42,7 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
     """
     if missing := [OPTIONS[name] for name in NEEDED if name not in files]:
         raise UsageError(
+            "missing_parameter",
             "a checkpoint of single files needs all of its parts",
             expected=", ".join(OPTIONS[name] for name in NEEDED),
             found=f"no {', no '.join(missing)}",
@@ -97,6 +98,7 @@ def _matched(source: Source) -> Source:
         if not problems:
             return candidate
     raise SourceError(
+        "unsupported",
         f"the files are of no supported variant: {(said := nearest_misfits(found))}",
         found=given_parts(source, said),
         remedy="check that each file is of the same model, and give those that are missing",

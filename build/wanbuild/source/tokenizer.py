@@ -62,12 +62,16 @@ def open_tokenizer(place: Path) -> SourceTokenizer:
         pad, eos = (ids[_token_name(config, *t)] for t in (("pad_token", "<pad>"), ("eos_token", "</s>")))
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(
+            "unreadable",
             f"{file} is not understood: {error}",
             expected="a Unigram tokenizer with a padding and an end token",
             remedy="use the published checkpoint's tokenizer folder",
         ) from None
     if config.get("padding_side", "right") != "right":
         raise SourceError(
-            f"{config_file} pads on another side", expected="right", found=str(config["padding_side"])[:80]
+            "mismatch",
+            f"{config_file} pads on another side",
+            expected="right",
+            found=str(config["padding_side"])[:80],
         )
     return SourceTokenizer(folder, file, pad, eos, max(ids.values()) + 1)

@@ -52,6 +52,7 @@ class CpuLevel:
         missing = sorted(set(self.features) - set(cpu_features()))
         if missing or platform.machine() != "x86_64":
             raise UsageError(
+                "unsupported",
                 f"target {self.name} cannot be compiled here",
                 expected="an x86-64 CPU of at least that level",
                 found=f"none of {' '.join(missing)}" if missing else platform.machine(),

@@ -31,13 +31,19 @@ def parse_mesh(text: str) -> dict[str, int]:
         axis, _, size = part.strip().partition("=")
         if axis not in AXES:
             raise UsageError(
-                "there is no such axis", expected=f"one of {', '.join(AXES)}", found=shortened(axis)
+                "unknown_name",
+                "there is no such axis",
+                expected=f"one of {', '.join(AXES)}",
+                found=shortened(axis),
             )
         if axis in sizes:
-            raise UsageError(f"{axis} is given twice", found=shortened(text))
+            raise UsageError("conflict", f"{axis} is given twice", found=shortened(text))
         if not (size.isascii() and size.isdigit() and 1 <= int(size[:9]) <= MAX_DEVICES):
             raise UsageError(
-                f"there is no number of devices for {axis}", expected=f"{axis}=2", found=shortened(part)
+                "missing_parameter",
+                f"there is no number of devices for {axis}",
+                expected=f"{axis}=2",
+                found=shortened(part),
             )
         sizes[axis] = int(size)
     return normal(sizes)

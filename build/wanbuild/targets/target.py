@@ -97,6 +97,7 @@ class TargetSpec:
         """
         if (kernels := self.attentions.get(attention)) is None:
             raise UsageError(
+                "unknown_name",
                 f"target {self.name} has no attention {attention}",
                 expected=" or ".join(self.attentions),
                 found=attention,
@@ -135,6 +136,7 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     if named is not None:
         if named.count not in (None, num_devices(mesh)):
             raise UsageError(
+                "mismatch",
                 f"target {named.text} and its mesh have different numbers of devices",
                 expected=f"--mesh with {named.count} in all",
                 found=mesh_text(mesh),
@@ -144,7 +146,9 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     if name.endswith(ATTACHED):
         here = resolve_target("local", mesh)
         if here.name.removesuffix(name_suffix(mesh)) != name:
-            raise UsageError(f"target {name} cannot be compiled here", expected=name, found=here.name)
+            raise UsageError(
+                "unsupported", f"target {name} cannot be compiled here", expected=name, found=here.name
+            )
         return here
     level = CPU_LEVELS.get(name)
     if level is not None:
@@ -153,14 +157,21 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
         known = ", ".join(["local", "cpu", *CPU_LEVELS, *CHIPS])
         shown = shortened(name)[1:-1]
         raise UsageError(
-            f"target {shown} is not known", expected=f"one of {known}", found=shown, remedy=choice(name)
+            "unknown_name",
+            f"target {shown} is not known",
+            expected=f"one of {known}",
+            found=shown,
+            remedy=choice(name),
         )
     platform = attached_platform() if name == "local" else "cpu"
     try:
         devices = open_exactly(platform, num_devices(mesh))
     except ArtifactError as error:
         raise UsageError(
-            f"target {name} cannot be compiled here: {error.what}", found=error.found, remedy=error.remedy
+            "unsupported",
+            f"target {name} cannot be compiled here: {error.what}",
+            found=error.found,
+            remedy=error.remedy,
         ) from None
     environment = {**host_environment(platform), **device_environment(devices)}
     if platform != "cpu":
@@ -213,6 +224,7 @@ def _attached(
     platform = environment["platform"]
     if chip is None and platform == "tpu":
         raise UsageError(
+            "wrong_machine",
             f"this machine's accelerator ({first.device_kind}) is not a target yet",
             expected="one of " + ", ".join(kind for chip in CHIPS.values() for kind in chip.device_kinds),
             remedy="use --target cpu",

@@ -72,6 +72,7 @@ def open_topology(chip: Chip, count: int) -> Topology:
     if count not in chip.counts:
         fitting = [size for size in chip.counts if size >= count] or chip.counts[-1:]
         raise UsageError(
+            "unsupported",
             f"{chip.name} does not come with {count} devices",
             expected="one of " + ", ".join(map(str, chip.counts)),
             found=count,
@@ -86,6 +87,7 @@ def open_topology(chip: Chip, count: int) -> Topology:
             described = topologies.get_topology_desc(name, platform=chip.platform, **arguments)
     except Exception as error:
         raise UsageError(
+            "not_installed",
             f"the compiler for {chip.name} does not start",
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             remedy=_install(chip.platform),
@@ -98,6 +100,7 @@ def _check_compiler(platform: str, packages: Sequence[str]) -> None:
     missing = [name for name in packages if not has_package(name)]
     if missing:
         raise UsageError(
+            "not_installed",
             f"the compiler for {platform} is not installed",
             expected=", ".join(packages),
             found=f"no {missing[0]}",

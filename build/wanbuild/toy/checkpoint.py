@@ -44,21 +44,26 @@ def _override(name: str, base: Config, changes: Mapping[str, Any]) -> dict[str, 
     unknown = sorted(changes.keys() - base.keys())
     if unknown:
         raise UsageError(
-            f"the {name} config has no field {', '.join(unknown)}", expected="one of " + ", ".join(base)
+            "unknown_parameter",
+            f"the {name} config has no field {', '.join(unknown)}",
+            expected="one of " + ", ".join(base),
         )
     return {**base, **changes}
 
 
 def _check_target(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is not a folder", remedy="give another folder")
+        raise UsageError("wrong_kind", f"{directory} is not a folder", remedy="give another folder")
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not (directory / MARKER).exists():
-        raise UsageError(f"{directory} is not empty, and not a toy checkpoint", remedy="give another folder")
+        raise UsageError(
+            "exists", f"{directory} is not empty, and not a toy checkpoint", remedy="give another folder"
+        )
     files = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
     if other := min((name for name in files if not _OWN.fullmatch(name)), default=None):
         raise UsageError(
+            "exists",
             f"replacing the toy {directory} would delete what is not the toy's",
             found=other,
             remedy="move it out of the folder",
@@ -152,9 +157,10 @@ def _check_choices(variant: str, scheduler: str | None, seed: int, stored: Store
         ("dtype", stored.dtype, DTYPES),
     ):
         if value is not None and value not in known:
-            raise UsageError(f"unknown {what}", expected=" or ".join(known), found=value)
+            raise UsageError("unknown_name", f"unknown {what}", expected=" or ".join(known), found=value)
     if seed < 0 or stored.shards < 1:
         raise UsageError(
+            "out_of_range",
             "seed or shards is out of range",
             expected="seed >= 0, shards >= 1",
             found=(seed, stored.shards),
@@ -169,7 +175,7 @@ def _changed_configs(
     for component in changes.keys() - toy.configs.keys():
         others = [name for name, other in TOY_VARIANTS.items() if component in other.configs]
         remedy = f"leave it out, or use {' or '.join(others)}" if others else "leave it out"
-        raise UsageError(f"{variant} has no {component}", remedy=remedy)
+        raise UsageError("unknown_name", f"{variant} has no {component}", remedy=remedy)
     configs: dict[str, dict[str, Any]] = {}
     for name, base in toy.configs.items():
         both = changes.get("transformer", {}) if name in TRANSFORMERS else {}

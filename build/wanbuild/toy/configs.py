@@ -196,10 +196,15 @@ def check_toy_configs(variant: str, configs: Mapping[str, Mapping[str, Any]]) ->
     checks += [(f"length of vae {name}", z, len(vae[name])) for name in ("latents_mean", "latents_std")]
     for what, expected, found in checks:
         if expected != found:
-            raise UsageError(f"{what} does not fit the other configs", expected=expected, found=found)
+            raise UsageError(
+                "mismatch", f"{what} does not fit the other configs", expected=expected, found=found
+            )
     if text["vocab_size"] < tokens:
         raise UsageError(
-            "text_encoder vocab_size is too small", expected=f"at least {tokens}", found=text["vocab_size"]
+            "out_of_range",
+            "text_encoder vocab_size is too small",
+            expected=f"at least {tokens}",
+            found=text["vocab_size"],
         )
 
 

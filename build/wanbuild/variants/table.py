@@ -60,6 +60,7 @@ def variant_named(name: object, where: Path) -> Variant:
     """
     if not isinstance(name, str) or name not in MODULES:
         raise ArtifactError(
+            "other_release",
             f"{where} is of a variant that this wanbuild does not know",
             expected=" or ".join(MODULES),
             found=shown(name),
@@ -84,6 +85,7 @@ def variants_of_pipeline(pipeline_class: object, where: str) -> tuple[Variant, .
         for variant in variants().values():
             names.setdefault(variant.pipeline_class, []).append(variant.name)
         raise SourceError(
+            "unsupported",
             f"{where} describes a pipeline that is not supported",
             expected=" or ".join(f"{cls} ({', '.join(found)})" for cls, found in names.items()),
             found=shown(pipeline_class),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from wancli.error_line import error_line
 from wancli.jobs.existing import check_same
 from wancli.jobs.hours import Hours
 from wancli.jobs.outputs import check_folder
@@ -46,6 +47,7 @@ class Batch:
         ahead: whether the next prompt is prepared while a video is decoded and written. Processes of one run
             make everything in one order.
         hours: says how long it takes; None to say nothing.
+        as_json: whether errors of lines are printed as JSON.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Batch:
         ahead: bool = True,
         pictures: Pictures | None = None,
         hours: Hours | None = None,
+        as_json: bool = False,
     ) -> None:
         self._work, self._overwrite, self._timings = work, overwrite, timings
         self._leads, self._ahead, self._pictures, self._hours = leads, ahead, pictures, hours
+        self._as_json = as_json
         self._status = Status(lambda: ()) if status is None else status
         self.outcomes: dict[int, Outcome] = {}  # by the number of the prompt
         self._failures: list[WanError] = []
@@ -113,7 +117,7 @@ class Batch:
     def _fail(self, error: WanError) -> None:
         """Reports a line that cannot be made, with the options' JSON keys."""
         self._failures.append(error)
-        self.note(f"error: {error.spelled(key_of)}")
+        self.note(error_line(error, key_of, self._as_json))
 
     def run(self, pipeline: Pipeline) -> None:
         """Makes the videos of all jobs with a pipeline that was loaded with the first job's profile.

@@ -57,7 +57,7 @@ def _is_here(video: Path, expected: Mapping[str, Any]) -> bool:
     try:
         there = made_before(video, None)
     except (UsageError, RecursionError) as error:
-        raise UsageError(f"the output {video} exists; {error}", remedy=_REMEDY) from None
+        raise UsageError("exists", f"the output {video} exists; {error}", remedy=_REMEDY) from None
     if there is not None:
         check_same(str(video), there, expected)
     # A run that was killed just before it named the video leaves the sidecar.
@@ -73,7 +73,9 @@ def _is_in_store(name: str, expected: Mapping[str, Any], store: VideoStore) -> b
         check_same(store.where(name), there, expected)
         return store.has(name)  # a run that was killed just before it put the video leaves the record
     if store.has(name, whole=False):
-        raise UsageError(f"the output {store.where(name)} exists, and has no record", remedy=_REMEDY)
+        raise UsageError(
+            "exists", f"the output {store.where(name)} exists, and has no record", remedy=_REMEDY
+        )
     return False
 
 
@@ -86,10 +88,13 @@ def check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]
     if there == wanted:
         return
     if not there:
-        raise UsageError(f"the output {video} exists, and does not say how it was made", remedy=_REMEDY)
+        raise UsageError(
+            "exists", f"the output {video} exists, and does not say how it was made", remedy=_REMEDY
+        )
     key = next(key for key in sorted({*wanted, *there}) if wanted.get(key, ...) != there.get(key, ...))
     expected_value, found_value = _shown(*(_text(metadata, key) for metadata in (wanted, there)))
     raise UsageError(
+        "exists",
         f"the output {video} exists, and was made otherwise",
         expected=f"{key} {expected_value}",
         found=found_value,

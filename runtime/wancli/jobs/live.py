@@ -41,7 +41,9 @@ def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, d
     """
     if not run.live:
         raise UsageError(
-            f"{field('seconds')} is the length of a live video", remedy="pass --live, or --frames"
+            "no_effect",
+            f"{field('seconds')} is the length of a live video",
+            remedy="pass --live, or --frames",
         )
     others = [name for name in _OF_RUNS if getattr(run, name) is not None]
     others += [name for name in OF_WHOLE_VIDEOS if name in given] + ["distributed"] * run.distributed
@@ -52,6 +54,7 @@ def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, d
     output = run.output or "out.mp4"
     if output != STDOUT and ("://" in output or Path(output).suffix.lower() != ".mp4"):
         raise UsageError(
+            "unsupported",
             "a live video is an .mp4 in a folder, or goes to standard output",
             found=output,
             remedy="choose --output NAME.mp4, or --output -",
@@ -63,7 +66,9 @@ def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, d
 
 
 def _excluded(one: str, other: str) -> UsageError:
-    return UsageError(f"{field(one)} and {field(other)} exclude each other", remedy="leave one of them out")
+    return UsageError(
+        "conflict", f"{field(one)} and {field(other)} exclude each other", remedy="leave one of them out"
+    )
 
 
 @dataclass
@@ -107,7 +112,7 @@ class LiveBatch(Batch):
     """
 
     def __init__(self, work: Worklist, run: RunOptions, timings: Timings, status: Status) -> None:
-        super().__init__(work, run.overwrite, timings, status=status)
+        super().__init__(work, run.overwrite, timings, status=status, as_json=run.json_errors)
         self._run, self._stdout = run, stdout_for_video() if run.to_stdout else None
         self._written: _Written | None = None
 

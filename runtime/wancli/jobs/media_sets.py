@@ -106,6 +106,7 @@ def _check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name in before:
         if now[name] != before[name]:
             raise UsageError(
+                "changed",
                 "an image or video was changed while the run was going on",
                 expected=f"{name} {before[name]}",
                 found=now[name],

@@ -57,6 +57,7 @@ def expand(pattern: str, option: str, *, index: int, total: int, seed: int, prom
         field = _FIELD.fullmatch(match[1])
         if field is None:
             raise UsageError(
+                "unknown_parameter",
                 f"{option} {pattern} has an unknown field",
                 expected="{index}, {index:04}, {seed}, {seed:04} or {slug}",
                 found=match[0],
@@ -82,9 +83,13 @@ def numbered(pattern: str) -> str:
 def check_folder(folder: Path) -> None:
     """Raises UsageError unless files can be created in this folder."""
     if not folder.is_dir():
-        raise UsageError(f"the output folder {folder} is not there", remedy=f"mkdir -p {folder}")
+        raise UsageError(
+            "missing_file", f"the output folder {folder} is not there", remedy=f"mkdir -p {folder}"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"the output folder {folder} is not writable", remedy="choose another --output")
+        raise UsageError(
+            "unwritable", f"the output folder {folder} is not writable", remedy="choose another --output"
+        )
 
 
 def check_encoder(videos: Iterable[Path]) -> None:

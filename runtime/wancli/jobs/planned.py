@@ -120,7 +120,9 @@ class Planner:
         if str(path) == STDOUT:
             if not self.run.live:
                 raise UsageError(
-                    "standard output takes live video alone", remedy="pass --live, or choose another --output"
+                    "unsupported",
+                    "standard output takes live video alone",
+                    remedy="pass --live, or choose another --output",
                 )
             return Planned(entry, Job("1/1", generation, (Output(path),)), (path,))
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Struct
 
+from wancli.error_line import JSON_ERRORS_HELP
 from wanrun.claims import NAMES, REPORT, TIMINGS
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.lengths import length_of
@@ -120,6 +121,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         option("Do not ask before a run that takes more than 20 minutes.", short="-y", section="Options"),
     ] = False
     debug: Annotated[bool, option("Print tracebacks.", section="Options")] = False
+    json_errors: Annotated[bool, option(JSON_ERRORS_HELP, section="Options")] = False
 
     @property
     def of_several(self) -> bool:

@@ -84,10 +84,12 @@ def _read_latents(path: Path) -> np.ndarray:
             latents = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, zipfile.BadZipFile, *NPY_DAMAGE) as error:
         raise UsageError(
-            f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
+            "unreadable", f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
         ) from None
     if not isinstance(latents, np.ndarray):
-        raise UsageError(f"the latents {path} are not one array", remedy="give a float32 .npy file")
+        raise UsageError(
+            "unreadable", f"the latents {path} are not one array", remedy="give a float32 .npy file"
+        )
     return latents
 
 
@@ -127,12 +129,14 @@ def _built(planner: Planner, entries: Sequence[Entry], timings: Timings) -> Arti
 def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
     """Returns the command line's request; without a prompt if the prompts are in a file."""
     if run.prompt is not None and run.prompts is not None:
-        raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
+        raise UsageError("conflict", "--prompt and --prompts exclude each other", remedy="pass one of them")
     if run.shard is not None and run.prompts is None:
-        raise UsageError("--shard is for a file of prompts", remedy="pass --prompts FILE")
+        raise UsageError("no_effect", "--shard is for a file of prompts", remedy="pass --prompts FILE")
     if run.prompt is None and run.prompts is None:
         raise UsageError(
-            "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
+            "missing_parameter",
+            "no prompt was given",
+            remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE",
         )
     seeds = [] if run.seeds is None else [("seeds", run.seeds)]
     return read_line([("prompt", run.prompt or ""), *seeds, *given.items()])

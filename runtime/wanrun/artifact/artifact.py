@@ -157,6 +157,7 @@ class Artifact:
             targets = [self.target_named(name) or name for name in targets]
         if unknown := sorted({*(targets or ())} - manifest.targets.keys()):
             raise UsageError(
+                "unknown_name",
                 f"{self} has no target {unknown[0]}",
                 expected="one of " + ", ".join(manifest.targets),
                 remedy="choose one of these, or run wanbuild compile",

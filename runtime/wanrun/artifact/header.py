@@ -38,15 +38,18 @@ def header_of(data: bytes, path: Path) -> Header:
         ArtifactError: if they are no manifest.
     """
     if not data:
-        raise ArtifactError(f"{path} is empty", remedy="build the artifact again")
+        raise ArtifactError("damaged", f"{path} is empty", remedy="build the artifact again")
     try:
         header = msgspec.json.decode(data, type=Header)
     except msgspec.ValidationError:  # JSON, but no object
         header = Header("no JSON object")
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
+        raise ArtifactError(
+            "unreadable", f"{path} cannot be read: {error}", remedy="build the artifact again"
+        ) from None
     if header.format != FORMAT:
         raise ArtifactError(
+            "wrong_kind",
             f"{path} is not a Wan artifact",
             expected=f"format {FORMAT}",
             found=header.format or "no format",
@@ -62,6 +65,7 @@ def of_another_format(header: Header, path: Path) -> OtherReleaseError:
     else:
         remedy = "use the release that wrote it, or convert and compile it again"
     return OtherReleaseError(
+        "other_release",
         f"{path.parent} has another format",
         expected=f"format {FORMAT_VERSION} (release {__version__})",
         found=f"format {repr(header.format_version)[:20]} (release {header.version or 'unknown'})",
@@ -72,8 +76,9 @@ def of_another_format(header: Header, path: Path) -> OtherReleaseError:
 def undecodable(header: Header, path: Path, error: Exception) -> ArtifactError:
     """Returns the error of a manifest of a known format with other records: damage, or a newer release's."""
     if header.version in ("", __version__):
-        return ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again")
+        return ArtifactError("damaged", f"{path} is damaged: {error}", remedy="build the artifact again")
     return OtherReleaseError(
+        "other_release",
         f"{path} is damaged, or of another release: {error}",
         expected=f"one of release {__version__}",
         found=f"one of release {header.version}",

@@ -331,15 +331,18 @@ def read_manifest(artifact: str | os.PathLike[str], again: bool = False) -> Mani
         ArtifactError: if there is no artifact, or if the manifest is damaged.
         OtherReleaseError: if it has a format that is not read.
     """
-    artifact = Path(artifact)
-    path = artifact / MANIFEST
+    path = Path(artifact) / MANIFEST
     try:
         data = read_bounded(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        found, remedy = wrong_path(artifact, MANIFEST)
-        raise ArtifactError(f"{artifact} is not an artifact", found=found, remedy=remedy) from None
+        found, remedy = wrong_path(path.parent, MANIFEST)
+        raise ArtifactError(
+            "wrong_kind", f"{path.parent} is not an artifact", found=found, remedy=remedy
+        ) from None
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
+        raise ArtifactError(
+            "unreadable", f"{path} cannot be read: {error}", remedy="build it again"
+        ) from None
     return manifest_of(data, path, again)
 
 
@@ -375,6 +378,7 @@ def manifest_of(data: bytes, path: Path, again: bool = False) -> Manifest:
     for name, digest in written.items():
         if content.get(name) != digest:
             raise ArtifactError(
+                "changed",
                 f"{path} was changed after it was written",
                 expected=f"{name} {content.get(name)}",
                 found=digest,
@@ -389,6 +393,7 @@ def _check_complete(manifest: Manifest, path: Path) -> None:
         there = getattr(manifest, field)
         if not there.keys() >= set(NEEDED):
             raise ArtifactError(
+                "damaged",
                 f"{path} is damaged: {field} are not complete",
                 expected=", ".join(NEEDED),
                 found=", ".join(sorted(there)) or "none",

@@ -102,6 +102,7 @@ def jax_mesh(sizes: Sizes, devices: Sequence[jax.Device]) -> jax.sharding.Mesh |
         return None
     if len(devices) < wanted:
         raise UsageError(
+            "out_of_range",
             f"the mesh {mesh_text(sizes)} has more devices than there are",
             expected=f"{wanted} devices",
             found=len(devices),

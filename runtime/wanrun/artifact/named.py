@@ -184,5 +184,5 @@ class Named:
         """Returns the error of a file that is missing or another one."""
         kind = self.kind
         return ArtifactError(
-            f"{kind.what} {what} is damaged", expected=expected, found=found, remedy=kind.remedy
+            "damaged", f"{kind.what} {what} is damaged", expected=expected, found=found, remedy=kind.remedy
         )

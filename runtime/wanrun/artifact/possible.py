@@ -26,6 +26,7 @@ def check_possible(
     """
     if size is not None and (sizes := nearest_sizes(model, size)) != [size]:
         raise UsageError(
+            "unsupported",
             f"{field('size')} {_written(size)} cannot be built",
             expected=f"multiples of {model.size_multiple}",
             remedy=f"use {' or '.join(map(_written, sizes))}",
@@ -34,6 +35,7 @@ def check_possible(
         least, reason = fewest_frames(model)
         why = f", and at least {least}: {reason}" if num_frames < least else ""
         raise UsageError(
+            "unsupported",
             f"{field(name)} {num_frames} cannot be built",
             expected=f"{model.vae_temporal}n + 1{why}",
             remedy=f"use {' or '.join(map(str, frames))}",

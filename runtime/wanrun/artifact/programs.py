@@ -108,6 +108,7 @@ class Program(Record, frozen=True):
         text = self.avals.get("inputs", {}).get(name)
         if not isinstance(text, str):
             raise ArtifactError(
+                "not_built",
                 f"{self.file} takes no array {name}",
                 expected=f"one of role {self.role}",
                 found=text,

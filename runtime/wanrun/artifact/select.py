@@ -96,6 +96,7 @@ def select_profile(
     lacking = msgspec.structs.replace(nearest, width=width, height=height, **shape)
     how = option("build") if can_build() else f"{option('build')} (after {BUILD_EXTRA})"
     error = UnbuiltError(
+        "not_built",
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
         remedy=f"choose one of these, or have it built with {how}, "
@@ -114,13 +115,13 @@ def _check_possible(
     except UsageError as error:
         names = ", ".join(profile.name for profile in built)
         remedy = f"use a profile that is built, {names}, or build one: {error.remedy}"
-        raise UsageError(error.what, expected=error.expected, remedy=remedy) from None
+        raise UsageError(error.code, error.what, expected=error.expected, remedy=remedy) from None
 
 
 def _built(artifact: Artifact) -> list[Profile]:
     """Returns the profiles in the order of building; raises ArtifactError if there are none."""
     if not artifact.manifest.profiles:
-        raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
+        raise ArtifactError("not_built", f"{artifact} has no profiles", remedy="run wanbuild compile")
     return sorted(artifact.manifest.profiles.values(), key=lambda profile: profile.index)
 
 
@@ -134,6 +135,7 @@ def named_profile(artifact: Artifact, name: str) -> Profile:
     if name in artifact.manifest.profiles:
         return artifact.manifest.profiles[name]
     raise ArtifactError(
+        "unknown_name",
         f"no profile is named {shortened(name)}",
         expected="one of " + ", ".join(profile.name for profile in built),
         remedy="choose one of these",
@@ -200,6 +202,7 @@ def select_target(
         chip = _EXAMPLES.get(name)
         remedy = f"run {artifact.compiling(profile, f'--target {chip or shlex.quote(name)}')}"
         raise ArtifactError(
+            "not_built",
             f"target {name} is not built",
             expected="one of " + (", ".join(sorted(targets)) or "none"),
             remedy=remedy if chip is None else f"targets are chips (docs/targets.md): {remedy}",
@@ -207,6 +210,7 @@ def select_target(
     candidates = [one for one in compared_targets(artifact, profile) if built in (None, one.name)]
     if not candidates:
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} has no executables for any target",
             remedy=f"run {artifact.compiling(profile)}",
         )
@@ -216,6 +220,7 @@ def select_target(
         raise _unfit(best, others)
     if profile.name not in best.target.executables and not allow_compile:
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} is not compiled for target {best.name}",
             remedy=f"run {artifact.compiling(profile)}",
         )
@@ -241,7 +246,7 @@ def _unfit(best: SelectedTarget, others: Sequence[str]) -> ArtifactError:
     error = artifact_mismatch(f"target {best.name}", best.mismatches)
     if not others:
         return error
-    return ArtifactError(error.what, remedy=f"nor do others fit: {', '.join(others)}")
+    return ArtifactError(error.code, error.what, remedy=f"nor do others fit: {', '.join(others)}")
 
 
 def _without_chip(one: SelectedTarget) -> bool:

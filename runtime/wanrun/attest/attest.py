@@ -161,5 +161,5 @@ def _is_kept(error: Exception) -> bool:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, WanError):  # the remedy is another here
-        return WanError(error.what, expected=error.expected, found=error.found).text
+        return WanError(error.code, error.what, expected=error.expected, found=error.found).text
     return f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"

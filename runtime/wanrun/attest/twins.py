@@ -122,7 +122,7 @@ def _compiled(name: str, native: Callable[[], Native]) -> Native:
         raise
     except Exception as error:  # the compiler's are RuntimeErrors
         raise CannotCompileError(
-            f"{name} cannot be compiled here, to be compared", found=_in_one_line(error)
+            "unsupported", f"{name} cannot be compiled here, to be compared", found=_in_one_line(error)
         ) from error
 
 

@@ -46,7 +46,10 @@ def join(
             raise wrong_type(name, words, value)
     if not 1 <= timeout_seconds < math.inf:
         raise UsageError(
-            f"{field('timeout_seconds')} is out of range", expected="1 or more seconds", found=timeout_seconds
+            "out_of_range",
+            f"{field('timeout_seconds')} is out of range",
+            expected="1 or more seconds",
+            found=timeout_seconds,
         )
     if coordinator is not None:
         _check_address(coordinator)
@@ -61,6 +64,7 @@ def _check_address(coordinator: str) -> None:
     host, _, port = coordinator.rpartition(":")
     if not (_HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
         raise UsageError(
+            "wrong_kind",
             f"{field('coordinator')} is not an address",
             expected="HOST:PORT such as 10.0.0.1:8476",
             found=shortened(coordinator),
@@ -69,4 +73,6 @@ def _check_address(coordinator: str) -> None:
 
 def _check_range(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise UsageError(f"{field(name)} is out of range", expected=f"{least} to {most}", found=value)
+        raise UsageError(
+            "out_of_range", f"{field(name)} is out of range", expected=f"{least} to {most}", found=value
+        )

@@ -103,6 +103,7 @@ class ProcessGroup:
             count = int(self._client.blocking_key_value_get(f"wanrun/count/{other}", _FOREVER_SECONDS * 1000))
             if count != self.num_processes:
                 raise UsageError(
+                    "mismatch",
                     "the processes were given different requests: number of processes",
                     expected=f"{self.num_processes} as process {self.process}",
                     found=f"{count} in process {other}",
@@ -158,7 +159,7 @@ class ProcessGroup:
             for name in {**first, **theirs}:
                 if (here := first.get(name)) != (there := theirs.get(name)):
                     expected, found = _difference(here, there, other)
-                    raise kind(f"{what}: {name}", expected=expected, found=found, remedy=remedy)
+                    raise kind("mismatch", f"{what}: {name}", expected=expected, found=found, remedy=remedy)
 
 
 def local_devices(mesh: Sizes, num_processes: int) -> int:
@@ -170,6 +171,7 @@ def local_devices(mesh: Sizes, num_processes: int) -> int:
     total = num_devices(mesh)
     if total % num_processes:
         raise UsageError(
+            "mismatch",
             f"the {total} devices of this target's mesh, {mesh_text(normal(mesh))}, cannot be shared evenly",
             expected="a number of processes that divides them",
             found=num_processes,
@@ -193,6 +195,7 @@ def _free_address(coordinator: str) -> str | None:
         return None
     except OSError as error:
         raise UsageError(
+            "busy",
             f"process 0 cannot listen at {coordinator}",
             expected="a free port of this host",
             found=error.strerror or error,
@@ -207,14 +210,16 @@ def _refused(error: Exception) -> WanError:
     text = _first_line(error)
     if "initialise" in text or "only be called once" in text:
         return UsageError(
+            "closed",
             "JAX has started in this process, and cannot be connected with others any more",
             expected="no JAX array or device before",
             found=text,
             remedy="join the other processes first",
         )
     if isinstance(error, JaxRuntimeError):
-        return ClusterError("JAX cannot connect the processes", found=text)
+        return ClusterError("process_lost", "JAX cannot connect the processes", found=text)
     return UsageError(
+        "unsupported",
         "the processes of this run cannot be found",
         expected="a cluster that JAX knows: a TPU pod, Slurm, Kubernetes or MPI",
         found=text,

@@ -43,10 +43,11 @@ def check_latents(latents: np.ndarray, shape: tuple[int, ...], what: str = "the 
     """Raises UsageError, which calls them ``what``, unless latents are finite float32 of this shape."""
     if latents.shape != shape or latents.dtype != np.float32:
         raise UsageError(
+            "mismatch",
             f"{what} do not fit the profile",
             expected=f"float32 {shape}",
             found=f"{latents.dtype} {latents.shape}",
             remedy="give them in the layout (B, C, T, h, w)",
         )
     if not np.isfinite(latents).all():
-        raise UsageError(f"{what} are not finite", expected="numbers", found="NaN or infinity")
+        raise UsageError("not_finite", f"{what} are not finite", expected="numbers", found="NaN or infinity")

@@ -32,7 +32,9 @@ _ATANH = tuple(1 / (2 * k + 1) for k in range(8, -1, -1))
 def check_seed(seed: int) -> None:
     """Raises UsageError unless the seed is 0 to 2**64 - 1."""
     if not 0 <= seed < 2**64:
-        raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=quoted(seed))
+        raise UsageError(
+            "out_of_range", "the seed is out of range", expected="0 to 2**64 - 1", found=quoted(seed)
+        )
 
 
 def clip_seed(seed: int, clip: int) -> int:

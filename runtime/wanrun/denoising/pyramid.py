@@ -64,11 +64,17 @@ def chunk_table(
         UsageError: if the solver is another, a stage has no steps, or the shift is not positive.
     """
     if (rows := _ROWS.get(solver)) is None:
-        raise UsageError("no solver of chunks", expected=", ".join(_ROWS), found=repr(solver))
+        raise UsageError(
+            "invalid_value", "no solver of chunks", expected=", ".join(_ROWS), found=repr(solver)
+        )
     if min(steps) < 1:
-        raise UsageError("the number of steps is too small", expected="at least 1", found=min(steps))
+        raise UsageError(
+            "out_of_range", "the number of steps is too small", expected="at least 1", found=min(steps)
+        )
     if not (math.isfinite(flow_shift) and flow_shift > 0):
-        raise UsageError("the flow shift is out of range", expected="a positive number", found=flow_shift)
+        raise UsageError(
+            "out_of_range", "the flow shift is out of range", expected="a positive number", found=flow_shift
+        )
     if len(steps) == 1:
         sigmas, timesteps = _plain_grid(steps[0], _factor(shift, tokens, flow_shift))
         return _joined(solver, [(sigmas, timesteps, rows(sigmas))], [Start(0)])
@@ -99,7 +105,9 @@ def chunk_schedule(options: Mapping[str, Any], manifest: Manifest) -> SolverTabl
     for name in ("timesteps", "coefficients"):
         if options.get(name) is not None:
             raise UsageError(
-                f"{field(name)} cannot be used by {model.variant}", remedy="pass a number of steps"
+                "unsupported",
+                f"{field(name)} cannot be used by {model.variant}",
+                remedy="pass a number of steps",
             )
     cells = (options[name] // model.vae_spatial for name in ("width", "height"))
     tokens, steps = chunks.each * math.prod(cells) // BLOCK**2, (options["num_steps"],) * pyramid.stages

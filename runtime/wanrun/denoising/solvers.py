@@ -124,9 +124,11 @@ def solver_table(
         UsageError: if a value is out of range, the grid is too fine for float32, or no step is left.
     """
     if name not in SOLVERS:
-        raise UsageError("unknown solver", expected=", ".join(SOLVERS), found=repr(name))
+        raise UsageError("unknown_name", "unknown solver", expected=", ".join(SOLVERS), found=repr(name))
     if num_train_timesteps < 2:
-        raise UsageError("too few training timesteps", expected="at least 2", found=num_train_timesteps)
+        raise UsageError(
+            "out_of_range", "too few training timesteps", expected="at least 2", found=num_train_timesteps
+        )
     solver = SOLVERS[name]
     if timesteps is None:
         sigmas, given = _own_grid(name, num_steps, flow_shift, num_train_timesteps)
@@ -156,6 +158,7 @@ def _skipped(sigmas: np.ndarray, strength: float, flow_shift: float | None) -> i
         left, least = int(np.count_nonzero(sigmas[:-1] <= level)), f"sigmas of at most {level:.4g}"
     if not left:
         raise UsageError(
+            "out_of_range",
             f"{name} {strength:g} leaves no step of {steps}",
             expected=least,
             found=None if flow_shift is None else f"the last one's is {sigmas[-2]:.4g}",
@@ -181,12 +184,15 @@ def _own_grid(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns sigmas (N + 1,) and timesteps (N,) of a solver's class; arguments as in ``solver_table``."""
     if num_steps < 1:
-        raise UsageError("the number of steps is too small", expected="at least 1", found=num_steps)
+        raise UsageError(
+            "out_of_range", "the number of steps is too small", expected="at least 1", found=num_steps
+        )
     _check_shift(flow_shift)
     with np.errstate(all="ignore"):  # a shift beyond float64 gives sigmas that are refused below
         sigmas, timesteps = SOLVERS[name].grid(num_steps, float(flow_shift), num_train_timesteps)
     if not (np.diff(sigmas) < 0).all():
         raise UsageError(
+            "out_of_range",
             f"{num_steps} {name} steps at flow shift {flow_shift:g} are not distinct in float32",
             remedy="use fewer steps or a shift nearer to 1",
         )
@@ -195,7 +201,9 @@ def _own_grid(
 
 def _check_shift(flow_shift: float) -> None:
     if not (math.isfinite(flow_shift) and flow_shift > 0):
-        raise UsageError("the flow shift is out of range", expected="a positive number", found=flow_shift)
+        raise UsageError(
+            "out_of_range", "the flow shift is out of range", expected="a positive number", found=flow_shift
+        )
 
 
 def _explicit_grid(
@@ -208,6 +216,7 @@ def _explicit_grid(
     falling = given.size > 0 and (np.diff(given) < 0).all()
     if not (falling and given[0] <= num_train_timesteps and given[-1] > 0):
         raise UsageError(
+            "unsupported",
             "the timesteps cannot be used",
             expected=f"at most {num_train_timesteps}, above 0, each below the one before in float32",
             found=_shown(timesteps),
@@ -221,6 +230,7 @@ def _explicit_grid(
     sigmas = _end_at_zero(sigmas)
     if not (np.diff(sigmas) < 0).all():
         raise UsageError(
+            "out_of_range",
             "the timesteps are too near to one another: their sigmas are not distinct in float32",
             found=_shown(timesteps),
             remedy="leave some of them out",

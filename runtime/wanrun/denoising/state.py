@@ -63,6 +63,7 @@ def check_finite(state: State, when: str) -> None:
     wrong = latents.size - np.count_nonzero(np.isfinite(latents))
     if wrong:
         raise WanError(
+            "not_finite",
             f"the latents are not finite {when}",
             expected="numbers",
             found=f"{wrong} NaN or infinite of {latents.size} values",

@@ -197,6 +197,7 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
         timesteps = defaults.get("timesteps")
     elif steps not in (None, len(timesteps)):
         raise UsageError(
+            "conflict",
             f"{field('num_steps')} and {field('timesteps')} contradict each other",
             expected=f"{len(timesteps)} steps, one for each timestep",
             found=steps,

@@ -66,6 +66,7 @@ def _through(
         compiled = lowered.compile()
     if len(asked) != 1:
         raise ArtifactError(
+            "wrong_machine",
             "JAX did not call the function that wanrun replaces",
             expected="jax 0.10.2 to 0.12",
             found=f"{len(asked)} calls",
@@ -108,6 +109,7 @@ def load(name: str, lowered: jax.stages.Lowered, entry: bytes) -> jax.stages.Com
 
 def _unloadable(name: str, error: Exception) -> ArtifactError:
     return ArtifactError(
+        "wrong_machine",
         f"JAX cannot load the executable of {name}",
         expected="one for this program, this device and this version of JAX",
         found=" ".join(str(error).split())[:300] or type(error).__name__,

@@ -27,6 +27,7 @@ class UnreadableProgramError(ArtifactError):
         self.reader = jax.__version__
         text = str(reason) if isinstance(reason, ValueError) else f"{type(reason).__name__}: {reason}"
         super().__init__(
+            "other_release",
             f"program {name} cannot be read",
             expected=f"one that jax {self.reader} reads",
             found=text.partition(" See https://")[0].rstrip("."),

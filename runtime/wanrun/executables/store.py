@@ -58,7 +58,7 @@ class LoadedProgram:
         remedy = "run wanbuild verify, or build the artifact again"
         if missing := [name for name in self.inputs if name not in arguments]:
             raise ArtifactError(
-                f"a program takes {missing[0]}, which no program before it returns", remedy=remedy
+                "damaged", f"a program takes {missing[0]}, which no program before it returns", remedy=remedy
             )
         self.called = True
         try:
@@ -66,7 +66,7 @@ class LoadedProgram:
         except TypeError as error:  # JAX compares names, shapes and dtypes with those of the executable
             found = shortened(" ".join(str(error).split()), 300)
             raise ArtifactError(
-                "a program is given what it does not take", found=found, remedy=remedy
+                "damaged", "a program is given what it does not take", found=found, remedy=remedy
             ) from None
 
 
@@ -222,13 +222,16 @@ class Executables:
         executables = self._opened.target.executables.get(profile.name, {})
         if name not in executables:
             if executables and self._opened.selected.built_elsewhere:  # left out by ``wanbuild compile``
-                raise LeftToChipError("XLA compiles calls of cuDNN on the GPU alone")
+                raise LeftToChipError("wrong_machine", "XLA compiles calls of cuDNN on the GPU alone")
             raise ArtifactError(
+                "wrong_machine",
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
         if name in self._opened.check_trust(profile):
-            raise LeftToChipError("the artifact's executable gives other results on this chip")
+            raise LeftToChipError(
+                "wrong_machine", "the artifact's executable gives other results on this chip"
+            )
         return self._opened.artifact.executable(self._opened.target, executables[name])
 
     @own_options()
@@ -325,6 +328,7 @@ def unreadable(
 ) -> ArtifactError:
     """Returns the error for a program of a set that the JAX of version ``reader`` cannot read."""
     return ArtifactError(
+        "other_release",
         f"program {name} of {artifact}, which jax {programs.jax} exported, cannot be read",
         expected=f"one that jax {reader} reads",
         found=reason,

@@ -45,7 +45,9 @@ class Choice:
         if policy.profile is None:
             return choose_profile(self.artifact, shape)
         if beside := [name for name, value in shape.items() if value != getattr(LoadPolicy(), name)]:
-            raise UsageError(f"profile is given beside {beside[0]}", remedy="leave one of them out")
+            raise UsageError(
+                "conflict", f"profile is given beside {beside[0]}", remedy="leave one of them out"
+            )
         return choose_profile(self.artifact, {"profile": policy.profile})
 
     @property

@@ -166,6 +166,7 @@ class Conditioning:
         lacking = (given, self._start), (goes_on, self._past), (conditioned, self._window)
         if any(needed and not programs for needed, programs in lacking):
             raise ArtifactError(
+                "not_built",
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
             )

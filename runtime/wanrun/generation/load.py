@@ -225,6 +225,7 @@ def _tried(choice: Choice, selected: SelectedTarget, given: LoadKeywords, timing
     """Tries executables that were built elsewhere, of later profiles too; returns the target with that."""
     if given.group is not None and choice.trust(selected).needed and not selected.mismatches:
         raise ArtifactError(
+            "wrong_machine",
             f"target {selected.name} was built without its chip, and several processes do not try "
             "executables",
             expected="a target that was compiled on these chips",

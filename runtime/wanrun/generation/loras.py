@@ -23,6 +23,7 @@ def applied_loras(loras: Sequence[ChosenLora], artifact: Artifact) -> tuple[Appl
         file = read_adapter(_path_of(lora, artifact))
         if file.sha256 != lora.sha256:
             raise AdapterError(
+                "changed",
                 f"the adapter {file.path} is not the one that was chosen",
                 expected=lora.sha256,
                 found=file.sha256,
@@ -38,6 +39,7 @@ def _path_of(lora: ChosenLora, artifact: Artifact) -> Path:
         return Path(lora.file)
     if (own := artifact.adapters.get(lora.name)) is None:
         raise AdapterError(
+            "changed",
             f"the artifact has no adapter {lora.name} any more",
             remedy="load it again and choose one that it has",
         )

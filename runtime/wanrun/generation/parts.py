@@ -212,6 +212,7 @@ class Spool(Parts):
             self.num_frames = self._written
         elif not self._overwrite:
             raise UsageError(
+                "unsupported",
                 f"the parts in {self._folder} cannot be continued",
                 expected="those of the same video",
                 found=wrong,
@@ -320,6 +321,7 @@ def _record_in(folder: Path) -> _Record | None:
     except OSError as error:
         found = f"{_RECORD}: {error.strerror}"
     raise UsageError(
+        "exists",
         f"{folder} is where the parts of a video are kept while it is made",
         expected="nothing there, or parts of this video",
         found=found,
@@ -340,7 +342,9 @@ def _locked(folder: Path) -> BinaryIO:
     if not _taken(file):
         file.close()
         raise UsageError(
-            f"another run makes the parts in {folder}", remedy="wait for its end, or choose another --output"
+            "busy",
+            f"another run makes the parts in {folder}",
+            remedy="wait for its end, or choose another --output",
         )
     return file
 

@@ -45,6 +45,7 @@ def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
     names = transformers(manifest)
     if policy.first_expert not in (None, *names):
         raise UsageError(
+            "wrong_type",
             "first_expert is not a transformer of this artifact",
             expected=" or ".join(names),
             found=repr(policy.first_expert),
@@ -79,6 +80,7 @@ class Session(Sampler):
         manifest, policy = opened.manifest, opened.policy
         if not policy.allow_compile and profile.name not in opened.selected.target.executables:
             raise ArtifactError(
+                "not_built",
                 f"profile {profile.name} is not compiled for target {opened.selected.name}",
                 remedy=f"run {opened.artifact.compiling(profile)}",
             )

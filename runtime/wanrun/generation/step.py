@@ -83,6 +83,7 @@ class Step:
         """
         if not self.manifest.colours:
             raise UsageError(
+                "unsupported",
                 "there is no preview of this model",
                 expected="a map from latents to colours in the manifest",
                 remedy="run wanbuild compile again, where its weights are",
@@ -104,6 +105,7 @@ class Step:
         """
         if self.tiny is None:
             raise UsageError(
+                "unsupported",
                 "there is no decoded preview",
                 expected="a video of the tiny decoder",
                 remedy="make it with decoder tiny, or call preview",
@@ -119,7 +121,10 @@ class Step:
             return np.array(array, np.float32)  # a CPU array would share the memory of the device's
         except RuntimeError as error:
             raise UsageError(
-                "the latents of this step are gone", found=error, remedy="look at them inside on_step"
+                "closed",
+                "the latents of this step are gone",
+                found=error,
+                remedy="look at them inside on_step",
             ) from None
 
 
@@ -149,6 +154,7 @@ def telling(
         return with_step
     if needed > 3:
         raise UsageError(
+            "wrong_type",
             "on_step takes too many or too few arguments",
             expected="a function of (done, total) or of (done, total, step)",
         )

@@ -36,6 +36,7 @@ class Turns:
     def _check_process(self) -> None:
         if self.forked:
             raise UsageError(
+                "closed",
                 "the pipeline was loaded in another process, of which this one is a fork",
                 expected=f"process {self._process}",
                 found=os.getpid(),
@@ -44,7 +45,7 @@ class Turns:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError("the pipeline is closed", remedy="load the artifact again")
+            raise UsageError("closed", "the pipeline is closed", remedy="load the artifact again")
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -83,6 +84,7 @@ class Turns:
         with self._changed:
             if thread in self._queue:
                 raise UsageError(
+                    "busy",
                     "a generation of this pipeline is going on in this thread",
                     remedy="make the call before or after it, not in on_step",
                 )
@@ -114,6 +116,7 @@ class Turns:
         with self._changed:
             if threading.get_ident() in self._calls.values():
                 raise UsageError(
+                    "busy",
                     "a call of this pipeline is going on in this thread",
                     remedy="close it after the call, not in on_step",
                 )

@@ -155,6 +155,7 @@ def pack(job: Job) -> PackedJob:
 def _check(what: str, expected: str, found: str) -> None:
     if found != expected:
         raise ArtifactError(
+            "changed",
             f"the job is of another {what}",
             expected=expected,
             found=found,
@@ -177,7 +178,10 @@ def _as_paths(media: Media) -> Media:
 def _as_path(name: str, source: object) -> str:
     if not isinstance(source, Path | str):
         raise UsageError(
-            f"{field(name)} is in memory", expected="a file", remedy="save it, and give its path"
+            "missing_file",
+            f"{field(name)} is in memory",
+            expected="a file",
+            remedy="save it, and give its path",
         )
     return str(source)
 

@@ -208,4 +208,6 @@ def open_devices(
             reason = ", ".join(filter(None, [f"JAX_PLATFORMS={named!r}", reason]))
             asked = platform_name or "cpu"
             remedy = f"unset JAX_PLATFORMS, or set it to {'cpu' if asked in named.split(',') else asked}"
-        raise ArtifactError(f"there is no {kind}", found=reason or "none", remedy=remedy) from None
+        raise ArtifactError(
+            "wrong_machine", f"there is no {kind}", found=reason or "none", remedy=remedy
+        ) from None

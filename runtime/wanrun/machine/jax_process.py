@@ -30,6 +30,7 @@ def check_process() -> None:
     """
     if _Started.by not in (None, os.getpid()):
         raise UsageError(
+            "closed",
             "JAX was started before this process was forked, and cannot be used in it",
             expected=f"process {_Started.by}",
             found=os.getpid(),

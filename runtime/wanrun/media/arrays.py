@@ -44,6 +44,7 @@ def _image(array: Any, name: str) -> Image:
     pixels = np.asarray(array)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4):
         raise UsageError(
+            "wrong_type",
             f"{field(name)} is an array of another form",
             expected="uint8 (height, width, 3)",
             found=f"{pixels.dtype} {pixels.shape}",

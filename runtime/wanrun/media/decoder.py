@@ -98,6 +98,7 @@ class Decoder:
         lines = self._log.read().decode("utf-8", errors="replace").splitlines()
         if code == -signal.SIGXCPU or (code and used > self._seconds - 0.5):  # ffmpeg catches the signal
             raise UsageError(
+                "out_of_range",
                 f"{name} takes too long to decode",
                 expected=f"at most {self._seconds} s of CPU time",
                 remedy="save it again, or make it smaller",
@@ -180,7 +181,7 @@ def decoder(
             process = stack.enter_context(begun(start, subprocess.Popen.kill))
         except OSError as error:
             what = f"{name} cannot be read: {command[0]} does not start"
-            raise UsageError(what, found=error.strerror) from None
+            raise UsageError("unreadable", what, found=error.strerror) from None
         stack.callback(_close, process)
         with cancel.ending(process.kill) if cancel is not None else contextlib.nullcontext():
             yield Decoder(process, log, cancel)
@@ -200,7 +201,7 @@ def images(
 ) -> AbstractContextManager[Decoder]:
     """Starts a decoder of images, or of the frames of masks; as ``decoder``."""
     if not sys.executable:
-        raise UsageError(f"{name} cannot be read: sys.executable does not name this Python")
+        raise UsageError("not_installed", f"{name} cannot be read: sys.executable does not name this Python")
     # This package may have been found by a path that only this process has.
     paths = [str(Path(wanrun.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     kind = "mask" if mask else "rgb"
@@ -268,4 +269,6 @@ def _next(images: Decoder, name: str) -> Image.Image | None:
 def _cannot_decode(images: Decoder, name: str) -> UsageError:
     """Returns the error of a decoder that has ended without an answer."""
     code, lines = images.ended(name)
-    return UsageError(f"{name} cannot be decoded", found=lines[-1] if lines else how_it_ended(code))
+    return UsageError(
+        "unreadable", f"{name} cannot be decoded", found=lines[-1] if lines else how_it_ended(code)
+    )

@@ -38,7 +38,10 @@ def find_ffmpeg() -> str:
         path = shutil.which(named)
         if path is None:
             raise UsageError(
-                "there is no ffmpeg", found=f"{_VARIABLE}={named}, which is no program", remedy=_REMEDY
+                "not_installed",
+                "there is no ffmpeg",
+                found=f"{_VARIABLE}={named}, which is no program",
+                remedy=_REMEDY,
             )
         return path
     own = _own_binary()
@@ -49,7 +52,7 @@ def find_ffmpeg() -> str:
 
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except (ImportError, RuntimeError) as error:
-        raise UsageError("there is no ffmpeg", found=error, remedy=_REMEDY) from None
+        raise UsageError("not_installed", "there is no ffmpeg", found=error, remedy=_REMEDY) from None
 
 
 def _own_binary() -> str | None:
@@ -81,10 +84,11 @@ def check_encodes(suffix: str, codec: str) -> None:
         )
     except UsageError as error:
         raise UsageError(
-            f"{suffix[1:]} cannot be written: {error.what}", found=error.found, remedy=remedy
+            "unwritable", f"{suffix[1:]} cannot be written: {error.what}", found=error.found, remedy=remedy
         ) from None
     except OSError as error:
         raise UsageError(
+            "unwritable",
             f"{suffix[1:]} cannot be written: {program} does not encode with {codec}",
             found=error.strerror or error,
             remedy=remedy,

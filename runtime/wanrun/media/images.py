@@ -49,7 +49,7 @@ def existing_path(source: Path | str, option: str) -> Path:
     except OSError as error:
         found = error.strerror
     if found is not None:
-        raise UsageError(f"{described(source, option)} cannot be read", found=found)
+        raise UsageError("unreadable", f"{described(source, option)} cannot be read", found=found)
     return path
 
 
@@ -79,7 +79,7 @@ def identity(file: Path | int, name: str) -> tuple[int, ...]:
     try:
         status = os.stat(file)  # noqa: PTH116 - or a descriptor
     except OSError as error:
-        raise UsageError(f"{name} cannot be read", found=error.strerror) from None
+        raise UsageError("unreadable", f"{name} cannot be read", found=error.strerror) from None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -99,9 +99,9 @@ def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> Non
                 seen(piece)
             now = identity(file.fileno(), name)
     except OSError as error:
-        raise UsageError(f"{name} cannot be read", found=error.strerror) from None
+        raise UsageError("unreadable", f"{name} cannot be read", found=error.strerror) from None
     if now != before:
-        raise UsageError(f"{name} was changed while it was read", remedy="run it again")
+        raise UsageError("changed", f"{name} was changed while it was read", remedy="run it again")
 
 
 def file_digest(source: Path | str, option: str) -> str:
@@ -121,7 +121,9 @@ def _image_path(source: object, option: str) -> Path:
         raise wrong_type(option, "a path, a Pillow image or an array", source)
     path = existing_path(source, option)
     if path.is_dir():
-        raise UsageError(f"{described(source, option)} cannot be read", expected="an image", found="a folder")
+        raise UsageError(
+            "unreadable", f"{described(source, option)} cannot be read", expected="an image", found="a folder"
+        )
     return path
 
 

@@ -77,7 +77,7 @@ def live_video(
             yield LiveVideo(_Encoder(ffmpeg, size), sink, rate, comment_of(metadata))
             ffmpeg.process.communicate()
     except FfmpegError as error:
-        raise UsageError("the video cannot be encoded", found=error.strerror) from error
+        raise UsageError("unsupported", "the video cannot be encoded", found=error.strerror) from error
 
 
 @contextlib.contextmanager

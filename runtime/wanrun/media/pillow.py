@@ -49,7 +49,10 @@ NO_MEMORY = ("out of memory", "allocate memory", "get_buffer() failed", "Resourc
 def too_large(name: str) -> UsageError:
     """Returns the error for an image above Pillow's limit of pixels."""
     return UsageError(
-        f"{name} is too large", expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels", remedy="make it smaller"
+        "out_of_range",
+        f"{name} is too large",
+        expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels",
+        remedy="make it smaller",
     )
 
 
@@ -57,15 +60,18 @@ def check_size(size: tuple[int, int], name: str) -> None:
     """Raises UsageError for an image without pixels, or with a side that is too long."""
     found = f"{size[0]}x{size[1]}"
     if 0 in size:
-        raise UsageError(f"{name} has no pixels", found=found)
+        raise UsageError("damaged", f"{name} has no pixels", found=found)
     if max(size) > MAX_SIDE:
         expected = f"sides of at most {MAX_SIDE} pixels"
-        raise UsageError(f"{name} is too large", expected=expected, found=found, remedy="crop it")
+        raise UsageError(
+            "out_of_range", f"{name} is too large", expected=expected, found=found, remedy="crop it"
+        )
 
 
 def takes_memory(name: str, limit: int) -> UsageError:
     """Returns the error for a file whose decoder reaches its limit of bytes."""
     return UsageError(
+        "out_of_memory",
         f"{name} takes too much memory to decode",
         expected=f"at most {limit >> 20} MB",
         remedy="make it smaller, or save it in another format",
@@ -87,13 +93,13 @@ def decoding(name: str) -> Iterator[None]:
         raise too_large(name) from None
     except Image.UnidentifiedImageError:
         raise UsageError(
-            f"{name} is not an image", expected="PNG, JPEG, WebP or another common format"
+            "wrong_kind", f"{name} is not an image", expected="PNG, JPEG, WebP or another common format"
         ) from None
     except Exception as error:  # a format's own reader raises anything for a damaged file
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             raise takes_memory(name, resource.getrlimit(resource.RLIMIT_DATA)[0]) from None
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UsageError(f"{name} is damaged", found=reason, remedy="save it again") from None
+        raise UsageError("damaged", f"{name} is damaged", found=reason, remedy="save it again") from None
 
 
 def rgb(image: Image.Image, name: str) -> Image.Image:
@@ -115,6 +121,7 @@ def _check_header(image: Image.Image, name: str) -> None:
     """Raises UsageError for what is seen before the pixels are: the depth, and the size."""
     if image.mode in _DEEP or image.mode.startswith("I;"):
         raise UsageError(
+            "unsupported",
             f"{name} has more than 8 bits a pixel",
             expected="8 bits a channel",
             found=f"greyscale of 16 or 32 bits ({image.mode})",
@@ -243,6 +250,7 @@ def _open(path: str, name: str) -> Image.Image:
         import pillow_heif
     except ModuleNotFoundError:
         raise UsageError(
+            "wrong_kind",
             f"{name} is a photo in HEIC, which Pillow does not read",
             remedy="save it as JPEG; where wanrun runs, pip install '.[heif]' lets it read such photos",
         ) from None

@@ -95,6 +95,7 @@ def _check_aspect(size: tuple[int, int], canvas: Canvas) -> None:
         width, height = scaled
         other = f", or use a profile of {width}x{height}" if width and height else ""
         raise UsageError(
+            "mismatch",
             f"the frames of {canvas.title} do not fit the profile",
             expected=f"{wanted}, or larger ones of its aspect ratio",
             found=f"{size[0]}x{size[1]}, which becomes {width}x{height}",

@@ -270,6 +270,7 @@ class _Loader:
             self._warnings.append(f"{described(source, name)}: the first {expected} frames are taken")
         elif count != expected:
             raise UsageError(
+                "mismatch",
                 f"{canvas.title} does not fit the profile",
                 expected=f"{expected} frames" + (" or more" if begins else ""),
                 found=count if count < expected else f"more than {expected}",
@@ -304,6 +305,7 @@ class _Loader:
         for count, frame in enumerate(self._frames(name, item, source, canvas, limit + 1), 1):
             if count > limit:
                 raise UsageError(
+                    "out_of_range",
                     f"{canvas.title} is too long for one run",
                     expected=f"at most {limit} frames at this size",
                     remedy="cut it, and make the parts one by one",
@@ -332,7 +334,10 @@ class _Loader:
         frames, count = self._first_frames(name, item, source, canvas, self._total)
         if count == 1 and self._total > 1:
             raise UsageError(
-                f"{canvas.title} is too short", expected="2 frames or more: one cannot be reflected", found=1
+                "out_of_range",
+                f"{canvas.title} is too short",
+                expected="2 frames or more: one cannot be reflected",
+                found=1,
             )
         _reflect(frames, count)
         return frames
@@ -349,6 +354,7 @@ def _check_count(profile: Profile, name: str, found: int) -> None:
     """Raises UsageError for another number of reference images than the profile has."""
     if found != profile.num_references:
         raise UsageError(
+            "mismatch",
             f"{field(name)} does not fit the profile",
             expected=f"{profile.num_references} image(s)",
             found=found,

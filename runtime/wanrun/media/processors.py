@@ -190,6 +190,7 @@ def reference_size(
     old_width, old_height = (side - side % spatial for side in size)
     if 0 in (old_width, old_height):
         raise UsageError(
+            "out_of_range",
             f"{name} is too small",
             expected=f"{spatial} pixels a side or more",
             found=f"{size[0]}x{size[1]}",
@@ -219,6 +220,7 @@ def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
 
 def _too_narrow(size: tuple[int, int], name: str) -> UsageError:
     return UsageError(
+        "out_of_range",
         f"{name} is too narrow",
         expected="sides that differ less",
         found=f"{size[0]}x{size[1]}",

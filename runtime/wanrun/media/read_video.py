@@ -114,7 +114,9 @@ def folder_files(path: Path, option: str) -> list[Path]:
             key=lambda file: natural_key(file.name),
         )
     except OSError as error:
-        raise UsageError(f"{described(path, option)} cannot be read", found=error.strerror) from None
+        raise UsageError(
+            "unreadable", f"{described(path, option)} cannot be read", found=error.strerror
+        ) from None
 
 
 def _listed_frames(
@@ -151,6 +153,7 @@ def _same_size(frames: Iterator[Image.Image], source: VideoSource, option: str) 
         size = size or frame.size
         if frame.size != size:
             raise UsageError(
+                "mismatch",
                 f"the frames of {described(source, option)} differ in size",
                 expected=f"{size[0]}x{size[1]}, as the first",
                 found=f"{frame.width}x{frame.height}, frame {number}",
@@ -158,7 +161,7 @@ def _same_size(frames: Iterator[Image.Image], source: VideoSource, option: str) 
         yield frame
     if number == 0:
         raise UsageError(
-            f"{described(source, option)} has no frames", expected="a video or a folder of images"
+            "damaged", f"{described(source, option)} has no frames", expected="a video or a folder of images"
         )
 
 
@@ -260,6 +263,7 @@ def _ffmpeg_frames(
     if code or any("ended prematurely" in line for line in lines):
         reason = re.sub(r"\[[^]]*\] *", "", lines[0]) if lines else how_it_ended(code)
         raise UsageError(
+            "damaged",
             f"{name} is damaged, or not a video with pictures",
             found=f"ffmpeg: {reason}",
             remedy="encode it again, or give a folder of images",
@@ -272,6 +276,7 @@ def _program(name: str) -> str:
         return find_ffmpeg()
     except UsageError as error:
         raise UsageError(
+            "unreadable",
             f"{name} cannot be read: {error.what}",
             found=error.found,
             remedy=f"{error.remedy}, or give a folder of images",

@@ -96,7 +96,7 @@ def check_media(manifest: Manifest, media: Media) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise UsageError("; ".join(problem.text for problem in problems))
+        raise UsageError("invalid_value", "; ".join(problem.text for problem in problems))
 
 
 def is_given(media: Media, name: MediaOption) -> bool:
@@ -115,13 +115,17 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
             if given:
                 what = f"{option} cannot be used with {variant}"
                 remedy = "leave it out" + (_BUILT_FOR_IT if name == "video" else "")
-                yield UsageError(what, expected=taken, remedy=remedy)
+                yield UsageError("unsupported", what, expected=taken, remedy=remedy)
         elif given and item.mode not in (None, mode):
             wanted = f"{field('mode')} {item.mode}"
-            yield UsageError(f"{option} only has an effect with {wanted}", remedy=f"pass {wanted}")
+            yield UsageError(
+                "no_effect", f"{option} only has an effect with {wanted}", remedy=f"pass {wanted}"
+            )
         elif item.required and not given and item.mode in (None, mode):
             with_mode = f" with {field('mode')} {item.mode}" if item.mode else ""
-            yield UsageError(f"{option} is missing: {variant} needs it{with_mode}", expected=kind)
+            yield UsageError(
+                "missing_parameter", f"{option} is missing: {variant} needs it{with_mode}", expected=kind
+            )
 
 
 def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
@@ -129,14 +133,16 @@ def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     for name, item in manifest.model.task.inputs.items():
         if item.beside is not None and is_given(media, name) and not is_given(media, item.beside):
             other = field(item.beside)
-            yield UsageError(f"{field(name)} has no effect without {other}", remedy=f"pass {other} too")
+            yield UsageError(
+                "no_effect", f"{field(name)} has no effect without {other}", remedy=f"pass {other} too"
+            )
     begins = [
         field(name)
         for name, item in manifest.model.task.inputs.items()
         if item.count is not None and is_given(media, name)
     ]
     if len(begins) > 1:
-        yield UsageError(f"{' and '.join(begins)} exclude each other", remedy="pass one of them")
+        yield UsageError("conflict", f"{' and '.join(begins)} exclude each other", remedy="pass one of them")
 
 
 def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
@@ -144,20 +150,28 @@ def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     task, variant = manifest.model.task, manifest.model.variant
     mode, overlap = field("mode"), field("segment_overlap")
     if media.mode is not None and task.modes is None:
-        yield UsageError(f"{mode} cannot be used with {variant}")
+        yield UsageError("unsupported", f"{mode} cannot be used with {variant}")
     elif media.mode is not None and task.modes is not None and media.mode not in task.modes.names:
         names = " or ".join(task.modes.names)
-        yield UsageError(f"{mode} is unknown", expected=names, found=media.mode)
+        yield UsageError("unknown_parameter", f"{mode} is unknown", expected=names, found=media.mode)
     if media.fit is not None and not task.fits:
-        yield UsageError(f"{field('fit')} cannot be used with {variant}", remedy="leave it out")
+        yield UsageError(
+            "unsupported", f"{field('fit')} cannot be used with {variant}", remedy="leave it out"
+        )
     elif media.fit is not None and not any(
         item.required or is_given(media, name) for name, item in task.inputs.items()
     ):  # of an input that is missing there is an error already
-        yield UsageError(f"{field('fit')} has no effect without an image or a video", remedy="leave it out")
+        yield UsageError(
+            "no_effect", f"{field('fit')} has no effect without an image or a video", remedy="leave it out"
+        )
     elif media.fit not in (None, *FITS):
-        yield UsageError(f"{field('fit')} is unknown", expected=" or ".join(FITS), found=media.fit)
+        yield UsageError(
+            "unknown_parameter", f"{field('fit')} is unknown", expected=" or ".join(FITS), found=media.fit
+        )
     if media.segment_overlap is not None and task.windows is None:
-        yield UsageError(f"{overlap} cannot be used with {variant}", remedy="leave it out")
+        yield UsageError("unsupported", f"{overlap} cannot be used with {variant}", remedy="leave it out")
     elif task.windows is not None and media.segment_overlap not in (None, *task.windows.overlaps):
         numbers = " or ".join(map(str, task.windows.overlaps))
-        yield UsageError(f"{overlap} is not possible", expected=numbers, found=media.segment_overlap)
+        yield UsageError(
+            "out_of_range", f"{overlap} is not possible", expected=numbers, found=media.segment_overlap
+        )

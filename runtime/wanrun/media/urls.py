@@ -21,6 +21,7 @@ def url_error(source: object, name: str) -> UsageError | None:
     if not isinstance(source, str) or not _URL.match(source):
         return None
     return UsageError(
+        "wrong_kind",
         f"{name} {shortened(source)} is a URL, and URLs are not fetched",
         remedy="download it first, and give the file",
     )

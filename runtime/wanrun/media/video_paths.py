@@ -28,6 +28,7 @@ def video_paths(path: Path, count: int = 1) -> list[Path]:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
+            "unsupported",
             f"{path} has no known video format",
             expected="a name that ends in " + ", ".join(SUFFIXES),
             found=repr(path.suffix),

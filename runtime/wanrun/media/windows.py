@@ -52,12 +52,18 @@ def check_segments(num_frames: int, length: int, overlap: int, video: str = "the
     if length <= 2 * overlap:
         shorter = "a smaller segment overlap, or " if overlap > 1 else ""
         raise UsageError(
+            "out_of_range",
             f"windows of {length} frames are too short to share {overlap}",
             expected=f"more than {2 * overlap} frames",
             remedy=f"use {shorter}a profile of more frames",
         )
     if num_frames <= overlap:
-        raise UsageError(f"{video} is too short", expected=f"more than {overlap} frame(s)", found=num_frames)
+        raise UsageError(
+            "out_of_range",
+            f"{video} is too short",
+            expected=f"more than {overlap} frame(s)",
+            found=num_frames,
+        )
 
 
 def check_chunks(num_frames: int, most: int, chunks: Chunking, temporal: int, video: str) -> None:
@@ -80,6 +86,7 @@ def check_chunks(num_frames: int, most: int, chunks: Chunking, temporal: int, vi
             [end for end in ends if end > num_frames][:1],
         ]
         raise UsageError(
+            "unsupported",
             f"{video} does not end where a chunk ends, so it cannot be continued",
             expected=f"{', '.join(map(str, ends))} frames",
             found=num_frames if num_frames <= most else f"more than {most}",
@@ -105,6 +112,7 @@ def last_chunks(frames: Iterable[Frame], length: int, most: int, video: str) -> 
         last.append(frame)
     if count < length:
         raise UsageError(
+            "out_of_range",
             f"{video} is too short to be continued",
             expected=f"a chunk, {length} frames, or more",
             found=count,

@@ -112,11 +112,13 @@ def check_free(
                 continue
             if file.exists() and not file.is_file():
                 kind = "a folder, which is not replaced" if file.is_dir() else "not a file"
-                raise UsageError(f"the output {file} is {kind}", remedy=f"choose {ways[1]}")
+                raise UsageError("wrong_kind", f"the output {file} is {kind}", remedy=f"choose {ways[1]}")
             if file == video and suffix == FOLDER:
-                raise UsageError(f"the output {file} exists", remedy=f"choose {ways[1]}")
+                raise UsageError("exists", f"the output {file} exists", remedy=f"choose {ways[1]}")
             if not overwrite:
-                raise UsageError(f"the output {file} exists", remedy=f"{ways[0]} to replace it, or {ways[1]}")
+                raise UsageError(
+                    "exists", f"the output {file} exists", remedy=f"{ways[0]} to replace it, or {ways[1]}"
+                )
 
 
 def write_video(
@@ -184,7 +186,9 @@ def frame_rate(fps: float) -> Fraction:
         UsageError: if it is out of range.
     """
     if not (math.isfinite(fps) and 0 < fps <= 1000):
-        raise UsageError("the frame rate is out of range", expected="0 < fps <= 1000", found=fps)
+        raise UsageError(
+            "out_of_range", "the frame rate is out of range", expected="0 < fps <= 1000", found=fps
+        )
     return Fraction(fps).limit_denominator(1001)
 
 
@@ -209,9 +213,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
             comment = read_bounded(metadata_sidecar(path), MAX_METADATA_BYTES).decode("utf-8")
         data = json.loads(comment or "{}")
     except Exception as error:  # there is no ffmpeg, or what Pillow and JSON raise for a damaged file
-        raise UsageError(f"the metadata of {path} cannot be read: {error}") from error
+        raise UsageError("unreadable", f"the metadata of {path} cannot be read: {error}") from error
     if not isinstance(data, dict):
-        raise UsageError(f"the metadata of {path} is not an object", found=type(data).__name__)
+        raise UsageError("unreadable", f"the metadata of {path} is not an object", found=type(data).__name__)
     return data
 
 
@@ -230,7 +234,9 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
         if replaces and not overwrite:
             spare = path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
             temporary.rename(spare)
-            raise UsageError(f"{path} appeared while the video was made", remedy=f"the new video is {spare}")
+            raise UsageError(
+                "exists", f"{path} appeared while the video was made", remedy=f"the new video is {spare}"
+            )
         if sidecar is not None and not replaces:
             replace_file(metadata_sidecar(path), sidecar)
         temporary.replace(path)
@@ -245,6 +251,7 @@ def _write_by_ffmpeg(
     height, width = shape[1:3]
     if height % 2 or width % 2:
         raise UsageError(
+            "out_of_range",
             f"{path.suffix[1:]} needs an even width and height",
             found=f"{width}x{height}",
             remedy="choose an --output that ends in .webp or .png",

@@ -57,7 +57,7 @@ class CancelToken:
     def check(self) -> None:
         """Raises CancelledError once ``cancel`` was called."""
         if self.cancelled:
-            raise CancelledError("the call was cancelled")
+            raise CancelledError("cancelled", "the call was cancelled")
 
 
 class Waits(threading.local):

@@ -97,6 +97,7 @@ def open_device(
     ours = devices if mesh is None else list(mesh.local_devices)
     if group is not None and len(ours) != count:
         raise UsageError(
+            "mismatch",
             "the mesh's devices are not shared evenly by the processes",
             expected=f"{count} in each",
             found=f"{len(ours)} in process {group.process}",

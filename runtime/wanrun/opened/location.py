@@ -22,4 +22,6 @@ def weights_folder(weights: str) -> Path:
     remedy = "check --weights"
     if "://" in weights:
         weights, remedy = weights.partition("?")[0], "give the artifact's address: it is read from there"
-    raise UsageError(f"there are no weights at {weights!r}", expected="a folder", remedy=remedy)
+    raise UsageError(
+        "missing_file", f"there are no weights at {weights!r}", expected="a folder", remedy=remedy
+    )

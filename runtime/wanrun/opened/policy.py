@@ -136,12 +136,13 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
         for row in rows_of(LoadPolicy):
             if row.choices and getattr(self, row.name) not in row.choices:
                 raise UsageError(
+                    "unsupported",
                     f"{row.name} cannot be {getattr(self, row.name)!r}",
                     expected="one of " + ", ".join(row.choices),
                 )
         if self.text_encoder_device not in (None, "cpu"):
             what = f"{named('text_encoder_device')} cannot be {self.text_encoder_device!r}"
-            raise UsageError(what, expected="cpu, or nothing")
+            raise UsageError("invalid_value", what, expected="cpu, or nothing")
         if self.weights is not None:
             from wanrun.opened.location import weights_folder
 

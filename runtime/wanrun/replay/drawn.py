@@ -131,6 +131,7 @@ class DrawnSteps:
         history = given.get("history")
         if given.keys() != {"latents", "history"} or set(history or ()) != set(HISTORY):
             raise VerificationError(
+                "other_results",
                 f"{name} passes on what nothing proves",
                 expected=f"latents, and a history of {', '.join(HISTORY)}",
                 found=", ".join(map(str, given)),

@@ -90,6 +90,7 @@ def read_golden(artifact: Artifact, profile: str) -> Golden:
         return msgspec.json.decode(artifact.listed(GOLDEN, record), type=Golden)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(
+            "unreadable",
             f"{artifact.folder / record.file} is no recorded result",
             found=str(error),
             remedy="run wanbuild verify --record",
@@ -197,6 +198,7 @@ def compare(expected: Golden, found: Golden) -> str:
         for what in ("latents_sha256", "frames_sha256"):
             if getattr(expected, what) != getattr(found, what):
                 raise VerificationError(
+                    "other_results",
                     f"{what} differs from golden/ on the same kind of machine",
                     expected=getattr(expected, what),
                     found=getattr(found, what),
@@ -218,6 +220,7 @@ def _frames_apart(expected: Sequence[int], found: Sequence[int], most: float) ->
     difference = levels_apart(np.asarray(expected, np.float64), np.asarray(found, np.float64))
     if not difference <= most:
         raise VerificationError(
+            "other_results",
             "the frames differ from golden/ by more than another kind of machine explains",
             expected=f"at most {most:.3g} of {LEVELS} levels",
             found=f"{difference:.3g}",
@@ -229,10 +232,14 @@ def _apart(what: str, expected: Sequence[float], found: Sequence[float], most: f
     """Returns the relative error of samples. Raises VerificationError if it is too large."""
     if len(expected) != len(found):
         raise VerificationError(
-            f"golden/ has another number of samples of the {what}", expected=len(expected), found=len(found)
+            "other_results",
+            f"golden/ has another number of samples of the {what}",
+            expected=len(expected),
+            found=len(found),
         )
     if not (error := relative_error(np.asarray(found), np.asarray(expected))) <= most:
         raise VerificationError(
+            "other_results",
             f"the {what} differ from golden/ by more than another kind of machine explains",
             expected=f"at most {most:g} relative",
             found=f"{error:.2e}",

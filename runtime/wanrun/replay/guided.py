@@ -69,6 +69,7 @@ def prove_guiders(
             error, allowed = np.linalg.norm(found - expected), most * np.linalg.norm(expected) + stored
             if not error <= allowed:
                 raise VerificationError(
+                    "other_results",
                     f"{name} does not combine passes as {guider} does",
                     expected=f"at most {allowed:.1e} off",
                     found=f"{error:.1e}",
@@ -84,7 +85,7 @@ def _projected(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _
     found = seen()
     yield (1 - HALF) * product / (square + 1e-8) * negative + HALF * one, found
     if np.array_equal(found, half):
-        raise VerificationError("guidance_projection changes nothing of what steps return")
+        raise VerificationError("other_results", "guidance_projection changes nothing of what steps return")
 
 
 def _skipping(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _Expected:
@@ -94,7 +95,7 @@ def _skipping(seen: _Seen, half: np.ndarray, one: np.ndarray, layers: int) -> _E
     yield half, none
     yield half - 2 * (first - half), seen(skip_scale=-2.0, skip_layers=middle)
     if np.array_equal(first, none):
-        raise VerificationError(f"{SKIPPED_LAYERS} changes nothing of what steps return")
+        raise VerificationError("other_results", f"{SKIPPED_LAYERS} changes nothing of what steps return")
 
 
 _PROOFS: Mapping[str, Callable[[_Seen, np.ndarray, np.ndarray, int], _Expected]] = MappingProxyType(

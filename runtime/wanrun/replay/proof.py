@@ -104,6 +104,7 @@ def _compare(name: str, what: str, expected: np.ndarray, found: np.ndarray, most
     """Raises VerificationError if an array differs by more than this relative error."""
     if not (error := relative_error(found, expected)) <= most:
         raise VerificationError(
+            "other_results",
             f"{name} makes other steps than the solver's table says: wrong {what}",
             expected=f"at most {most:.1e} relative",
             found=f"{error:.1e}",
@@ -171,7 +172,7 @@ def _decides(what: str, name: str, one: Any, other: Any) -> None:
     import jax
 
     if all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other))):
-        raise VerificationError(f"{what} changes nothing of what {name} returns")
+        raise VerificationError("other_results", f"{what} changes nothing of what {name} returns")
 
 
 def _proven(
@@ -189,7 +190,7 @@ def _prove_guidance(name: str, moved: Mapping[float, Sequence[Bounded]], most: f
     beyond = (SCALES[2] - SCALES[1]) / (SCALES[1] - SCALES[0])
     for half, one, found in zip(*(moved[scale] for scale in SCALES), strict=True):
         if np.array_equal(half.values, one.values):
-            raise VerificationError(f"guidance_scale changes nothing of what {name} returns")
+            raise VerificationError("other_results", f"guidance_scale changes nothing of what {name} returns")
         expected = _combined((-beyond, half), (1 + beyond, one))
         bound = expected.bound + found.bound
         _compare(name, "prediction", expected.values, found.values, most + _share(bound, expected.values))
@@ -209,6 +210,7 @@ def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:
             error, most = relative_error(values, first), TOLERANCES[pipeline.profile.options.dtype]
             if not error <= most:
                 raise VerificationError(
+                    "other_results",
                     f"the text encoder of {length} tokens differs from the shortest one",
                     expected=f"at most {most:g} relative",
                     found=f"{error:.2e}",
@@ -238,6 +240,7 @@ def check_all_ran(pipeline: Pipeline, forms: Collection[str] | None = None) -> N
         role = programs[name].role
         if role not in others and ROLES[role].proven != "weights":
             raise VerificationError(
+                "other_results",
                 f"{name} has not run, so nothing proves it",
                 expected=f"its role, {role}, in what a generation runs",
                 remedy="build the artifact again",

@@ -74,7 +74,9 @@ class Chosen:
         for choice in choices:
             name, adapter, own = _adapter_of(choice.name, artifact)
             if name in self._adapters:
-                raise UsageError(f"{field('lora')} {shortened(name)} is given twice", remedy="give it once")
+                raise UsageError(
+                    "conflict", f"{field('lora')} {shortened(name)} is given twice", remedy="give it once"
+                )
             self._adapters[name] = adapter
             found.append(
                 ChosenLora(
@@ -106,6 +108,7 @@ class Chosen:
         names = " and ".join(one.name for one in self._working)
         build = f"run {self._artifact.compiling(profile, lora_rank=needed or 16)}"
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} takes no {field('lora')}: it has no slots for any"
             if not built
             else f"profile {profile.name} has too few slots for {field('lora')} {names}",
@@ -133,6 +136,7 @@ class Chosen:
                 brought[option] = one
             elif not _is_given(option, request):
                 raise UsageError(
+                    "conflict",
                     f"{field('lora')} {first} and {other} bring different defaults of {field(option)}",
                     found=f"{_shown(one)} and {_shown(two)}",
                     remedy=f"pass {field(option)}",
@@ -182,7 +186,7 @@ def read_adapter(path: Path) -> AdapterFile:
         status = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"the adapter {path} cannot be read", found=reason) from None
+        raise UsageError("unreadable", f"the adapter {path} cannot be read", found=reason) from None
     return _read_adapter(path, status.st_size, status.st_mtime_ns)
 
 
@@ -207,6 +211,7 @@ def _adapter_of(name: str, artifact: Artifact) -> tuple[str, PlacedAdapter, bool
     if not name.endswith(SUFFIX):
         names = ", ".join(artifact.adapters)
         raise UsageError(
+            "unknown_name",
             f"there is no LoRA {shortened(name)}",
             expected=f"one of {names}, or an adapter's file ({SUFFIX})" if names else f"a {SUFFIX} file",
             found=None if names else "no LoRAs in the artifact",
@@ -226,17 +231,20 @@ def _strengths(choice: LoraChoice, name: str, experts: Sequence[str], manifest: 
         return dict.fromkeys(experts, 1.0 if choice.strength is None else choice.strength)
     if TRANSFORMERS[1] not in manifest.components:
         raise UsageError(
+            "mismatch",
             f"{field('lora')} {name} has strengths of two experts, and this model has one transformer",
             remedy=f"give one strength: {name}:{next(iter(given.values())):g}",
         )
     for expert, noise in _NOISE.items():
         if expert in experts and expert not in given:
             raise UsageError(
+                "missing_parameter",
                 f"{field('lora')} {name} has no strength of the {noise}-noise expert, which it changes too",
                 remedy=f"add {noise}=0, or another one",
             )
         if expert not in experts and given.get(expert):
             raise UsageError(
+                "mismatch",
                 f"{field('lora')} {name} does not change the {noise}-noise expert",
                 remedy=f"leave {noise}= out",
             )

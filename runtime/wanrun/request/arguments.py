@@ -89,7 +89,7 @@ def path_of(value: object, name: str) -> Path:
             return Path(text)
     except UnicodeEncodeError:  # half of a surrogate pair
         pass
-    raise UsageError(f"{name} is no path", found=quoted(text))
+    raise UsageError("wrong_type", f"{name} is no path", found=quoted(text))
 
 
 def artifact_of(given: object) -> Artifact:
@@ -103,6 +103,7 @@ def artifact_of(given: object) -> Artifact:
         return replace(given, folder=Path(os.path.realpath(given.folder)))
     if isinstance(given, str) and "://" in given:
         raise UsageError(
+            "wrong_kind",
             f"{shortened(given)} is an address",
             expected="an artifact's folder",
             remedy="wanhub.load(address) fetches it, and loads it",

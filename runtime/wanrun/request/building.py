@@ -57,7 +57,7 @@ def built(
     name, kept = error.lacking.name, overlay_of(artifact.manifest)
     if not can_build():
         raise UsageError(
-            f"{field('build')} needs wanbuild, which is not installed", remedy=BUILD_EXTRA
+            "not_installed", f"{field('build')} needs wanbuild, which is not installed", remedy=BUILD_EXTRA
         ) from error
     own, cancel = artifact.alone, cancel or CancelToken()
     with timings.phase("build", name), kept.held(cancel.check):
@@ -70,7 +70,9 @@ def built(
             found = overlaid(own)
     if name not in found.manifest.profiles:
         raise ArtifactError(
-            f"profile {name} was built in {kept.path}, and cannot be read", remedy="run it again"
+            "other_release",
+            f"profile {name} was built in {kept.path}, and cannot be read",
+            remedy="run it again",
         )
     return found
 
@@ -89,6 +91,7 @@ def build_beside(opened: OpenedArtifact, error: UnbuiltError, cancel: CancelToke
     name, own = error.lacking.name, opened.artifact
     if opened.device.device.platform != "cpu":
         raise UsageError(
+            "not_built",
             f"profile {name} is not built, and its compiler needs the device, which this process has",
             remedy=f"name this shape to wanrun.load(..., {field('build')}=True) in a new process, or run "
             f"wanbuild compile {error.lacking.compile_options} --artifact {shlex.quote(str(own))} before",
@@ -169,5 +172,8 @@ def _run_child(
         if failed:
             found = last.removeprefix("error:").strip()
             raise UsageError(
-                f"profile {name} cannot be built here", found=found, remedy=shlex.join(command[1:])
+                "unsupported",
+                f"profile {name} cannot be built here",
+                found=found,
+                remedy=shlex.join(command[1:]),
             )

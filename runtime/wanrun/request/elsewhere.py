@@ -209,7 +209,7 @@ def no_attribute(where: str, name: str) -> AttributeError:
     what = f"{where} has no attribute {name!r}"
     if name not in _ATTRIBUTES:
         return AttributeError(what)
-    return AttributeError(str(UsageError(what, remedy=_ATTRIBUTES[name])))
+    return AttributeError(str(UsageError("unknown_name", what, remedy=_ATTRIBUTES[name])))
 
 
 def nearest(name: str, names: Iterable[str], near: float = NEAR) -> str | None:

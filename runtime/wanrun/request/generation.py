@@ -239,6 +239,7 @@ def check_resolved(generation: object, manifest: Manifest) -> None:
         raise wrong_type("generation", "wanrun's Generation", generation)
     if generation.manifest.content_digest != manifest.content_digest:
         raise UsageError(
+            "changed",
             "the generation was resolved for another artifact",
             expected=manifest.content_digest,
             found=generation.manifest.content_digest,

@@ -21,6 +21,7 @@ def check_guidance(profile: Profile, scale: float | None) -> None:
     name = field("guidance_scale")
     if scale is not None and scale > 1 and not profile.guidance:
         raise UsageError(
+            "no_effect",
             f"{name} has no effect: profile {profile.name} has no guidance",
             expected="at most 1",
             found=f"{scale:g}",
@@ -65,6 +66,7 @@ def check_guided_steps(options: Mapping[str, Any], ranges: Sequence[ExpertRange]
         first, last = guided_steps(options, steps)
         start, end = (field(name) for name in GUIDED)
         raise UsageError(
+            "out_of_range",
             f"{start} and {end} leave no step with guidance",
             expected=f"at least one of the {steps} steps that run between them",
             found=f"steps {first} to {last}",
@@ -73,6 +75,7 @@ def check_guided_steps(options: Mapping[str, Any], ranges: Sequence[ExpertRange]
     if "skip_layers" in options and not any(part.skipping for part in ranges):
         start, end, scale = (field(one) for one in ("skip_start", "skip_end", "skip_scale"))
         raise UsageError(
+            "no_effect",
             f"{field('guider')} skip-layer has no effect",
             expected=f"{scale} other than 0, and of the {steps} steps that run one with guidance after "
             f"{start} x {steps} and before {end} x {steps}",
@@ -91,6 +94,7 @@ def _guided_by(
     if others := [name for name in given if name not in guider.options]:
         (own,) = (one.name for one in GUIDERS.values() if others[0] in one.options)
         raise UsageError(
+            "no_effect",
             f"{field(others[0])} has no effect with {field('guider')} {guider.name}",
             remedy=f"leave it out, or pass {field('guider')} {own}",
         )
@@ -98,6 +102,7 @@ def _guided_by(
         return {}
     if not guidance:
         raise UsageError(
+            "no_effect",
             f"{field('guider')} {guider.name} has no effect: guidance is off",
             expected=f"{field('guidance_scale')} above 1 and a profile with guidance",
             remedy=f"raise {field('guidance_scale')}, or leave {field('guider')} out",
@@ -105,12 +110,14 @@ def _guided_by(
     if guider.name not in profile.options.guiders:
         guiders = (*profile.options.guiders, guider.name)
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} is not built for {field('guider')} {guider.name}",
             remedy=f"run {artifact.compiling(profile, guiders=guiders)}",
         )
     found = {"guider": guider.name, **guider.options, **given}
     if found.get("zero_steps", 0) >= options["num_steps"]:
         raise UsageError(
+            "out_of_range",
             f"{field('zero_steps')} leaves no step with a velocity",
             expected=f"less than {options['num_steps']}",
             found=found["zero_steps"],
@@ -128,6 +135,7 @@ def _skipped(given: Iterable[int], layers: int) -> list[int]:
     name, skipped = field("skip_layers"), sorted(set(given))
     if not skipped or skipped[-1] >= layers or len(skipped) == layers:
         raise UsageError(
+            "unsupported",
             f"{name} cannot be skipped" if skipped else f"{field('guider')} skip-layer needs {name}",
             expected=f"some of the layers 0 to {layers - 1}",
             found=", ".join(map(str, skipped)) or "none",
@@ -142,12 +150,14 @@ def _avoiding(options: Mapping[str, Any], artifact: Artifact, profile: Profile) 
     if (options[scale] or 1) == 1:
         if (given := next((name for name in others if options[name] is not None), None)) is not None:
             raise UsageError(
+                "no_effect",
                 f"{field(given)} has no effect: {field(scale)} is off",
                 remedy=f"leave it out, or pass {field(scale)} 11",
             )
         return {}
     if not profile.options.nag:
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} is not built for {field(scale)}",
             remedy=f"run {artifact.compiling(profile, nag=True)}",
         )

@@ -46,12 +46,14 @@ def check_live(
     """
     if manifest.model.chunks is None:
         raise UsageError(
+            "unsupported",
             f"{manifest.model.variant} makes a video at once, so it cannot be live",
             expected="a model that makes videos chunk by chunk",
             remedy="make it as an ordinary one",
         )
     if decoder not in (None, "full"):
         raise UsageError(
+            "unsupported",
             f"{field('decoder')} {decoder} decodes whole videos, so it cannot decode a live one",
             remedy=f"leave {field('decoder')} out",
         )
@@ -59,6 +61,7 @@ def check_live(
         raise wrong_type(field(name), "a whole number, or None", frames)
     if frames is not None and frames != (nearest := max(nearest_length(manifest.model, frames), 1)):
         raise UsageError(
+            "unsupported",
             f"{field(name)} of a live video cannot be {frames}",
             expected=f"one more than a multiple of {manifest.model.vae_temporal}",
             remedy=f"use {nearest}",

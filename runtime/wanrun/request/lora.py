@@ -82,6 +82,7 @@ def _is_finite(number: str) -> bool:
 
 def _not_understood(text: str) -> UsageError:
     return UsageError(
+        "unreadable",
         f"the LoRA {shortened(text)} is not understood",
         expected="its name or file, with nothing, a strength such as :0.8, or :high=0.9,low=0.6 behind it",
     )

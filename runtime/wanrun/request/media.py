@@ -47,17 +47,21 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
     named = next((name for name in (*MEDIA_KINDS, "mode") if getattr(request, name) not in (None, ())), None)
     if named is not None and (media is not None or inputs is not None):
         raise UsageError(
+            "conflict",
             f"{field(named)} is given beside {'inputs' if media is None else 'media'}",
             remedy="give images and videos in one way: by name, as media, or as inputs",
         )
     if media is not None and inputs is not None:
-        raise UsageError("media and inputs exclude each other", remedy="pass one of them")
+        raise UsageError("conflict", "media and inputs exclude each other", remedy="pass one of them")
     if inputs is not None and request.fit is not None:
         raise UsageError(
-            f"{field('fit')} is given beside inputs", remedy="give it to the Media that they are loaded from"
+            "conflict",
+            f"{field('fit')} is given beside inputs",
+            remedy="give it to the Media that they are loaded from",
         )
     if inputs is not None and request.segment_overlap not in (None, inputs.segment_overlap):
         raise UsageError(
+            "mismatch",
             f"{field('segment_overlap')} is not that of the inputs",
             expected=inputs.segment_overlap,
             found=request.segment_overlap,

@@ -69,13 +69,16 @@ def scheduled(request: Request, manifest: Manifest) -> tuple[Request, dict[str, 
     for option, value in decided.items():
         if getattr(request, option) not in (None, value):
             raise UsageError(
-                f"{name} and {field(option)} contradict each other", remedy=f"leave {field(option)} out"
+                "conflict",
+                f"{name} and {field(option)} contradict each other",
+                remedy=f"leave {field(option)} out",
             )
     if (wrong := next(_misfits(chosen, request, manifest), None)) is not None:
         fitting = [
             key for key, one in manifest.schedules.items() if not any(_misfits(one, request, manifest))
         ]
         raise UsageError(
+            "mismatch",
             f"{name} {shortened(request.schedule)} is for another request: {wrong}",
             expected="one of " + ", ".join(fitting) if fitting else None,
             remedy=None if fitting else f"leave {name} out, or run wanbuild calibrate",
@@ -111,12 +114,14 @@ def _schedule_of(name: str, manifest: Manifest) -> Schedule:
             "no schedules; wanbuild calibrate makes some, and wanbuild convert --sampling gives a "
             "distilled model its own"
         )
-        raise UsageError(what, expected="a .json file, or one of the artifact's: " + names)
+        raise UsageError("unreadable", what, expected="a .json file, or one of the artifact's: " + names)
     try:
         data = read_bounded(Path(name), MAX_SCHEDULE_BYTES).removeprefix(b"\xef\xbb\xbf")  # a byte order mark
         return msgspec.json.decode(data, type=Schedule)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"the schedule {shortened(name)} cannot be read", found=error) from None
+        raise UsageError(
+            "unreadable", f"the schedule {shortened(name)} cannot be read", found=error
+        ) from None
 
 
 def with_split_steps(request: Request) -> Request:
@@ -131,11 +136,15 @@ def with_split_steps(request: Request) -> Request:
     if None in given.values():
         (lacking,) = (name for name, one in given.items() if one is None)
         raise UsageError(
-            f"{' and '.join(given)} belong together", found=f"no {lacking}", remedy=f"pass {lacking} too"
+            "conflict",
+            f"{' and '.join(given)} belong together",
+            found=f"no {lacking}",
+            remedy=f"pass {lacking} too",
         )
     total = sum(given.values())
     if request.num_steps not in (None, total):
         raise UsageError(
+            "conflict",
             f"{field('num_steps')} contradicts {' and '.join(given)}",
             expected=f"{total}, their sum",
             found=request.num_steps,
@@ -152,6 +161,7 @@ def _boundary(options: Mapping[str, Any], given: float | None, manifest: Manifes
         return boundary_after(high, options, manifest)
     if (found := split_at(given, options, manifest)) != high:
         raise UsageError(
+            "conflict",
             f"{field('boundary')} contradicts {names}",
             expected=f"{high} steps at or above it",
             found=f"{found} at or above {given:g}",
@@ -173,17 +183,21 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
             why = "this model has one transformer" if expert else f"this is no {row.models} model"
             models = f"models with {row.models}" if expert else f"{row.models} models"
             raise UsageError(
-                f"{field(row.name)} has no effect: {why}", remedy=f"leave it out; it is for {models}"
+                "no_effect",
+                f"{field(row.name)} has no effect: {why}",
+                remedy=f"leave it out; it is for {models}",
             )
     scale, first = request.guidance_scale_2, field("guidance_scale")
     if not guidance and (name := next((one for one in GUIDED if getattr(request, one) is not None), None)):
         raise UsageError(
+            "no_effect",
             f"{field(name)} has no effect: guidance is off",
             expected=f"{first} above 1 and a profile with guidance",
             remedy=f"raise {first}, or leave {field(name)} out",
         )
     if scale is not None and scale > 1 and not guidance:
         raise UsageError(
+            "no_effect",
             f"{field('guidance_scale_2')} has no effect: guidance is off",
             expected=f"{first} above 1 and a profile with guidance, for both experts",
             found=scale,
@@ -195,10 +209,13 @@ def check_decoder(artifact: Artifact, decoder: str | None) -> None:
     """Raises UsageError for a decoder that there is not, or that the artifact has not."""
     name = field("decoder")
     if decoder not in (None, *DECODERS):
-        raise UsageError(f"{name} cannot be {decoder!r}", expected="one of " + ", ".join(DECODERS))
+        raise UsageError(
+            "unsupported", f"{name} cannot be {decoder!r}", expected="one of " + ", ".join(DECODERS)
+        )
     if decoder == "tiny" and TINY_VAE not in artifact.manifest.components:
         source = artifact.manifest.source.get("repository") or "SOURCE"
         raise UsageError(
+            "not_built",
             f"{name} tiny needs a tiny decoder, and this artifact has none",
             remedy=f"leave it out, or run wanbuild convert {source} --tiny-vae FILE --force --artifact "
             f"{shlex.quote(str(artifact))}, and compile it again (docs/tiny-decoder.md)",
@@ -223,6 +240,7 @@ def with_strength(artifact: Artifact, profile: Profile, request: Request, begins
             return request
         video = "a video to begin with" if start is None else field(start)
         raise UsageError(
+            "no_effect",
             f"{name} has no effect without {video}",
             expected=None if start else "a profile of wanbuild compile --video-to-video",
             remedy="leave it out" if start is None else f"pass {video} too",
@@ -231,6 +249,7 @@ def with_strength(artifact: Artifact, profile: Profile, request: Request, begins
         built = [key for key, one in manifest.profiles.items() if one.options.video_to_video]
         choose = "choose one of these, or " if built else ""
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} is not built for a video to begin with",
             expected="one of " + ", ".join(built) if built else None,
             remedy=f"{choose}run {artifact.compiling(profile, video_to_video=True)}",
@@ -270,10 +289,11 @@ def resolve_loop(artifact: Artifact, profile: Profile, loop: str | None) -> str:
     """
     name, built = field("loop"), profile.options.forms
     if loop is not None and loop not in FORMS:
-        raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(FORMS))
+        raise UsageError("unsupported", f"{name} cannot be {loop!r}", expected="one of " + ", ".join(FORMS))
     form = loop or built[0]
     if form not in built:
         raise ArtifactError(
+            "not_built",
             f"profile {profile.name} has no program for {name} {form}",
             found=f"one for {' and '.join(built)}",
             remedy="add it with "
@@ -288,6 +308,7 @@ def _check_max_steps(artifact: Artifact, profile: Profile, loop: str, num_steps:
         other = f" {field('loop')} {STEPWISE}," if STEPWISE in profile.options.forms else ""
         more = f"--loop {profile.options.loop} --max-steps {num_steps}"
         raise UsageError(
+            "out_of_range",
             f"the number of steps is too large for the scan form of profile {profile.name}",
             expected=f"at most {profile.options.max_steps}",
             found=num_steps,

@@ -85,6 +85,7 @@ def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:
         if found != built:
             option = field(SEVERAL if name == "num_references" else name)
             raise UsageError(
+                "mismatch",
                 f"profile {profile.name} has another {option}",
                 expected=_text(built),
                 found=_text(found),

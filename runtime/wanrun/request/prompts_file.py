@@ -113,7 +113,9 @@ def read_entries(
     lines = [(number, line.strip()) for number, line in enumerate(data.split(b"\n"), 1)]
     filled = [(number, line) for number, line in lines if line]
     if not filled:
-        raise UsageError(f"the prompts file {name} has no prompt", remedy="write one prompt a line")
+        raise UsageError(
+            "missing_parameter", f"the prompts file {name} has no prompt", remedy="write one prompt a line"
+        )
     as_json = path.suffix.lower() == ".jsonl" or filled[0][1].startswith(b"{")
     entries, failures, index = list[Entry](), dict[int, UsageError](), 1
     for number, text in filled:
@@ -142,7 +144,7 @@ def read_line(given: Sequence[tuple[str, Any]], shared: Line | None = None) -> L
     names = {aliases(Line).get(name, name) for name, _ in given}
     if {"seed", "seeds"} <= names:
         what = f"{field('seed')} and {field('seeds')} exclude each other"
-        raise UsageError(what, remedy=f"give all of them as {field('seeds')}")
+        raise UsageError("conflict", what, remedy=f"give all of them as {field('seeds')}")
     return read_request(given, Line, shared)
 
 
@@ -162,11 +164,15 @@ def _read(path: Path) -> tuple[str, bytes]:
                 data = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"the prompts file {name} cannot be read", found=reason) from None
+        raise UsageError("unreadable", f"the prompts file {name} cannot be read", found=reason) from None
     if len(data) > _MAX_BYTES:
-        raise UsageError(f"the prompts file {name} is too large", expected=f"at most {_MAX_BYTES >> 20} MiB")
+        raise UsageError(
+            "out_of_range",
+            f"the prompts file {name} is too large",
+            expected=f"at most {_MAX_BYTES >> 20} MiB",
+        )
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UsageError(f"the prompts file {name} is UTF-16", remedy="save it as UTF-8")
+        raise UsageError("unreadable", f"the prompts file {name} is UTF-16", remedy="save it as UTF-8")
     return name, data.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -175,7 +181,10 @@ def _decode(line: bytes) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            "the line is not UTF-8", found=f"byte 0x{line[error.start]:02x}", remedy="save the file as UTF-8"
+            "unreadable",
+            "the line is not UTF-8",
+            found=f"byte 0x{line[error.start]:02x}",
+            remedy="save the file as UTF-8",
         ) from None
 
 
@@ -190,19 +199,22 @@ def _decode_json(line: bytes) -> Iterator[tuple[str, Any]]:
         pairs = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
         raise UsageError(
+            "unreadable",
             f"the line is not JSON ({error})",
             expected='an object such as {"prompt": "a fox"}',
             found=shortened(text),
         ) from None
     if not isinstance(pairs, _Pairs):
-        raise UsageError("the line is not a JSON object", expected='{"prompt": "..."}', found=shortened(text))
+        raise UsageError(
+            "unreadable", "the line is not a JSON object", expected='{"prompt": "..."}', found=shortened(text)
+        )
     for key, value in pairs:
         if (
             aliases(Line).get(key, key) == "output"
             and isinstance(value, str)
             and not (value and value.isprintable())
         ):
-            raise UsageError(f"{field(key)} is no file name", found=quoted(value))
+            raise UsageError("invalid_value", f"{field(key)} is no file name", found=quoted(value))
         yield key, list(map(_as_dict, value)) if type(value) is list else _as_dict(value)
 
 

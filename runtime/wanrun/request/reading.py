@@ -70,7 +70,7 @@ def read_request(
     for written, value in given:
         name = aliases(kind).get(written, written)
         if name in values:
-            problems.append(UsageError(f"{field(name)} is given twice"))
+            problems.append(UsageError("conflict", f"{field(name)} is given twice"))
         elif name not in known:
             problems.append(unknown_option(name, {**{one: one for one in known}, **aliases(kind)}, instead))
         else:
@@ -86,11 +86,11 @@ def read_request(
                 plain = msgspec.convert(_parsed(row, plain), row.type)
         values[name] = plain if name in known else None
     if "prompt" not in values:
-        problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
+        problems.append(UsageError("missing_parameter", "there is no prompt", expected='"prompt": "..."'))
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise UsageError("; ".join(problem.text for problem in problems))
+        raise UsageError("invalid_value", "; ".join(problem.text for problem in problems))
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
 
 
@@ -117,8 +117,10 @@ def unknown_option(name: str, known: Mapping[str, str], instead: Mapping[str, st
     if meant is None:
         like = nearest(name, known, ALIKE)
         such = "" if like is None else f", such as {field(known[like])}"
-        return UsageError(what, expected=f"an option that wanrun --help lists{such}")
-    return UsageError(what, remedy=f"use {field(known[meant])}" if meant in known else instead[meant])
+        return UsageError("unknown_parameter", what, expected=f"an option that wanrun --help lists{such}")
+    return UsageError(
+        "unknown_parameter", what, remedy=f"use {field(known[meant])}" if meant in known else instead[meant]
+    )
 
 
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:
@@ -137,14 +139,14 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
             if (error := url_error(name, field(row.name))) is not None:
                 yield error
             elif not _names_a_file(name):
-                yield UsageError(f"{field(row.name)} is no file name", found=quoted(name))
+                yield UsageError("invalid_value", f"{field(row.name)} is no file name", found=quoted(name))
         return
     try:
         msgspec.convert(parsed, row.type)
     except (msgspec.ValidationError, UnicodeEncodeError) as wrong:  # half of a surrogate pair
         what = "cannot be used" if (row.choices and row.base is str) or row.record else "is out of range"
         found = wrong if row.record else value if type(value) is float else quoted(value)
-        yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)
+        yield UsageError("invalid_value", f"{field(row.name)} {what}", expected=row.expected, found=found)
 
 
 def _fits(value: Any, row: Row) -> bool:

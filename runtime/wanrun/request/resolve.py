@@ -203,6 +203,7 @@ def _check_parts(
     given = [name for name in task.inputs if _has(manifest, media, name)]
     if (texts := len(clip_prompts(options))) >= (count := options.get("clips", 1)):
         raise UsageError(
+            "out_of_range",
             f"{field('clip_prompts')} has more lines than there are clips after the first",
             expected=f"at most {count - 1}" if count > 1 else f"{clips} of 2 or more",
             found=texts,
@@ -213,11 +214,13 @@ def _check_parts(
         longer = "" if task.chained is None or "clips" in options else f", or pass {clips} instead"
         if task.always_encodes:
             raise UsageError(
+                "no_effect",
                 f"{field('num_frames')} in windows is for models of text alone",
                 remedy=f"leave {windows} out{longer}",
             )
         if others := [*map(field, given), *([clips] if "clips" in options else [])]:
             raise UsageError(
+                "no_effect",
                 f"{field('num_frames')} in windows is for text alone",
                 expected=f"no image, no video and no {clips}",
                 found=", ".join(others),
@@ -226,9 +229,10 @@ def _check_parts(
         return
     if other := next((name for name in given if task.inputs[name] is not task.chained), None):
         what = f"{clips} and {field(other)} exclude each other"
-        raise UsageError(what, expected="a first image alone", remedy=f"leave {field(other)} out")
+        raise UsageError("conflict", what, expected="a first image alone", remedy=f"leave {field(other)} out")
     if profile.num_videos > 1:
         raise UsageError(
+            "unsupported",
             f"{clips} needs a profile of one video: each has an end of its own to continue from",
             found=f"{profile.num_videos} videos in {profile.name}",
             remedy="use a profile of one video, with several seeds",

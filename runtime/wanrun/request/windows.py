@@ -32,6 +32,7 @@ def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> d
     if not asked or total in (None, length):
         if request.window_overlap is not None:
             raise UsageError(
+                "no_effect",
                 f"{field('window_overlap')} has no effect: the video has one window of {length} frames",
                 remedy=f"leave it out, or ask for more {field('num_frames')}",
             )
@@ -39,6 +40,7 @@ def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> d
     assert total is not None
     if not length <= total <= MAX_WINDOWS * length or (total - 1) % temporal:
         raise UsageError(
+            "unsupported",
             f"{field('num_frames')} cannot be made in windows of {length}",
             expected=f"a multiple of {temporal} more, and no more than {MAX_WINDOWS * length}",
             found=total,
@@ -49,6 +51,7 @@ def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> d
     if overlap % temporal or not 0 < overlap // temporal < latents:
         most = (latents - 1) * temporal
         raise UsageError(
+            "out_of_range",
             f"windows of {length} frames cannot share {overlap}",
             expected=f"a multiple of {temporal}, at most {most}"
             if most

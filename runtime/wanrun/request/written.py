@@ -19,7 +19,7 @@ def parse_seed(text: str) -> int | str:
     try:
         return text if text == RANDOM else int(text)
     except ValueError:
-        raise UsageError(f"{text!r} is neither an integer nor {RANDOM}") from None
+        raise UsageError("wrong_type", f"{text!r} is neither an integer nor {RANDOM}") from None
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -30,7 +30,9 @@ def parse_size(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
     if match is None:
-        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=shortened(text))
+        raise UsageError(
+            "wrong_type", "not a size", expected="WIDTHxHEIGHT such as 832x480", found=shortened(text)
+        )
     return int(match[1]), int(match[2])
 
 
@@ -40,7 +42,10 @@ def parse_numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(
-            "not a list of numbers", expected="numbers with commas between them", found=shortened(text)
+            "wrong_type",
+            "not a list of numbers",
+            expected="numbers with commas between them",
+            found=shortened(text),
         ) from None
 
 
@@ -50,7 +55,7 @@ def parse_whole_numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(
-            "not a list of whole numbers", expected="such as 1,2,3", found=shortened(text)
+            "wrong_type", "not a list of whole numbers", expected="such as 1,2,3", found=shortened(text)
         ) from None
 
 

@@ -31,6 +31,7 @@ def cpu_target(artifact: Artifact, profile: Profile) -> SelectedTarget:
     ]
     if not found:
         raise ArtifactError(
+            "not_built",
             f"no CPU target has the text encoder of profile {profile.name}",
             expected=f"one for {field('text_encoder_device')} cpu",
             found=", ".join(sorted(artifact.manifest.targets)),

@@ -140,7 +140,7 @@ class ArtifactEmbeddings:
                 raise ValueError(f"it has {len(rows)} rows, not {record.length}")
         except ValueError as error:
             what = f"{EMBEDDING.what} {self._artifact.folder / record.file} is damaged: {error}"
-            raise ArtifactError(what, remedy=EMBEDDING.remedy) from None
+            raise ArtifactError("damaged", what, remedy=EMBEDDING.remedy) from None
         return rows
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:

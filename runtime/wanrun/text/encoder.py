@@ -157,6 +157,7 @@ class PromptEncoder:
             if not all_finite(own):
                 raise WanError(
                     # Not the prompt itself: a server's log has this line.
+                    "not_finite",
                     f"the embedding of a prompt of {len(prompts[index])} characters is not finite",
                     expected="numbers",
                     found="NaN or infinity",

@@ -86,15 +86,20 @@ class PromptTokenizer:
                 (path.read_bytes() if data is None else data).decode("utf-8")
             )
         except FileNotFoundError:
-            raise ArtifactError(f"{path} is missing", remedy="build the artifact again") from None
+            raise ArtifactError(
+                "missing_file", f"{path} is missing", remedy="build the artifact again"
+            ) from None
         except Exception as error:  # the tokenizers package raises bare Exception for a malformed file
             raise ArtifactError(
-                f"{path} cannot be read as a tokenizer", found=error, remedy="build the artifact again"
+                "unreadable",
+                f"{path} cannot be read as a tokenizer",
+                found=error,
+                remedy="build the artifact again",
             ) from error
         pad_token = self._tokenizer.id_to_token(pad_id)
         if pad_token is None:
             raise ArtifactError(
-                f"{path} has no token {pad_id} to pad with", remedy="build the artifact again"
+                "damaged", f"{path} has no token {pad_id} to pad with", remedy="build the artifact again"
             )
         # These replace the file's own settings.
         self._tokenizer.enable_truncation(max_length)

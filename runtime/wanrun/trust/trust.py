@@ -154,4 +154,6 @@ class Trust:
         return self._error("cannot be used on this chip", found=verdict.reason, remedy=remedy)
 
     def _error(self, what: str, **parts: Any) -> ArtifactError:
-        return ArtifactError(f"the executables of target {self.selected.name} {what}", **parts)
+        return ArtifactError(
+            "wrong_machine", f"the executables of target {self.selected.name} {what}", **parts
+        )

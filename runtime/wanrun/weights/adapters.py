@@ -90,13 +90,17 @@ def open_adapter(path: Path) -> AdapterFile:
             raw = file.read(length) if length <= min(MAX_HEADER_BYTES, size) else b""
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
-        raise UsageError(f"the adapter {path} cannot be read", found=error.strerror or error) from None
+        raise UsageError(
+            "unreadable", f"the adapter {path} cannot be read", found=error.strerror or error
+        ) from None
     try:
         header = msgspec.json.decode(raw, type=dict[str, Any])
         text = header.pop("__metadata__")[ADAPTER_METADATA]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise UsageError(
-            f"{path} is no adapter", remedy="wanbuild lora --help says how one is made of a LoRA"
+            "wrong_kind",
+            f"{path} is no adapter",
+            remedy="wanbuild lora --help says how one is made of a LoRA",
         ) from None
     try:
         content = msgspec.json.decode(text, type=AdapterContent)
@@ -105,6 +109,7 @@ def open_adapter(path: Path) -> AdapterFile:
         _check_pairs(tensors)
     except (ValueError, TypeError) as error:
         raise AdapterError(
+            "damaged",
             f"the adapter {path} is damaged, or of another release: {error}",
             remedy="make it again with wanbuild lora",
         ) from None
@@ -184,6 +189,7 @@ def combined(
         for name in arrays.keys() - slots.keys():
             if _is_matrix(name):
                 raise UsageError(
+                    "not_built",
                     f"an adapter changes {name.rpartition('/')[0]}, for which the programs have no slot",
                     remedy="merge its LoRA at convert",
                 )
@@ -233,6 +239,7 @@ def _check_ranks(parts: Sequence[Mapping[str, np.ndarray]], slots: Mapping[str, 
     name, ranks = max(sums.items(), key=lambda one: sum(one[1]), default=("", []))
     if ranks and sum(ranks) > slots[name][-2]:
         raise UsageError(
+            "not_built",
             "the adapters' ranks are more than the slots of the programs have",
             expected=f"at most {slots[name][-2]}",
             found=f"{' + '.join(map(str, ranks))} = {sum(ranks)}" if len(ranks) > 1 else sum(ranks),
@@ -249,6 +256,7 @@ def check_fits(adapter: AdapterFile, manifest: Manifest) -> None:
     remedy, model = "make it of its LoRA for this model, with wanbuild lora", manifest.model
     if adapter.content.variant != model.variant:
         raise UsageError(
+            "mismatch",
             f"the adapter {adapter.path} is for another model",
             expected=model.variant,
             found=adapter.content.variant,
@@ -265,6 +273,7 @@ def check_fits(adapter: AdapterFile, manifest: Manifest) -> None:
             del found[_rank_axis(name)], expected[_rank_axis(name)]
         if found != expected:
             raise UsageError(
+                "no_effect",
                 f"the adapter {adapter.path} is for a model of another size",
                 expected=f"{expected} values of {name}" if expected else f"no {name}",
                 found=found,

@@ -75,6 +75,7 @@ class Memory:
             self._block = mmap.mmap(-1, max(total, 1), **flags)
         except (OSError, OverflowError) as error:
             raise ArtifactError(
+                "out_of_memory",
                 f"the weights in {component.folder} do not fit into memory",
                 expected=in_bytes(total),
                 found=str(error),

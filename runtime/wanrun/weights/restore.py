@@ -67,6 +67,7 @@ def _damage(
     chunk: _Chunk, what: str, expected: object, found: object, kind: type[ArtifactError] = ArtifactError
 ) -> ArtifactError:
     return kind(
+        "damaged",
         f"weights are damaged: {chunk.name}, {what} in {chunk.file}",
         expected=expected,
         found=found,
@@ -243,6 +244,7 @@ class Restore:
             if (trace := _saved_again(folder, layout)) is None:
                 raise
             raise ArtifactError(
+                "other_release",
                 f"the weights in {self._root} were saved again by another program",
                 expected="the files that wanbuild wrote",
                 found=trace,

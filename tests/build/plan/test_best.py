@@ -25,7 +25,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, seconds: list[float | None]) -> tup
     def make_plan(subject: Any, request: PlanRequest) -> Any:
         asked.append((subject, request))
         if (video := next(left)) is None:
-            raise UsageError("it does not fit")
+            raise UsageError("mismatch", "it does not fit")
         return SimpleNamespace(chosen=SimpleNamespace(video=video))
 
     monkeypatch.setattr(best, "make_plan", make_plan)

@@ -67,7 +67,9 @@ def test_a_prompt(
     assert "encode_video" in {span.phase for span in timings.labelled_spans}
 
 
-@pytest.mark.parametrize("error", [WanError("the latents are not finite"), AdapterError("it changed")])
+@pytest.mark.parametrize(
+    "error", [WanError("not_finite", "the latents are not finite"), AdapterError("changed", "it changed")]
+)
 def test_a_line_that_fails_does_not_end_the_run(
     worklist_of: WorklistOf,
     pipeline: Fake,
@@ -90,7 +92,7 @@ def test_a_line_that_fails_does_not_end_the_run(
     assert out[2] == "2 made, 0 skipped, 2 failed"
 
 
-@pytest.mark.parametrize("error", [ArtifactError("the weights changed"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ArtifactError("changed", "the weights changed"), KeyboardInterrupt()])
 def test_what_concerns_all_lines_ends_the_run(
     worklist_of: WorklistOf,
     pipeline: Fake,
@@ -120,7 +122,7 @@ def test_several_seeds_of_a_prompt(
 def test_a_prompt_of_the_command_line_that_fails_ends_the_run(
     worklist_of: WorklistOf, pipeline: Fake
 ) -> None:
-    pipeline.happens["a fox"] = raising(WanError("the latents are not finite"))
+    pipeline.happens["a fox"] = raising(WanError("not_finite", "the latents are not finite"))
     with pytest.raises(WanError, match=r"^the latents are not finite$"):
         batch_of(worklist_of(prompt="a fox")).run(pipeline)  # type: ignore[arg-type]
 
@@ -165,7 +167,9 @@ def test_what_cannot_be_delivered_is_made_by_the_next_run(
     output, latents = f"file://{tmp_path}/v.npy", tmp_path / "z-{index}.npy"
     work = worklist_of(prompts=file, output=output, save_latents=latents)
     assert work.store is not None
-    monkeypatch.setattr(type(work.store), "put_video", raising(UsageError("the store does not answer")))
+    monkeypatch.setattr(
+        type(work.store), "put_video", raising(UsageError("invalid_value", "the store does not answer"))
+    )
     with work.store:
         batch = batch_of(work)
         batch.run(pipeline)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def test_an_error_leaves_what_was_made(
     batch_of: BatchOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(WanError, match="finite"):
-        batch_of(output=tmp_path / "o.mp4").run(Live(lambda: 0, WanError("not finite")))  # type: ignore[arg-type]
+        batch_of(output=tmp_path / "o.mp4").run(Live(lambda: 0, WanError("not_finite", "not finite")))  # type: ignore[arg-type]
     assert fragments(tmp_path / "o.mp4") == 4
     assert "(seed " in capsys.readouterr().err
 

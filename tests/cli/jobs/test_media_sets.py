@@ -39,7 +39,7 @@ class Reader:
     def facts(self, media: Media) -> dict[str, Any]:
         name = str(media.image)
         if name not in self.versions:
-            raise UsageError(f"{name} cannot be read", found="nothing", remedy="give another")
+            raise UsageError("unreadable", f"{name} cannot be read", found="nothing", remedy="give another")
         return {"image": name, "image_sha256": f"{name}{self.versions[name]}"}
 
     def load_media(self, manifest: Manifest, profile: Any, media: Media, **options: Any) -> Inputs:

@@ -64,7 +64,7 @@ def test_waiting_for_the_others_is_said(
     @contextlib.contextmanager
     def nobody_comes(*_: object) -> Iterator[ProcessGroup]:
         time.sleep(0.5)
-        raise ClusterError("not all processes have started")
+        raise ClusterError("process_lost", "not all processes have started")
         yield
 
     monkeypatch.setattr(status, "LOG_SECONDS", 0.05)
@@ -105,7 +105,7 @@ def test_a_difference_is_an_error(listed: Worklist, monkeypatch: pytest.MonkeyPa
     group = Agreeing([1])
 
     def differ(facts: dict[str, Any]) -> None:
-        raise UsageError("the processes were given different requests: seed")
+        raise UsageError("mismatch", "the processes were given different requests: seed")
 
     monkeypatch.setattr(group, "agree_on_request", differ)
     with pytest.raises(UsageError, match="different requests: seed"):

@@ -113,7 +113,7 @@ def test_the_command_goes_on_after_an_end(
 
     def full(spool: Spool, latents: np.ndarray) -> None:
         if spool.count == CLIPS - 1:
-            raise UsageError("full")
+            raise UsageError("invalid_value", "full")
         end(spool, latents)
 
     with monkeypatch.context() as patched:

@@ -191,7 +191,7 @@ def test_an_error_in_one_thread(toy_artifact: Path, tmp_path: Path, threads: Thr
 
     def fail(step: int, total: int) -> None:
         if step == 2:
-            raise WanError("stop")
+            raise WanError("failed", "stop")
 
     with wanrun.load(artifact, prompts=[PROMPT, ""]) as pipeline:
         for _ in range(2):

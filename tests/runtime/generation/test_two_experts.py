@@ -148,7 +148,7 @@ def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str, memo
         return [name for name in others if name != "vae"]  # which stays from the first steps on
 
     def fail(done: int, total: int) -> None:
-        raise WanError("stop")
+        raise WanError("failed", "stop")
 
     prompts = [PROMPT, ""]
     with pytest.MonkeyPatch.context() as patch:

@@ -71,7 +71,7 @@ def test_an_error_is_the_outcome(tmp_path: Path) -> None:
 
         return happens
 
-    cancelled = CancelledError("it was cancelled")
+    cancelled = CancelledError("cancelled", "it was cancelled")
     outcome = run(job, happens=fails(cancelled))
     assert outcome.error is cancelled and outcome.steps == 3 and outcome.sizes == outcome.metadata == {}
     for bug in (KeyboardInterrupt(), ValueError("a bug")):

@@ -31,9 +31,10 @@ def test_an_outcome_and_an_event() -> None:
     "kind", [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, WanError)]
 )
 def test_an_error_keeps_its_class_and_its_parts(kind: type[WanError]) -> None:
-    error = kind(f"{field('seed')} is\nwrong", expected=3, found=None, remedy="")
+    error = kind("conflict", f"{field('seed')} is\nwrong", expected=3, found=None, remedy="")
     found = again(Outcome(id="1", error=error))
     assert isinstance(found, Outcome) and type(found.error) is kind
+    assert found.error.code == "conflict"
     assert found.error.spelled(str.upper) == error.spelled(str.upper) and found.error.fields == ("seed",)
 
 
@@ -42,12 +43,14 @@ def test_errors_of_other_classes() -> None:
 
     class OddError(UsageError):
         def __init__(self) -> None:
-            super().__init__("odd")
+            super().__init__("busy", "odd")
 
-    for error, kind in ((StoreError("full"), StoreError), (OddError(), UsageError)):
+    for error, kind in ((StoreError("unreachable", "full"), StoreError), (OddError(), UsageError)):
         found = again(Outcome(id="1", error=error))
         assert isinstance(found, Outcome) and type(found.error) is kind and str(found.error) == str(error)
-    line = to_wire(Outcome(id="1", error=StoreError("full"))).replace(b"StoreError", b"UnknownError")
+    line = to_wire(Outcome(id="1", error=StoreError("unreachable", "full"))).replace(
+        b"StoreError", b"UnknownError"
+    )
     assert type(from_wire(line, Outcome).error) is UsageError
     with pytest.raises(NotImplementedError):
         to_wire(object())

@@ -30,7 +30,7 @@ def test_one_in_a_while_and_none_without_a_map() -> None:
     assert shown == [0, 2, 4]
 
     def without() -> np.ndarray:
-        raise UsageError("there is no preview")
+        raise UsageError("unsupported", "there is no preview")
 
     previews = Previews(lambda done, frames: shown.append(done))
     previews.look()

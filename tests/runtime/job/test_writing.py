@@ -65,7 +65,7 @@ def test_a_job_that_fails_midway_leaves_nothing(tmp_path: Path, when: int) -> No
 
     def cancelled(piece: int) -> None:
         if piece == when:
-            raise CancelledError("it was cancelled")
+            raise CancelledError("cancelled", "it was cancelled")
 
     assert isinstance(run(tmp_path / "v.mp4", cancelled).error, CancelledError)
     assert list(tmp_path.iterdir()) == []

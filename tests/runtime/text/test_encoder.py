@@ -226,7 +226,7 @@ def test_an_encoder_that_gives_something_else(tokenizer: PromptTokenizer) -> Non
 def test_a_damaged_store_is_not_passed_over(tokenizer: PromptTokenizer) -> None:
     class Damaged(Store):
         def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
-            raise ArtifactError("damaged")
+            raise ArtifactError("damaged", "damaged")
 
     encoder = Encoder(tokenizer, Damaged())
     for call in (encoder.prompts, encoder.prompts.missing):

@@ -202,7 +202,7 @@ def test_spreading_leaves_no_host_copy() -> None:
 
 
 def test_a_program_that_fails_can_be_asked_again() -> None:
-    answers = iter([ArtifactError("the executable is damaged"), {"weights": {"b": 2}}])
+    answers = iter([ArtifactError("damaged", "the executable is damaged"), {"weights": {"b": 2}}])
 
     def spread(rows: dict[str, Any]) -> Any:
         answer = next(answers)
