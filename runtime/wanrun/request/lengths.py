@@ -61,7 +61,7 @@ def check_live(
         raise wrong_type(field(name), "a whole number, or None", frames)
     if frames is not None and frames != (nearest := max(nearest_length(manifest.model, frames), 1)):
         raise UsageError(
-            "unsupported",
+            "out_of_range",
             f"{field(name)} of a live video cannot be {frames}",
             expected=f"one more than a multiple of {manifest.model.vae_temporal}",
             remedy=f"use {nearest}",
