@@ -56,8 +56,7 @@ class AnimateTransformer(WanTransformer):
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         """Checks the face video, and prepares as the base does; ``inputs`` are those of ``context``.
 
-        Raises:
-            ValueError: if the face video is missing, or its frames or size do not match.
+        Raises ValueError if the face video is missing, or its frames or size do not match.
         """
         size, face_video = self.config.motion_encoder_size, inputs.get("face_video")
         wanted = (4 * (latent_shape[0] - 2) + 1, size, size, 3)
@@ -75,13 +74,8 @@ class AnimateTransformer(WanTransformer):
     ) -> dict[str, jax.Array]:
         """Returns the base's context, and ``face``: face tokens (P, T, J, D), float32, of T latent frames.
 
-        Args:
-            embeddings: prompt embeddings (P, T, text_dim). The first prompt sees the face video; the others,
-                negative prompts, see a black face.
-            dtype: compute dtype.
-            image_tokens: as of the base.
-            image_multiple: as of the base.
-            face_video: uint8 (F, S, S, 3), S the config's motion_encoder_size and F the frames of the video.
+        ``face_video`` is uint8 (F, S, S, 3), S the config's motion_encoder_size and F the frames of the
+        video. The first prompt sees it; the others, negative prompts, see a black face.
         """
         assert face_video is not None
         tokens = self.face_encoder(self._motions(face_video, len(embeddings)))

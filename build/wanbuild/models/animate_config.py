@@ -32,13 +32,10 @@ class AnimateConfig(TransformerConfig):
         motion_style_dim: width of the motion encoder's linear layers.
         motion_dim: number of directions that a motion combines.
         motion_encoder_dim: width of a motion vector.
-        face_encoder_hidden_dim: width of the face encoder.
         face_encoder_num_heads: face tokens per latent frame, not counting one constant token.
         inject_face_latents_blocks: a face adapter follows the first of every so many blocks.
-        motion_encoder_batch_size: faces per batch of the motion encoder.
 
-    Raises:
-        ConfigError: if the fields contradict each other.
+    Raises ConfigError if the fields contradict each other.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanAnimateTransformer3DModel",)

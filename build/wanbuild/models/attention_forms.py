@@ -7,12 +7,9 @@ from wanrun.artifact.programs import Kernels
 
 
 def attention_form(kernels: Kernels) -> Attention:
-    """Returns the form of the attention that a target's kernels name.
+    """Returns the form of the attention that a target's kernels name; raises ValueError for an unknown name.
 
     A module of Pallas, Mosaic or cuDNN is imported here: programs for a CPU do without.
-
-    Raises:
-        ValueError: for an unknown name.
     """
     match kernels.attention:
         case "cpu":

@@ -45,17 +45,10 @@ Rope = Mapping[str, jax.Array]
 def modulated(
     x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float, groups: jax.Array | None = None
 ) -> jax.Array:
-    """Applies layer norm without parameters, then x (1 + scale) + shift, in float32.
+    """Applies layer norm without parameters, then x (1 + scale) + shift; returns float32 (B, S, D).
 
-    Args:
-        x: tokens (B, S, D).
-        scale: float32 (1 or B, G, D); each of the G rows applies to S / G consecutive tokens.
-        shift: like scale.
-        eps: the norm's epsilon.
-        groups: the row of each token, int32 (S,), where rows do not apply to equal parts of the tokens.
-
-    Returns:
-        float32 (B, S, D).
+    ``scale`` and ``shift`` are float32 (1 or B, G, D); each of the G rows applies to S / G consecutive
+    tokens, or to those of its number in ``groups``, int32 (S,).
     """
     y = layer_norm(x, eps)
     if groups is not None:
@@ -140,15 +133,10 @@ class CrossAttention(WanAttention):
             self.norm_added_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
 
     def kv(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
-        """Computes the keys and values of one block.
+        """Returns the keys and values of one block, one layer of ``KV``, in text's dtype.
 
-        Args:
-            text: embedded text (P, T, D).
-            image: embedded image tokens (1, I, D), if the model has keys and values for them.
-            mask: bool (I,), true for real image tokens; None if all are real.
-
-        Returns:
-            One layer of ``KV``, in text's dtype.
+        Text is embedded, (P, T, D). ``image`` is embedded image tokens (1, I, D), if the model has keys and
+        values for them; ``mask`` is bool (I,), true for real image tokens, None if all are real.
         """
         dtype = text.rows.dtype
         kv = text.map(lambda rows: {"k": self.key(rows).astype(dtype), "v": self.value(rows)})
@@ -225,18 +213,12 @@ class WanBlock(nnx.Module):
         attention: TokenAttention,
         groups: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies one block.
+        """Applies one block to tokens (B, S, D), whose shape and dtype the result has.
 
         Args:
-            x: tokens of shape (B, S, D) in the compute dtype.
             kv: one layer of the cache, B a multiple of P; consecutive videos share a prompt.
             modulation: float32 (1 or B, G, 6, D); each of the G rows applies to S / G consecutive tokens.
-            rope: the rotary tables.
-            attention: the attention of the tokens.
             groups: the row of each token, int32 (S,), where rows do not apply to equal parts of the tokens.
-
-        Returns:
-            Tokens of x's shape and dtype.
         """
         table = self.table(modulation)
         heads = attention.among(*self.unrotated(x, table, groups), rope["cos"], rope["sin"])

@@ -15,11 +15,9 @@ from wanbuild.models.loops import LayerSlice
 
 
 def in_blocks(weight: jax.Array | LayerSlice, scale: jax.Array | LayerSlice) -> jax.Array | LayerSlice:
-    """Returns the values of a weight, float32 (out, in); as a slice if the weight is one.
+    """Returns the values of a weight, float32 (out, in); as a slice if weight and scale are slices.
 
-    Args:
-        weight: int8 (out, in).
-        scale: float16 (out, in / block), of the same kind.
+    The weight is int8 (out, in), the scale float16 (out, in / block).
     """
     if isinstance(weight, LayerSlice) and isinstance(scale, LayerSlice):
         return _ScaledSlice(weight, scale)

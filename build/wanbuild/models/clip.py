@@ -64,15 +64,7 @@ class CLIPBlock(nnx.Module):
         return self.out(out.astype(x.dtype).reshape(x.shape), out_dtype=jnp.float32)
 
     def __call__(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """Applies one layer.
-
-        Args:
-            x: the residual stream, float32 (N, T, D).
-            dtype: compute dtype of the matmuls.
-
-        Returns:
-            The residual stream, float32 (N, T, D).
-        """
+        """Applies one layer to the residual stream, float32 (N, T, D), with matmuls in dtype."""
         x = x + self._attend(self.attn_norm(x).astype(dtype))
         hidden = self.fc1(self.mlp_norm(x).astype(dtype), out_dtype=jnp.float32)
         return x + self.fc2(self.activation(hidden).astype(dtype), out_dtype=jnp.float32)
@@ -81,10 +73,8 @@ class CLIPBlock(nnx.Module):
 class CLIPImageEncoder(nnx.Module):
     """The encoder with every parameter of a checkpoint; the last layer and ``post_norm`` are never read.
 
-    Args:
-        config: the checkpoint's config.
-        dtype: storage dtype of the matmul weights.
-        norm_dtype: storage dtype of norms and of the class and position embeddings.
+    ``dtype`` is the storage dtype of the matmul weights, ``norm_dtype`` that of norms and of the class and
+    position embeddings.
     """
 
     def __init__(
@@ -115,18 +105,11 @@ class CLIPImageEncoder(nnx.Module):
         return self.pre_norm(x + self.position_embedding[...].astype(jnp.float32))
 
     def __call__(self, pixels: jax.Array, dtype: Any) -> jax.Array:
-        """Encodes images.
+        """Returns the image tokens (N, T, D) in dtype, which are the input of the last layer.
 
-        Args:
-            pixels: float32 (N, S, S, 3), S the config's image_size, normalised like the image processor's.
-            dtype: compute dtype of the matmuls. The residual stream stays in float32, which costs nothing for
-                so few tokens: the reference in bfloat16 is 1.8 times as far from float32.
-
-        Returns:
-            Image tokens (N, T, D) in dtype, the input of the last layer.
-
-        Raises:
-            ValueError: if the pixels have another size.
+        Pixels are float32 (N, S, S, 3), S the config's image_size, normalised like the image processor's;
+        another size raises ValueError. Matmuls are in dtype. The residual stream stays in float32, which
+        costs nothing for so few tokens: the reference in bfloat16 is 1.8 times as far from float32.
         """
         size = self.config.image_size
         if pixels.shape[1:] != (size, size, self.config.num_channels):

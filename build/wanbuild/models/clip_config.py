@@ -23,10 +23,8 @@ class ImageEncoderConfig:
     hidden states.
 
     transformers omits fields that have the default value, so a file without ``hidden_act`` means quick_gelu,
-    the activation of OpenAI's CLIP, which differs from that of the encoder published with Wan.
-
-    Raises:
-        ConfigError: if the fields contradict each other, or the activation is neither gelu nor quick_gelu.
+    the activation of OpenAI's CLIP, which differs from that of the encoder published with Wan. Raises
+    ConfigError if the fields contradict each other, or the activation is neither gelu nor quick_gelu.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("CLIPVisionModel", "CLIPVisionModelWithProjection")

@@ -28,10 +28,7 @@ STORED = (None, None, None, "columns")
 class Columns:
     """The columns of one device; at every resolution they are the same part of the video.
 
-    Args:
-        axes: the axes of the mesh, whose devices share the columns in this order.
-        count: the number of these devices.
-        width: columns of the video's latents.
+    The ``count`` devices along ``axes`` of the mesh share the ``width`` columns of latents in this order.
     """
 
     axes: tuple[str, ...]
@@ -53,27 +50,21 @@ class Columns:
     def run(self, function: Callable[[Any], Any], whole: Any, scale: int) -> Any:
         """Runs a function on every device for its columns, and returns whole results, trimmed.
 
-        Args:
-            function: takes ``whole``; returns arrays of this device's columns.
-            whole: a pytree of arrays that every device gets whole; see ``take``.
-            scale: columns of a result per column of latents.
+        Each device gets all of ``whole``, a pytree of arrays, from which the function takes columns (see
+        ``take``); it returns arrays with ``scale`` columns per column of latents.
         """
         return self.carry(lambda whole, _: (function(whole), None), whole, None, scale)[0]
 
     def carry(
         self, function: Callable[[Any, Any], tuple[Any, Any]], whole: Any, own: Any, scale: int
     ) -> tuple[Any, Any]:
-        """Runs a function as ``run`` does; what it leaves stays on the devices, for the next call.
+        """Runs a function as ``run`` does; the state that it returns stays on the devices, for the next call.
 
-        Args:
-            function: takes ``whole`` and this device's part of ``own``; returns arrays of this device's
-                columns, and what is left: any arrays of this device.
-            whole: a pytree of arrays that every device gets whole; see ``take``.
-            own: a pytree of what an earlier call has left; without arrays before the first call.
-            scale: columns of a result per column of latents.
+        The function takes ``whole`` and this device's part of ``own``, the state that an earlier call
+        returned (without arrays before the first call). It returns arrays of this device's columns, and any
+        arrays as the new state.
 
-        Returns:
-            Whole results, trimmed, and what is left, as arrays of which each device has a part.
+        Returns whole results, trimmed, and the state, as arrays of which each device has a part.
         """
         along = PartitionSpec(*(name and self.axes for name in STORED))
         results, left = jax.shard_map(
@@ -94,12 +85,9 @@ class Columns:
         return jax.lax.dynamic_slice_in_dim(x, first, self.own * scale, 3)
 
     def beside(self, x: jax.Array, before: int, after: int) -> jax.Array:
-        """Returns the array with columns of the neighbours, zeros outside of the video.
+        """Returns this device's columns with the neighbours' next to them, zeros outside of the video.
 
-        Args:
-            x: this device's columns.
-            before: columns of the left neighbour.
-            after: columns of the right one.
+        ``before`` columns come from the left neighbour, ``after`` from the right one.
         """
         if self.own * self.count != self.width:
             first, width = self._place(x)

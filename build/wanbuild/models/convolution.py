@@ -36,15 +36,9 @@ _BAND_BYTES = 16 << 20
 
 
 def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """3x3x3 convolution of x with its history in front, with zero padding in space.
+    """Convolves x (B, T + 2, H, W, I) with a kernel (3, 3, 3, I, O) to (B, T, H, W, O).
 
-    Args:
-        x: (B, T + 2, H, W, I); the first two frames are the history.
-        kernel: (3, 3, 3, I, O).
-        algorithm: the form.
-
-    Returns:
-        (B, T, H, W, O).
+    The first two frames are history; the padding in space is zeros.
     """
     if kernel.shape[-1] < _NARROW:
         return _few_outputs(x, kernel)
@@ -62,15 +56,9 @@ def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Arra
 
 
 def conv3x3(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """3x3 convolution of every frame; zero padding on all sides for stride 1, below and right for stride 2.
+    """Convolves every frame of x (B, T, H, W, I) with (3, 3, I, O) to (B, T, H / stride, W / stride, O).
 
-    Args:
-        x: (B, T, H, W, I).
-        kernel: (3, 3, I, O).
-        stride: 1 or 2, along height and width.
-
-    Returns:
-        (B, T, H / stride, W / stride, O).
+    The padding is zeros: on all sides for stride 1, below and right for stride 2.
     """
     B, T, H, W, _ = x.shape
     padding = [(1, 1), (1, 1)] if stride == 1 else [(0, 1), (0, 1)]
@@ -85,15 +73,9 @@ def conv3x3(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def upsample_conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """Nearest upsampling by two in height and width, then a 3x3 convolution with zero padding.
+    """Upsamples height and width by two (nearest), then convolves 3x3 with zero padding in space.
 
-    Args:
-        x: (B, T, H, W, I).
-        kernel: (3, 3, I, O).
-        algorithm: the form.
-
-    Returns:
-        (B, T, 2H, 2W, O).
+    x is (B, T, H, W, I), the kernel (3, 3, I, O), and the result (B, T, 2H, 2W, O).
     """
     if algorithm == "winograd":
         return _upsample_minimal(x, kernel)
@@ -101,15 +83,10 @@ def upsample_conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> j
 
 
 def taps(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """Convolution along time only, as one matmul over taps and channels, with the history in front.
+    """Convolves along time only with a kernel (K, I, O), as one matmul over taps and channels.
 
-    Args:
-        x: (B, T + K - 1, H, W, I) for stride 1; for stride 2 one frame is history: (B, T + 1, H, W, I).
-        kernel: (K, I, O).
-        stride: 1 or 2.
-
-    Returns:
-        (B, T / stride, H, W, O).
+    x has history in front: (B, T + K - 1, H, W, I) for stride 1, and one frame, (B, T + 1, H, W, I), for
+    stride 2. The result is (B, T / stride, H, W, O).
     """
     size = kernel.shape[0]
     out = (x.shape[1] - size) // stride + 1

@@ -29,17 +29,10 @@ def linear_layers(module: nnx.Module) -> dict[str, Linear]:
 
 
 def store_in_eight_bits(module: Any, layers: Mapping[str, str]) -> Any:
-    """Declares layers' weights as of 8 bits, with their scales.
+    """Declares 8-bit weights and their scales for layers of an abstract module, which it changes and returns.
 
-    Args:
-        module: an abstract module, which is changed.
-        layers: the form of each layer's weight, one of ``EIGHT_BITS``, by the layer's path.
-
-    Returns:
-        The module.
-
-    Raises:
-        KeyError: if the module has no such layer.
+    ``layers`` has the form of each layer's weight, one of ``EIGHT_BITS``, by the layer's path; a path that
+    the module does not have raises KeyError.
     """
     found = linear_layers(module) if layers else {}
     for path, form in layers.items():

@@ -29,13 +29,8 @@ STORED = ("prompts", None, None, "stored_heads", None)
 def causal_taps(x: jax.Array, stride: int) -> jax.Array:
     """Stacks every frame with the two before it, as input of a convolution along time in one matmul.
 
-    Args:
-        x: (P, F, C); the first frame is repeated in front.
-        stride: stride of the output frames.
-
-    Returns:
-        (P, (F - 1) / stride + 1, 3 C), rounded down. The last axis is channels, and taps within a channel, in
-        the order of a flattened kernel (O, C, 3).
+    Frames (P, F, C), the first one repeated in front, become (P, (F - 1) / stride + 1, 3 C), rounded down.
+    The last axis is channels, and taps within a channel, in the order of a flattened kernel (O, C, 3).
     """
     frames = x.shape[1]
     x = jnp.concatenate([x[:, :1]] * (_TAPS - 1) + [x], axis=1)
@@ -45,12 +40,7 @@ def causal_taps(x: jax.Array, stride: int) -> jax.Array:
 
 
 class FaceEncoder(nnx.Module):
-    """Turns motion vectors into face tokens, in float32 for any storage dtype.
-
-    Args:
-        config: the transformer's config.
-        dtype: storage dtype of the weights.
-    """
+    """The layers that turn motion vectors into face tokens, in float32 for any storage dtype."""
 
     EPS = 1e-6  # the reference's value; the config's is not used here
 
@@ -63,14 +53,10 @@ class FaceEncoder(nnx.Module):
         self.padding_tokens = param((1, 1, 1, config.dim), dtype, (None, None, None, "embed"))
 
     def __call__(self, motions: jax.Array) -> jax.Array:
-        """Returns the face tokens of every latent frame.
+        """Returns the face tokens of every latent frame, float32 (P, T, J, D), of motion vectors (P, F, C).
 
-        Args:
-            motions: float32 motion vectors (P, F, motion_encoder_dim), F = 4n + 1.
-
-        Returns:
-            float32 (P, T, J, D), T = n + 2: zeros for the reference image, then F's latent frames. The last
-            of their J = heads + 1 tokens is the same for all of these.
+        F is 4n + 1, C is motion_encoder_dim, and T is n + 2: zeros for the reference image, then F's latent
+        frames. The last of their J = heads + 1 tokens is the same for all of these.
         """
         P = len(motions)
         x = self.conv1_local(causal_taps(motions, stride=1))
@@ -91,12 +77,8 @@ class FaceEncoder(nnx.Module):
 class FaceAdapter(nnx.Module):
     """Attention from the tokens of every latent frame to that frame's face tokens.
 
-    Unlike in the blocks, queries and keys are normalised per head.
-
-    Args:
-        config: the transformer's config.
-        dtype: storage dtype of the matmul weights.
-        norm_dtype: storage dtype of norms.
+    Unlike in the blocks, queries and keys are normalised per head. ``dtype`` is the storage dtype of the
+    matmul weights, ``norm_dtype`` that of the norms.
     """
 
     def __init__(self, config: AnimateConfig, dtype: Any, norm_dtype: Any) -> None:
@@ -110,14 +92,9 @@ class FaceAdapter(nnx.Module):
         self.heads, self.eps = config.num_attention_heads, config.eps
 
     def kv(self, tokens: jax.Array, dtype: Any) -> dict[str, jax.Array]:
-        """Computes keys and values, once per generation.
+        """Returns ``k`` and ``v``, (P, T, J, N, K) in dtype, of face tokens, float32 (P, T, J, D).
 
-        Args:
-            tokens: face tokens, float32 (P, T, J, D).
-            dtype: compute dtype.
-
-        Returns:
-            ``k`` and ``v`` of shape (P, T, J, N, K) in dtype.
+        It runs once per generation.
         """
         y = layer_norm(tokens, self.eps).astype(dtype)
         key = self.norm_k(self._split_heads(self.to_k(y, out_dtype=jnp.float32)))
@@ -125,15 +102,10 @@ class FaceAdapter(nnx.Module):
         return {name: constrain(x, *STORED) for name, x in kv.items()}
 
     def __call__(self, x: jax.Array, kv: Mapping[str, jax.Array], attention: TokenAttention) -> jax.Array:
-        """Returns the adapter's addition to the tokens.
+        """Returns what the adapter adds to tokens (B, S, D), in float32; a latent frame has S / T of them.
 
-        Args:
-            x: tokens (B, S, D), S / T consecutive ones per latent frame.
-            kv: ``k`` and ``v`` of shape (P, T, J, N, K), B a multiple of P; consecutive videos share a face.
-            attention: the attention of the tokens.
-
-        Returns:
-            float32 (B, S, D).
+        The tokens of a frame are consecutive. ``kv`` has ``k`` and ``v`` (P, T, J, N, K), B a multiple of P;
+        consecutive videos share a face.
         """
         y = layer_norm(x, self.eps).astype(x.dtype)
         q = self.norm_q(self._split_heads(self.to_q(y, out_dtype=jnp.float32))).astype(x.dtype)

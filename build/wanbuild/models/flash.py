@@ -24,7 +24,7 @@ from wanbuild.models.attention import MASKED, Attention, Mask
 from wanbuild.models.tpu_passes import LANES, TpuPasses, rounded_up
 
 ONES = 16
-"""Rows of ones that are multiplied beside the values: the smallest number that bfloat16's tiles allow."""
+"""Rows of ones that are multiplied with the values: the smallest number that bfloat16's tiles allow."""
 
 GROUP = 4
 """Tiles of queries that are unrolled: with more, compilers take longer than they gain."""
@@ -40,13 +40,10 @@ SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 
 @dataclass(frozen=True)
 class FlashAttention(TpuPasses, Attention):
-    """Computes attention by blocks of queries and keys, which are computed in tiles.
+    """Attention by blocks of queries and keys, which are computed in tiles.
 
-    Args:
-        queries: queries in a block; it stays in the chip's memory while blocks of keys go by.
-        tile_queries: queries in a tile.
-        tile_keys: keys in a tile.
-        interpret: whether Pallas interprets the kernels, on any platform.
+    A block of ``queries`` queries stays in the chip's memory while blocks of keys go by. With ``interpret``
+    Pallas interprets the kernels, on any platform.
     """
 
     queries: int
@@ -124,12 +121,10 @@ class _Tiles:
     """How a block is computed.
 
     Args:
-        queries: queries in a tile.
-        keys: keys in a tile.
         group: tiles of queries that are unrolled.
         all_queries: the number of queries.
         some_full: whether there can be a block whose keys all count.
-        ends_full: whether all blocks are such.
+        ends_full: whether the keys of every block all count.
     """
 
     queries: int

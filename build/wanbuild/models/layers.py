@@ -15,17 +15,10 @@ from wanbuild.models.products import added_product, product
 
 
 class Linear(nnx.Module):
-    """y = x Wᵀ + b with W stored as (out, in); torch.nn.Linear.
-
-    Args:
-        in_dim: size of the input's last axis.
-        out_dim: size of the output's last axis.
-        dtype: dtype of the stored weight and bias.
-        axes: logical axes of the weight, (out, in).
-        bias: whether there is a bias.
+    """y = x Wᵀ + b with W stored as (out, in), as torch.nn.Linear; ``axes`` are the logical axes of W.
 
     A weight that is stored in 8 bits has a ``scale`` too, of its rows or of blocks of them: see
-    ``wanbuild.models.eight_bit``. Beside a weight there may be slots, ``lora_a`` and ``lora_b``: see
+    ``wanbuild.models.eight_bit``. A weight may also have slots, ``lora_a`` and ``lora_b``: see
     ``wanbuild.models.low_rank``.
     """
 
@@ -95,7 +88,7 @@ class RMSNorm(nnx.Module):
     def inverse(self, x: jax.Array) -> jax.Array:
         """Returns what the norm multiplies each row of x by, float32 (..., 1)."""
         inverse = inverse_rms(x.astype(jnp.float32), self.eps)
-        # On a GPU the norm is else a pass of its own, which writes float32 for the rotation to read.
+        # Otherwise a GPU runs the norm as a separate pass, which writes float32 for the rotation to read.
         return inverse if forms().cpu else jax.lax.optimization_barrier(inverse)
 
 

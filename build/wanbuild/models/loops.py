@@ -32,9 +32,7 @@ def to_bits(x: jax.Array) -> jax.Array:
 def from_bits(x: jax.Array, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array:
     """Returns integers as the floats whose bits they are; returns any other array unchanged.
 
-    Args:
-        x: any array.
-        dtype: what integers stand for; uint8 has several meanings, so a parameter gives its declared dtype.
+    Integers stand for ``dtype``: uint8 has several meanings, so a parameter gives its declared dtype.
     """
     as_bits = x.dtype.name == BITS.get(jnp.dtype(dtype).name)
     return jax.lax.bitcast_convert_type(x, dtype) if as_bits else x
@@ -69,10 +67,8 @@ def put(x: jax.Array, index: jax.Array | int, entry: jax.Array) -> jax.Array:
 class LayerSlice:
     """One layer of a stacked parameter, sliced where it is read.
 
-    Args:
-        stack: the parameter of all layers, (L, ...), as ``to_bits`` returns it.
-        layer: the layer's index, an int32 scalar.
-        dtype: the parameter's declared dtype, which integers in ``stack`` stand for.
+    ``stack`` is the parameter of all layers, (L, ...), as ``to_bits`` returns it, and ``dtype`` its declared
+    dtype, which integers in it stand for.
     """
 
     def __init__(self, stack: jax.Array, layer: jax.Array | int, dtype: jax.typing.DTypeLike) -> None:

@@ -1,8 +1,8 @@
-"""Slots in a transformer's layers: changes of low rank beside their weights, which a program takes as inputs.
+"""Slots in a transformer's layers: changes of low rank to their weights, which a program takes as inputs.
 
 A layer with slots of rank R computes y = x Wᵀ + (x Aᵀ) Bᵀ + b: ``lora_a`` is A (R, in), ``lora_b`` is B
 (out, R), as PEFT has them, with any strength in B. Zeros change nothing. Changes of a smaller rank are padded
-with zeros; several are one behind the other along the rank. Beside 8-bit weights slots are not rounded.
+with zeros; several are one behind the other along the rank. Slots of 8-bit weights are not rounded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,9 @@ from wanrun.artifact.slots import slots_beside
 
 
 def declare_slots(module: Any, rank: int, dtype: Any) -> Any:
-    """Declares slots beside the weight of every ``Linear``.
+    """Declares slots of one rank and dtype for the weight of every ``Linear``; rank 0 declares none.
 
-    Args:
-        module: an abstract transformer, which is changed.
-        rank: the rank of all slots; 0 for none.
-        dtype: their dtype.
-
-    Returns:
-        The module.
+    It changes the abstract transformer and returns it.
     """
     for layer in linear_layers(module).values() if rank else ():
         axes = layer.weight.get_metadata()["axes"]

@@ -43,15 +43,11 @@ TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 @dataclass(frozen=True)
 class MosaicAttention(Attention):
-    """Computes attention by tiles of queries and blocks of keys.
+    """Attention by tiles of ``queries`` queries and blocks of ``keys`` keys.
 
-    What the kernels do not take is computed like on a CPU: float32, and heads of another size.
-
-    Args:
-        queries: queries in a tile.
-        keys: keys in a block.
-        stages: blocks of keys and values in shared memory, at least two.
-        interpret: whether Pallas interprets the kernel, on any platform.
+    ``stages`` blocks of keys and values, at least two, are in shared memory. With ``interpret`` Pallas
+    interprets the kernel, on any platform. The kernels do not take float32 or heads of another size: those
+    are computed like on a CPU.
     """
 
     queries: int
@@ -87,25 +83,20 @@ class MosaicAttention(Attention):
 
     @abstractmethod
     def attended(self, count: Any, group: Any, shared: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        """Computes a group's attention, whose tile of queries is on its way to shared memory.
+        """Computes the attention of one group, whose tile of queries is on its way to shared memory.
 
-        Args:
-            count: the number of keys that count, of which the blocks are copied.
-            group: the group's number.
-            shared: what the groups share, by ``scratch``'s names.
-
-        Returns:
-            The tile's result, float32 (queries, K), and the logarithms of the sums of weights, (queries,).
+        The first ``count`` keys count, and their blocks are copied; ``shared`` holds what the groups share,
+        by ``scratch``'s names. Returns the tile's result, float32 (queries, K), and the logarithms of the
+        sums of weights, (queries,).
         """
 
     def multiply(self, count: Any, shared: Mapping[str, Any]) -> None:
-        """Multiplies for the groups that compute, in a group of its own where ``groups`` has one."""
+        """Multiplies for the groups that compute, in a separate group where ``groups`` has one."""
 
     def scratch(self, stages: int) -> dict[str, Any]:
-        """Returns what the groups share, by the names of arguments of a kernel.
+        """Returns what the groups share, by the names of a kernel's arguments.
 
-        Args:
-            stages: blocks of keys and values.
+        ``stages`` is the number of blocks of keys, and of values.
         """
         keys = plgpu.SMEM((stages, self.keys, HEAD_DIM), jnp.bfloat16, transforms=TILED)
         stage = Stages(keys, plgpu.Barrier(num_barriers=stages), self.free(stages))
@@ -217,16 +208,11 @@ def _copy(
 def weighed(
     scores: jax.Array, most: jax.Array, total: jax.Array, slack: float = 0
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Weighs a block of keys against those before it.
+    """Weighs a block of keys, by scores float32 (queries, keys), against those before it.
 
-    Args:
-        scores: float32 (queries, keys).
-        most: the largest scores before, base 2, float32 (queries,).
-        total: the sums of weights relative to them, float32 (queries,).
-        slack: by how much a score, base 2, may exceed ``most``, which then stays.
-
-    Returns:
-        The weights; what of earlier sums is kept, float32 (queries,); ``most`` and ``total``.
+    ``most`` is the largest scores before, base 2, and ``total`` the sums of weights relative to them, both
+    float32 (queries,). A score, base 2, may exceed ``most`` by ``slack`` without changing it. Returns the
+    weights; the factor on earlier sums, float32 (queries,); ``most`` and ``total``.
     """
     now = jnp.maximum(most, scores.max(axis=1) * FACTOR)
     if slack:

@@ -133,7 +133,7 @@ class Tcgen05Attention(MosaicAttention):
 
     def _tensor_memory(self, shape: tuple[int, int], dtype: Any) -> Any:
         """A matrix in tensor memory: float32, or two bfloat16 values in a column."""
-        if self.interpret:  # which has shared memory alone
+        if self.interpret:  # which only has shared memory
             return plgpu.SMEM(shape, dtype)
         return plgpu.TMEM(shape, dtype, packed=True if dtype == jnp.bfloat16 else None)
 

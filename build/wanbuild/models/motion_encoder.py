@@ -33,18 +33,11 @@ _LINEAR_LAYERS = 5
 
 
 def blur(x: jax.Array, padding: int, stride: int) -> jax.Array:
-    """Blurs every channel with the 4x4 filter.
+    """Blurs every channel of (F, H, W, C) with the 4x4 filter, ``padding`` zeros on each of the four sides.
 
-    It sums shifted images, one axis after the other: XLA's CPU backend takes 40 to 90 times as long for a
-    convolution of single channels.
-
-    Args:
-        x: (F, H, W, C).
-        padding: zeros on each of the four sides.
-        stride: stride of the output rows and columns.
-
-    Returns:
-        (F, (H + 2 padding - 4) / stride + 1, the same for W, C), rounded down.
+    The result is (F, (H + 2 padding - 4) / stride + 1, the same for W, C), rounded down. It sums shifted
+    images, one axis after the other: XLA's CPU backend takes 40 to 90 times as long for a convolution of
+    single channels.
     """
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     for axis in (1, 2):
@@ -60,17 +53,11 @@ def blur(x: jax.Array, padding: int, stride: int) -> jax.Array:
 
 
 def orthonormal(matrix: jax.Array) -> jax.Array:
-    """Returns Q of the matrix's QR decomposition, by Householder reflections.
+    """Returns Q of a QR decomposition, float32 (M, N), of a float32 matrix (M, N) with M at least N.
 
-    The signs of Q's columns are LAPACK's: the model has learnt them, and other libraries choose others. It
-    uses only sums and products, so it is float32 on every platform, and a CPU program calls no LAPACK, for
-    which the runtime would have to import SciPy.
-
-    Args:
-        matrix: float32 (M, N), M at least N.
-
-    Returns:
-        float32 (M, N) with orthonormal columns.
+    It uses Householder reflections. The signs of Q's columns are LAPACK's: the model has learnt them, and
+    other libraries choose others. It uses only sums and products, so it is float32 on every platform, and a
+    CPU program calls no LAPACK, for which the runtime would have to import SciPy.
     """
     M, N = matrix.shape
     rows = jnp.arange(M)
@@ -140,13 +127,7 @@ class MotionBlock(nnx.Module):
 
 
 class MotionEncoder(nnx.Module):
-    """Turns faces into motion vectors.
-
-    Args:
-        config: the transformer's config.
-        dtype: storage dtype of the weights.
-        norm_dtype: storage dtype of the motion directions.
-    """
+    """The layers that turn faces into motion vectors; the motion directions are stored in ``norm_dtype``."""
 
     def __init__(self, config: AnimateConfig, dtype: Any, norm_dtype: Any) -> None:
         channels, style = config.motion_channels, config.motion_style_dim
@@ -165,13 +146,10 @@ class MotionEncoder(nnx.Module):
         self.batch = config.motion_encoder_batch_size
 
     def __call__(self, frames: jax.Array) -> jax.Array:
-        """Returns a video's motion vectors, in small batches, so that memory does not grow with the video.
+        """Returns a video's motion vectors, float32 (F, motion_encoder_dim), of frames uint8 (F, S, S, 3).
 
-        Args:
-            frames: uint8 (F, S, S, 3). The reference uses black frames for no face.
-
-        Returns:
-            float32 (F, motion_encoder_dim).
+        It takes small batches, so that memory does not grow with the video. The reference uses black frames
+        for no face.
         """
         count = len(frames)
         batches = -(-count // self.batch)

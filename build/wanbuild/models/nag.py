@@ -13,18 +13,12 @@ import jax.numpy as jnp
 
 
 def guided_away(positive: jax.Array, negative: Callable[[], jax.Array], settings: jax.Array) -> jax.Array:
-    """Returns attention to the prompt, moved away from attention to the negative prompt.
+    """Returns attention to the prompt, z_pos (B, S, N, K), moved away from attention to the negative prompt.
 
     Away is z = scale z_pos - (scale - 1) z_neg. A token's z of an L1 norm above tau times that of z_pos is
-    scaled down to it, and the result is alpha z + (1 - alpha) z_pos. Sums are in float32.
-
-    Args:
-        positive: attention to the prompt, z_pos (B, S, N, K).
-        negative: returns attention to the negative prompt, alike; not computed where the scale is 1.
-        settings: scale, tau and alpha, float32 (3,).
-
-    Returns:
-        An array of positive's shape and dtype; positive itself where the scale is 1.
+    scaled down to it, and the result is alpha z + (1 - alpha) z_pos, in z_pos's dtype. Sums are in float32.
+    ``settings`` are scale, tau and alpha, float32 (3,). Where the scale is 1 the result is z_pos itself, and
+    ``negative``, which returns z_neg, is not computed.
     """
     scale, tau, alpha = settings
 

@@ -33,15 +33,10 @@ Tree = dict[str, Any]
 
 
 def param(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> nnx.Param:
-    """Declares one parameter.
+    """Declares one parameter, with its dtype in storage and as a program argument.
 
-    Args:
-        shape: its shape.
-        dtype: its dtype in storage and as a program argument.
-        axes: one logical axis name (or None) per dimension, for sharding.
-
-    Raises:
-        ValueError: if axes and shape differ in length.
+    ``axes`` has one logical axis name (or None) per dimension, for sharding; another number of them raises
+    ValueError.
     """
     if len(shape) != len(axes):
         raise ValueError(f"{len(shape)} dimensions, but axes {axes}")
@@ -78,9 +73,6 @@ class Stack:
     """The layers of a module made by ``stacked``, which holds arrays; read one at a time in a loop.
 
     A program for a CPU has each layer's parameters as ``LayerSlice``, any other as arrays.
-
-    Args:
-        blocks: the module.
     """
 
     def __init__(self, blocks: nnx.Module) -> None:
@@ -100,18 +92,12 @@ class Stack:
     def layer(self, scanned: Any, whole: bool = True) -> Any:
         """Returns the layer of one slice of ``scanned``.
 
-        Args:
-            scanned: the slice.
-            whole: whether parameters that a mesh stores in parts are made whole.
+        If ``whole``, parameters that a mesh stores in parts are made whole.
         """
         return self.at(scanned) if self._where_read else self._merged(scanned, whole)
 
     def at(self, index: jax.Array) -> Any:
-        """Returns one layer.
-
-        Args:
-            index: int32 scalar.
-        """
+        """Returns the layer of an index, an int32 scalar."""
         if self._where_read:
             layer = jax.tree.map(
                 lambda one: _sliced(one, one.get_value(), index), self._state, is_leaf=_is_variable
@@ -139,11 +125,8 @@ class Stack:
 def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_layer: Any = None) -> Any:
     """Runs ``carry = apply(block, carry, per_layer[i])`` over the stacked layers with ``lax.scan``.
 
-    Args:
-        blocks: a module made by ``stacked``, holding arrays.
-        apply: takes the block of one layer, the carry and that layer's slice; returns the new carry.
-        carry: a pytree of arrays.
-        per_layer: a pytree of arrays with a leading layer axis, or None.
+    ``blocks`` is made by ``stacked`` and holds arrays. ``per_layer`` is a pytree of arrays with a leading
+    layer axis, or None.
     """
     stack = Stack(blocks)
 
@@ -172,9 +155,6 @@ def scan_beside(
         positions: indices of the main layers that the side's layers follow, ascending, one for each.
         apply: takes a block, the carry and that layer's slice of per_layer; returns the new carry.
         apply_side: the same for a layer of side and per_side.
-        carry: a pytree of arrays.
-        per_layer: a pytree of arrays with a leading layer axis, or None.
-        per_side: the same for the side's layers.
     """
     stack, side_stack = Stack(blocks), Stack(side)
     side_bits = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), per_side)
@@ -236,14 +216,9 @@ def _at(params: Any, path: tuple[Any, ...]) -> Any:
 def bind(module: nnx.Module, params: Mapping[str, Any], without: Collection[str] = ()) -> Any:
     """Returns the module with these arrays in place of its abstract parameters.
 
-    Args:
-        module: an abstract module.
-        params: nested dicts with the structure of ``abstract_params(module)``. Unsigned integers stand for
-            floats of the same bits: see ``from_bits``.
-        without: names of parts that stay abstract, and are not used.
-
-    Raises:
-        KeyError: if a parameter is missing.
+    ``params`` are nested dicts with the structure of ``abstract_params(module)``; a missing one raises
+    KeyError. Unsigned integers stand for floats of the same bits: see ``from_bits``. The parts named in
+    ``without`` stay abstract, and are not used.
     """
     graphdef, state = nnx.split(module)
 
@@ -258,11 +233,9 @@ def bind(module: nnx.Module, params: Mapping[str, Any], without: Collection[str]
 
 
 def bind_layer(blocks: nnx.Module, params: Mapping[str, Any]) -> Any:
-    """Returns one layer of a module made by ``stacked``, with these arrays as its parameters.
+    """Returns one layer of an abstract module made by ``stacked``, with these arrays as its parameters.
 
-    Args:
-        blocks: the abstract module.
-        params: nested dicts of arrays, without the layer axis; see ``bind``.
+    ``params`` are nested dicts of arrays, without the layer axis; see ``bind``.
     """
     graphdef, state = nnx.split(blocks)
 

@@ -108,9 +108,7 @@ def gathered_tokens(x: jax.Array, count: int) -> jax.Array:
 def token_groups(count: int, groups: int) -> jax.Array | None:
     """Returns the group of each token, int32 (S,), if groups of tokens do not lie on single devices.
 
-    Args:
-        count: the tokens without padding, consecutive ones in a group.
-        groups: their groups; padding belongs to the last.
+    Of ``count`` tokens without padding, consecutive ones are in a group; padding belongs to the last one.
     """
     if not mesh_sizes() or groups == 1:
         return None
@@ -121,9 +119,7 @@ def token_groups(count: int, groups: int) -> jax.Array | None:
 def constrain_parameter(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """Returns a parameter as a layer computes with it: gathered along the axis that only stores it in parts.
 
-    Args:
-        x: the parameter, without its layer axis.
-        axes: its logical axes.
+    The parameter and its logical axes are without the layer axis.
     """
     sizes = {axis: size for axis, size in mesh_sizes().items() if axis != GATHERED}
     cuts = cut(axes, x.shape, PARAMETERS, sizes)

@@ -19,10 +19,8 @@ from wanbuild.models.rope import apply_rope
 class Unrotated:
     """Queries or keys that are not normalised yet: a pytree, so that devices take their parts of it.
 
-    Args:
-        values: a projection (B, S, N·K), any float.
-        inverse: what the norm multiplies each token by, float32 (B, S, 1).
-        weight: the norm's weight, (N·K,).
+    ``values`` are a projection (B, S, N·K), any float; ``inverse`` is what the norm multiplies each token by,
+    float32 (B, S, 1); ``weight`` is the norm's, (N·K,).
     """
 
     values: jax.Array
@@ -45,18 +43,10 @@ class Passes:
     def rotate(
         self, x: Unrotated, cos: jax.Array, sin: jax.Array, factor: float, dtype: Any, parts: int
     ) -> jax.Array:
-        """Normalises queries or keys, rotates, scales and rounds them.
+        """Normalises queries or keys, rotates, scales and rounds them to dtype: (parts, B, S, N / parts, K).
 
-        Args:
-            x: the queries or keys.
-            cos: the rotary tables (S, K // 2), float32.
-            sin: likewise.
-            factor: what they are multiplied by before they are rounded.
-            dtype: dtype of the result.
-            parts: a divisor of N.
-
-        Returns:
-            An array (parts, B, S, N / parts, K).
+        ``cos`` and ``sin`` are float32 (S, K // 2). ``factor`` multiplies the values before they are rounded,
+        and ``parts`` divides N.
         """
         B, S, _ = x.values.shape
         normed = x.values.astype(jnp.float32) * x.inverse * x.weight.astype(jnp.float32)

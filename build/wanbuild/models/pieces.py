@@ -21,22 +21,18 @@ def by_pieces(
     alike: bool,
     given: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
-    """Runs the first frame, then the rest in equal pieces, and joins the results along time.
+    """Runs the first frame, then the rest in equal pieces; returns the joined result and the last state.
+
+    Results are joined along time.
 
     Args:
         piece: maps a piece (B, n, ...), the state (None before the first frame) and, with ``alike``, whether
             it is the first one, to its result and state.
         x: a pytree of arrays (B, 1 + T, ...).
-        size: most frames per piece (a multiple of four for video frames).
+        size: most frames per piece (a multiple of four for video frames); less than one raises ValueError.
         rest_out: output frames of the T frames after the first.
         alike: whether the first frame is the end of a piece of the same length.
         given: int32 scalar: of how many frames, at least one, pieces are run; the result of others is zeros.
-
-    Returns:
-        The result, and the state after the last piece.
-
-    Raises:
-        ValueError: if size is less than one.
     """
     if size < 1:
         raise ValueError(f"a piece of {size} frames")

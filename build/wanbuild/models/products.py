@@ -28,13 +28,12 @@ ADDED_ROWS, FEW_ADDED_ROWS = 512, 48
 
 
 def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
-    """Returns x Wᵀ over the last axes, accumulated in float32; in float32, or rounded to x's bfloat16 where
-    ``Forms.rounded`` asks for it, but for weights of 8 bits: cuBLAS writes half the bytes then.
+    """Returns x Wᵀ over the last axes, float32 (..., out), of any float x (..., in).
 
-    Args:
-        x: (..., in), any float.
-        weight: (out, in), a float or 8 bits. 8-bit values are converted to x's dtype, and the layer applies
-            their scales; where ``Forms.w8a8`` asks for it, x is rounded to the weight's dtype instead.
+    The weight is (out, in), a float or 8 bits. 8-bit values are converted to x's dtype, and the layer applies
+    their scales; where ``Forms.w8a8`` asks for it, x is rounded to the weight's dtype instead. Where
+    ``Forms.rounded`` asks for it, a product of bfloat16 x with a float weight is rounded to bfloat16: cuBLAS
+    then writes half the bytes.
     """
     eight_bit = weight.dtype.name in EIGHT_BITS
     if forms().w8a8 and eight_bit:
@@ -47,15 +46,10 @@ def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
 
 
 def added_product(y: jax.Array, x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
-    """Returns y + x Wᵀ, in y's dtype.
+    """Returns y + x Wᵀ, in y's dtype: y is (..., out), x (..., in), and the weight (out, in), all floats.
 
     A program for one CPU adds equal blocks of rows in place: they stay in the cache, and there is no other
     array of y's size, which is the largest of a layer.
-
-    Args:
-        y: (..., out), as ``product`` returns it.
-        x: (..., in), any float.
-        weight: (out, in), a float.
     """
     rows = math.prod(x.shape[:-1])
     size = max(size for size in range(1, ADDED_ROWS + 1) if rows % size == 0)

@@ -23,13 +23,10 @@ PIECE = 64
 class Prompts:
     """Rows (P, T, D), of which those behind each prompt are all alike; of one that no step uses, all of them.
 
-    A program for a CPU computes row-wise results for the pieces that hold tokens, and for one row of
-    padding: keys and values of a 1.3B model take 0.45 s for 64 tokens, 1.1 s for 512 rows. Any other computes
-    all rows, because a loop of unknown length costs an accelerator more.
-
-    Args:
-        rows: embeddings, or results that were computed of them row by row.
-        pieces: int32 (P,), how many pieces of each prompt hold tokens; None to compute all rows.
+    Rows are embeddings, or results computed from them row by row. A program for a CPU computes row-wise
+    results for the ``pieces``, int32 (P,), of each prompt that hold tokens, and for one row of padding: keys
+    and values of a 1.3B model take 0.45 s for 64 tokens, 1.1 s for 512 rows. Any other has None for them and
+    computes all rows, because a loop of unknown length costs an accelerator more.
     """
 
     rows: jax.Array
@@ -48,9 +45,8 @@ class Prompts:
     def map(self, function: Callable[[jax.Array], Any]) -> Any:
         """Returns a function's result for all rows.
 
-        Args:
-            function: takes any number of rows, (P, R, D), and returns a pytree of arrays (P, R, ...), in
-                which a row depends on the same row alone.
+        The function takes any number of rows, (P, R, D), and returns a pytree of arrays (P, R, ...), in which
+        a row depends only on the same row.
         """
         if self.pieces is None:
             return function(self.rows)

@@ -31,12 +31,10 @@ def axis_angles(positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def directions(length: int, dim: int, pooled: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cosines and sines of positions 0..length-1 in float64, of shape (length, dim // 2) each.
+    """Returns cosines and sines of positions 0..length-1, float64 (length, dim // 2) each.
 
-    Args:
-        length: positions.
-        dim: the axis' part of the head dimension.
-        pooled: how many positions of the table each of these covers: it has their mean direction.
+    ``dim`` is the axis' part of the head dimension. Each position covers ``pooled`` of the table's, and has
+    their mean direction.
     """
     angles = axis_angles(np.arange(length * pooled), dim).reshape(length, pooled, -1)
     cos, sin = np.cos(angles).mean(1), np.sin(angles).mean(1)
@@ -45,14 +43,9 @@ def directions(length: int, dim: int, pooled: int = 1) -> tuple[np.ndarray, np.n
 
 
 def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """Computes cosines and sines for every token of a patch grid, on the device.
+    """Computes cosines and sines, float32 (S, K // 2) each, for every token of a patch grid, on the device.
 
-    Args:
-        grid: patches along frames, rows and columns; S is their product.
-        head_dim: K.
-
-    Returns:
-        Two float32 arrays of shape (S, K // 2).
+    The grid is patches along frames, rows and columns; S is their product.
     """
     frames, rows, columns = (np.arange(length) for length in grid)
     return pooled_tables((frames, rows, columns), head_dim, 1)
@@ -61,18 +54,13 @@ def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, j
 def pooled_tables(
     positions: tuple[np.ndarray, np.ndarray, np.ndarray], head_dim: int, pool: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the means of cosines and sines over blocks of positions, on the device.
+    """Computes the means of cosines and sines over blocks of positions, float32 (S, K // 2), on the device.
+
+    ``positions`` are those of frames, rows and columns. A block has ``pool`` positions along each axis; the
+    last position is repeated where it has fewer. S is the product of the blocks along the axes.
 
     Only the three per-axis tables are constants of the program; at 720p the full table would add 38 MB of
     StableHLO. Each value depends on one axis, so that the mean over a block is that over its axis.
-
-    Args:
-        positions: those of frames, rows and columns.
-        head_dim: K.
-        pool: positions of a block along each axis; the last position is repeated where a block has fewer.
-
-    Returns:
-        Two float32 arrays of shape (S, K // 2), S the product of the blocks along the axes.
     """
     angles = [axis_angles(axis, dim) for axis, dim in zip(positions, axis_dims(head_dim), strict=True)]
     grid = tuple(-(-len(axis) // pool) for axis in positions)
@@ -95,16 +83,7 @@ def pooled_tables(
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + K // 2) of x by the tables, in float32.
-
-    Args:
-        x: (B, S, N, K).
-        cos: (S, K // 2) float32.
-        sin: (S, K // 2) float32.
-
-    Returns:
-        float32 of x's shape.
-    """
+    """Rotates the pairs (i, i + K // 2) of x (B, S, N, K) by tables, float32 (S, K // 2); returns float32."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     rotated = first * cos - second * sin, first * sin + second * cos

@@ -29,9 +29,7 @@ from wanbuild.models.passes import Unrotated, scaled
 class TokenAttention:
     """The attention of a video's tokens, to one another and to keys that stay the same from step to step.
 
-    Args:
-        kernel: the attention on one device.
-        count: the tokens without padding.
+    ``kernel`` is the attention on one device; ``count`` is the number of tokens without padding.
     """
 
     kernel: Attention
@@ -47,17 +45,9 @@ class TokenAttention:
         return scaled(q, self.kernel.query_factor(q.shape[-1]), dtype)
 
     def among(self, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Attention of all tokens to all tokens; padding is no key.
+        """Returns attention of all tokens to all tokens, in v's shape and dtype; padding does not count.
 
-        Args:
-            q: queries of N heads of K.
-            k: keys.
-            v: values (B, S, N, K).
-            cos: the rotary tables (S, K // 2), float32.
-            sin: likewise.
-
-        Returns:
-            An array of v's shape and dtype.
+        v is (B, S, N, K); the rotary tables ``cos`` and ``sin`` are float32 (S, K // 2).
         """
         if not mesh_sizes():
             queries, keys = self._rotated(q, k, v, cos, sin, 1)
@@ -76,15 +66,11 @@ class TokenAttention:
         )(q, k, v, cos, sin)
 
     def to(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Attention to keys and values that every device has, by heads.
+        """Returns attention to keys and values that every device has, by heads.
 
-        Videos of one prompt attend to the same keys, as more queries instead of copied keys.
-
-        Args:
-            q: (B, S, N, K), B a multiple of P.
-            k: (P, T, N, K).
-            v: like k.
-            mask: bool (T,), true for keys that count; None if all do.
+        q is (B, S, N, K), B a multiple of P; k and v are (P, T, N, K). The mask is bool (T,), true for keys
+        that count; None if all do. Videos of one prompt attend to the same keys, as more queries instead of
+        copied keys.
         """
         if not mesh_sizes():
             return self._to(q, k, v, mask)
@@ -97,12 +83,10 @@ class TokenAttention:
         )
 
     def to_frames(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Attention of every latent frame's tokens to the few keys of that frame.
+        """Returns attention of every latent frame's tokens to the few keys of that frame.
 
-        Args:
-            q: (B, S, N, K), ``count`` / F consecutive tokens per frame.
-            k: (P, F, J, N, K), B a multiple of P.
-            v: like k.
+        q is (B, S, N, K), ``count`` / F consecutive tokens per frame; k and v are (P, F, J, N, K), B a
+        multiple of P.
         """
         if not mesh_sizes():
             return frame_attention(q, k, v)

@@ -1,7 +1,7 @@
 """Tiles of a video that pass through the VAE one after the other, and are blended where they overlap.
 
 It is diffusers' ``enable_tiling``: a tile begins every three quarters of its side, and is cut off where the
-video ends. A tile has all frames, with a history of its own. Here all tiles have one size, so that one loop
+video ends. A tile has all frames, with its own history. Here all tiles have one size, so that one loop
 on the device has one body: what lies outside of the video is zeroed before every convolution, as its padding
 is, and attention does not see it.
 
@@ -29,10 +29,7 @@ TILE_UNIT = 4
 class Axis:
     """The tiles along one axis of the latents.
 
-    Attributes:
-        whole: cells of the video.
-        size: cells of a tile.
-        step: cells from one tile to the next.
+    A video of ``whole`` cells has tiles of ``size`` cells, each ``step`` cells after the one before.
     """
 
     whole: int
@@ -73,13 +70,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile.
-
-    Attributes:
-        tiles: all of them.
-        row: its number from above, int32.
-        column: its number from the left, int32.
-    """
+    """One of ``tiles``: its row is its number from above, its column its number from the left, both int32."""
 
     tiles: Tiles
     row: jax.Array
@@ -115,24 +106,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of a video.
-
-    Attributes:
-        rows: along the height.
-        columns: along the width.
-    """
+    """The tiles of a video: ``rows`` along the height, ``columns`` along the width."""
 
     rows: Axis
     columns: Axis
 
     @classmethod
     def of(cls, height: int, width: int, side: int) -> Tiles | None:
-        """Returns the tiles of latents of this height and width; None if the video fits into one.
+        """Returns the tiles of latents of this height and width in cells; None if the video fits into one.
 
-        Args:
-            height: cells of latents.
-            width: the same.
-            side: cells of a tile's side; 0 for no tiles.
+        ``side`` is the cells of a tile's side; 0 for no tiles.
         """
         if not side or (height <= side and width <= side):
             return None
@@ -141,15 +124,11 @@ class Tiles:
     def joined(
         self, one: Callable[[Tile], jax.Array], finish: Callable[[jax.Array], Any] = lambda part: part
     ) -> Any:
-        """Computes tile after tile, and returns the video of them.
+        """Computes tile after tile, and returns what ``finish`` makes of them, for the whole video.
 
-        Args:
-            one: returns a tile's result, float32, whose height and width are multiples of the latents'.
-            finish: applied to each part of the blended result, of which no other tile has anything; it
-                returns arrays whose height and width are multiples of the part's.
-
-        Returns:
-            What ``finish`` returns, for the whole video.
+        ``one`` returns a tile's result, float32, whose height and width are multiples of the latents'.
+        ``finish`` takes each part of the blended result, to which no later tile adds; it returns arrays whose
+        height and width are multiples of the part's.
         """
         rows, columns = self.rows, self.columns
         first = jnp.int32(0)

@@ -29,12 +29,7 @@ LEADING = 3
 
 
 class MemoryBlock(nnx.Module):
-    """Three convolutions of a frame and the one before it, and a shortcut.
-
-    Args:
-        dim: channels.
-        dtype: dtype of the stored weights.
-    """
+    """Three convolutions of a frame and the one before it, and a shortcut."""
 
     def __init__(self, dim: int, dtype: Any) -> None:
         self.conv = nnx.List([Conv2d(inputs, dim, dtype) for inputs in (2 * dim, dim, dim)])
@@ -52,12 +47,7 @@ class MemoryBlock(nnx.Module):
 class Level(nnx.Module):
     """Blocks, more frames, and twice the height and width with other channels.
 
-    Args:
-        in_dim: channels of the blocks.
-        out_dim: channels after them.
-        stored: frames that the weights could make of one.
-        stride: frames that are made of one.
-        dtype: dtype of the stored weights.
+    Its weights could make ``stored`` frames of one; it makes ``stride``.
     """
 
     def __init__(self, in_dim: int, out_dim: int, stored: int, stride: int, dtype: Any) -> None:
@@ -84,9 +74,7 @@ class Level(nnx.Module):
 class TinyVAE(nnx.Module):
     """The decoder, with abstract parameters until ``bind``.
 
-    Args:
-        config: what the checkpoint's shapes show.
-        param_dtype: dtype of the stored weights.
+    ``config`` is what the checkpoint's shapes show.
     """
 
     def __init__(self, config: TinyVAEConfig, param_dtype: Any = jnp.float32) -> None:
@@ -112,19 +100,15 @@ class TinyVAE(nnx.Module):
     ) -> jax.Array:
         """Decodes latents to a video.
 
+        The video is (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [0, 1] unless ``finish`` converts it.
+
         Args:
             latents: (B, z, t, h, w), normalised.
-            chunk: latent frames per piece.
+            chunk: latent frames per piece; less than one raises ValueError.
             dtype: dtype of the activations.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
             finish: applied to each piece of the video, (B, T, s h, s w, 3) float32 in [0, 1]; it must work
                 frame by frame.
-
-        Returns:
-            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [0, 1] unless finish converts it.
-
-        Raises:
-            ValueError: if chunk is less than one.
         """
         if chunk < 1:
             raise ValueError(f"a piece of {chunk} frames")

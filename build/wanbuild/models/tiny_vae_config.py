@@ -23,8 +23,7 @@ class TinyVAEConfig:
         stored_frames: frames that each level's weights could make of one; the last ``STRIDES`` are used.
         patch_size: pixels per side of the patches that the last convolution makes.
 
-    Raises:
-        ConfigError: for other levels.
+    Raises ConfigError if there are other levels.
     """
 
     latent_channels: Size

@@ -37,8 +37,7 @@ def rounded_up(size: int, multiple: int) -> int:
 class TpuPasses(Passes):
     """The passes for heads of ``LANES`` values; those of other heads are XLA's.
 
-    Args:
-        interpret: whether Pallas interprets the kernels, on any platform.
+    With ``interpret`` Pallas interprets the kernels, on any platform.
     """
 
     interpret: bool = False

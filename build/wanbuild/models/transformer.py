@@ -35,17 +35,17 @@ from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
 
 Cache = Mapping[str, KV]
-"""Keys and values by stack of layers: ``blocks``, and that of a variant's layers beside them."""
+"""Keys and values by stack of layers: ``blocks``, and the second stack of a variant that has one."""
 
 Carry = dict[str, jax.Array]
 """What layers pass on: ``x``, tokens (B, S, D) in the compute dtype, and a variant's further tokens."""
 
 Context = Mapping[str, jax.Array]
-"""What keys and values are computed of: see ``WanTransformer.context``."""
+"""What keys and values are computed from: see ``WanTransformer.context``."""
 
 Condition = Mapping[str, jax.Array]
 """A video's conditions besides text: ``channels``, float32 (C, T, h, w), which are appended to the latents'
-channels, and a variant's other inputs. Empty for text alone."""
+channels, and a variant's other inputs. Empty for text only."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class ApplyBlock:
 
     Args:
         modulation: shared by all blocks of a step, as are the other arguments: see ``WanBlock.__call__``.
-        rope: the rotary tables.
-        attention: the attention of the tokens.
         groups: the row of modulation of each token.
         prompt: the prompt that all videos are of, int32; None if B / P consecutive ones are of each.
         nag: float32 (3,), by which the first prompt's videos are guided away from the second prompt, see
@@ -130,10 +128,8 @@ def padded(tokens: jax.Array, multiple: int) -> tuple[jax.Array, jax.Array | Non
 class WanTransformer(nnx.Module):
     """The denoiser.
 
-    Args:
-        config: the checkpoint's config.
-        dtype: storage dtype of the matmul weights.
-        norm_dtype: storage dtype of norms, the condition embedder and scale_shift_table.
+    ``dtype`` is the storage dtype of the matmul weights, ``norm_dtype`` that of norms, the condition embedder
+    and scale_shift_table.
     """
 
     def __init__(
@@ -158,11 +154,8 @@ class WanTransformer(nnx.Module):
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         """Returns what stays constant over a generation: the cross-attention cache and the rotary tables.
 
-        Args:
-            embeddings: prompt embeddings (P, T, text_dim).
-            latent_shape: latent frames, rows and columns.
-            dtype: compute dtype of the cache.
-            inputs: the other arguments of ``context``.
+        Prompt embeddings are (P, T, text_dim), ``latent_shape`` is latent frames, rows and columns, and the
+        cache is in dtype. ``inputs`` are the other arguments of ``context``.
         """
         context = self.context(embeddings, dtype, **inputs)
         return self.caches(context, dtype), self.rope(latent_shape)
@@ -174,17 +167,12 @@ class WanTransformer(nnx.Module):
         image_tokens: jax.Array | None = None,
         image_multiple: int = 1,
     ) -> dict[str, jax.Array]:
-        """Returns what the keys and values of all layers are computed of.
+        """Returns what the keys and values of all layers are computed from, in dtype.
 
-        Args:
-            embeddings: prompt embeddings (P, T, text_dim).
-            dtype: compute dtype.
-            image_tokens: the image encoder's tokens, (N, tokens, image_dim), for a model that takes N images.
-            image_multiple: image tokens are padded to a multiple of this, and the padding is masked.
-
-        Returns:
-            ``text`` (P, T, D), and its ``pieces`` where not all rows are computed (``Prompts``); for a model
-            that takes images ``image`` (1, I, D) and, if it is padded, ``image_mask``, bool (I,).
+        The dict has ``text`` (P, T, D) of prompt embeddings (P, T, text_dim), and its ``pieces`` where not
+        all rows are computed (``Prompts``). A model that takes N images has ``image`` (1, I, D) too, of the
+        image encoder's tokens (N, tokens, image_dim) padded to a multiple of ``image_multiple``, and if there
+        is padding ``image_mask``, bool (I,).
         """
         prompts = Prompts.of(embeddings)
         text = prompts.map(lambda rows: self.condition_embedder.text(rows).astype(dtype))
@@ -260,11 +248,11 @@ class WanTransformer(nnx.Module):
         return jax.tree.map(lambda before, after: jnp.where(skipped == 0, after, before), carry, applied)
 
     def apply_beside(self, apply: ApplyBlock, layer: Any, carry: Carry, kv: KV, extra: Any) -> Carry:
-        """Applies a layer of the stack beside; ``extra`` is its part of ``per_layer_beside``."""
+        """Applies a layer of the second stack; ``extra`` is its part of ``per_layer_beside``."""
         raise NotImplementedError
 
     def per_layer_beside(self, condition: Condition) -> Any:
-        """Returns arrays with a part for each layer beside, or None."""
+        """Returns arrays with a part for each layer of the second stack, or None."""
         del condition
 
     def run_blocks(
@@ -275,14 +263,10 @@ class WanTransformer(nnx.Module):
         condition: Condition,
         skipped: jax.Array | None = None,
     ) -> Carry:
-        """Runs all layers.
+        """Runs all layers from what ``carry`` returns, with the keys and values of every stack in ``cache``.
 
-        Args:
-            carry: what ``carry`` returns.
-            apply: applies a block to tokens, with its keys and values.
-            cache: keys and values of every stack.
-            condition: the step's conditions.
-            skipped: float32 (L,), not 0 for each of ``blocks`` that is skipped; None for none.
+        ``apply`` applies a block to tokens, with its keys and values. ``skipped`` is float32 (L,), not 0 for
+        each of ``blocks`` that is skipped; None for none.
         """
         main: Callable[..., Carry] = functools.partial(self.apply_block, apply)
         blocks, *beside = self.stacks
@@ -313,9 +297,8 @@ class WanTransformer(nnx.Module):
     ) -> dict[str, Any]:
         """Returns what a step's layers begin with; arguments as of a call.
 
-        Returns:
-            ``carry``, what layers pass on; ``modulation``, float32 (1 or B, G, 6, D), of all of them; and
-            ``embedding``, float32 (1 or B, G, D), which ``end`` takes.
+        The dict has ``carry``, which layers pass on; ``modulation``, float32 (1 or B, G, 6, D), of all of
+        them; and ``embedding``, float32 (1 or B, G, D), which ``end`` takes.
         """
         timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
         embedding, modulation = self.time(timesteps, condition)
@@ -360,23 +343,19 @@ class WanTransformer(nnx.Module):
         dtype: Any,
         nag: jax.Array | None = None,
     ) -> Callable[..., jax.Array]:
-        """Returns the flow velocity's prediction by the prompt, whose beginning all prompts share.
+        """Returns a function that predicts the flow velocity by prompt; all prompts share its beginning.
 
         Args:
             latents: float32 (B, C, T, h, w).
             timesteps: float32 () or (B,), or (1 or B, G), where each of the G applies to S / G consecutive
                 tokens: G is S for one per token, and T for one per latent frame.
             cache: cross-attention cache for P prompts.
-            rope: rotary tables.
             condition: conditions shared by all B.
-            attention: the attention implementation.
-            dtype: compute dtype.
             nag: see ``ApplyBlock``.
 
-        Returns:
-            A function from the prompt's number, an int32 scalar, to the velocity, float32
-            (B, out_channels, T, h, w). None: B is a multiple of P, and B / P consecutive videos are of each.
-            Its second argument is that of ``run_blocks``.
+        The function takes the prompt's number, an int32 scalar, and returns the velocity, float32 (B,
+        out_channels, T, h, w). None: B is a multiple of P, and B / P consecutive videos are of each. Its
+        second argument is ``skipped`` of ``run_blocks``.
         """
         shape, begun = spatial_shape(latents), self.begin(latents, timesteps, condition, dtype)
 
@@ -390,7 +369,6 @@ class WanTransformer(nnx.Module):
     def __call__(self, *arguments: Any) -> jax.Array:
         """Returns the flow velocity of B videos, of which B / P consecutive ones are of each prompt.
 
-        Args:
-            arguments: those of ``predictor``.
+        The arguments are those of ``predictor``.
         """
         return self.predictor(*arguments)(None)

@@ -18,10 +18,7 @@ class TransformerConfig:
 
     Three fields describe the image branch: ``image_dim`` is the width of the image encoder's tokens,
     ``added_kv_proj_dim`` the width in the blocks, and ``pos_embed_seq_len`` the number of tokens if they have
-    positions, for a first and a last frame.
-
-    Raises:
-        ConfigError: if the fields contradict each other.
+    positions, for a first and a last frame. Raises ConfigError if the fields contradict each other.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanTransformer3DModel",)
@@ -86,8 +83,7 @@ class TransformerConfig:
     def grid(self, latent_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Returns patches along frames, rows and columns for latents of (frames, rows, columns).
 
-        Raises:
-            ValueError: if the latents are not a whole number of patches, or RoPE is not defined for them.
+        Raises ValueError if the latents are not a whole number of patches, or RoPE is not defined for them.
         """
         if any(size % patch for size, patch in zip(latent_shape, self.patch_size, strict=True)):
             raise ValueError(f"latents {latent_shape} are not whole patches of {self.patch_size}")

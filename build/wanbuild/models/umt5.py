@@ -29,8 +29,7 @@ from wanbuild.models.partition import constrain
 class TextEncoderConfig:
     """Config of transformers' UMT5EncoderModel; field names are those of config.json.
 
-    Raises:
-        ConfigError: if there are too few position buckets, or too short a distance, for logarithmic ones.
+    Raises ConfigError if there are too few position buckets, or too short a distance, for logarithmic ones.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("UMT5EncoderModel",)
@@ -174,12 +173,10 @@ class UMT5Block(nnx.Module):
         self.heads = config.num_heads
 
     def __call__(self, x: jax.Array, buckets: jax.Array, mask: jax.Array) -> jax.Array:
-        """Applies one layer.
+        """Applies one layer to tokens (P, T, D) in the compute dtype.
 
-        Args:
-            x: (P, T, D) in the compute dtype.
-            buckets: int32 (T, T), the position bucket of every (query, key).
-            mask: bool (P, T), true for tokens.
+        ``buckets`` is int32 (T, T), the position bucket of every (query, key); ``mask`` is bool (P, T), true
+        for tokens.
         """
         P, T, _ = x.shape
         y = self.attn_norm(x)
@@ -199,10 +196,8 @@ class UMT5Block(nnx.Module):
 class UMT5Encoder(nnx.Module):
     """The encoder stack.
 
-    Args:
-        config: the checkpoint's config.
-        dtype: storage dtype of the embedding and the matmul weights.
-        norm_dtype: storage dtype of norms and position biases.
+    ``dtype`` is the storage dtype of the embedding and the matmul weights, ``norm_dtype`` that of norms and
+    position biases.
     """
 
     def __init__(
@@ -214,15 +209,9 @@ class UMT5Encoder(nnx.Module):
         self.final_norm = RMSNorm(config.d_model, norm_dtype, config.layer_norm_epsilon)
 
     def __call__(self, ids: jax.Array, mask: jax.Array, dtype: Any) -> jax.Array:
-        """Encodes prompts; embeddings are zero past each prompt's length.
+        """Returns the embeddings of prompts, (P, T, D), zero past each prompt's length, computed in dtype.
 
-        Args:
-            ids: int32 (P, T) token ids, padded.
-            mask: int32 (P, T), 1 for tokens.
-            dtype: compute dtype.
-
-        Returns:
-            Embeddings (P, T, D) in dtype.
+        ``ids`` are padded token ids, int32 (P, T); ``mask`` is int32 (P, T), 1 for tokens.
         """
         T = ids.shape[1]
         table = relative_position_buckets(

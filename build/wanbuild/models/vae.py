@@ -120,9 +120,7 @@ class Decoder(nnx.Module):
 class WanVAE(nnx.Module):
     """Encoder, decoder and their 1x1x1 convolutions, with abstract parameters until ``bind``.
 
-    Args:
-        config: the checkpoint's configuration.
-        param_dtype: dtype of the stored weights and biases; norms are stored in float32.
+    ``param_dtype`` is the dtype of the stored weights and biases; norms are stored in float32.
     """
 
     def __init__(self, config: VAEConfig, param_dtype: Any = jnp.float32) -> None:
@@ -147,6 +145,10 @@ class WanVAE(nnx.Module):
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Decodes latents to a video.
 
+        The video is (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless ``finish`` converts it; with
+        ``keep_last`` the last frames are returned too, (B, keep_last, s h, s w, 3) float32, with zeros in
+        front of a shorter video.
+
         Args:
             latents: (B, z, t, h, w), denormalised.
             chunk: latent frames per piece after the first frame.
@@ -158,10 +160,6 @@ class WanVAE(nnx.Module):
             keep_last: the number of last frames to return unfinished too; only these are kept in float32 from
                 piece to piece.
             tile: pixels of the side of tiles, a multiple of ``TILE_UNIT`` s; 0 for none. Not on a mesh.
-
-        Returns:
-            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish converts it; with keep_last also
-            (B, keep_last, s h, s w, 3) float32, with zeros in front of a shorter video.
         """
 
         def piece(x: Any, state: Any, padded: jax.Array | None = None) -> tuple[jax.Array, Any]:
@@ -213,14 +211,12 @@ class WanVAE(nnx.Module):
             latents: (B, z, n, h, w), denormalised. The first piece is the first frame; the frames that fill a
                 last piece are any.
             past: what the piece before has left; None before the first one.
-            dtype, algorithm: as for ``decode``.
             finish: as for ``decode``; it may return several arrays.
             first: where pieces are alike, bool scalar, whether this is the first one: the first frame is its
                 last, and ``past`` is zeros.
 
-        Returns:
-            The frames (B, 4 n, s h, s w, 3), of the first frame one, and what the next piece takes, by names
-            in the order of the layers. Of a first piece that is like all others the last frame counts.
+        Returns the frames (B, 4 n, s h, s w, 3), of the first frame one, and what the next piece takes, by
+        names in the order of the layers. Of a first piece that is like all others the last frame counts.
         """
 
         def piece(z: jax.Array, past: Past | None) -> tuple[Any, Past]:
@@ -280,8 +276,8 @@ class WanVAE(nnx.Module):
         """Encodes a video to the moments of its latents, not normalised.
 
         Args:
-            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s; or any pytree with the same first
-                two axes, which ``start`` converts to that.
+            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s (else ValueError); or any pytree
+                with the same first two axes, which ``start`` converts to that.
             chunk: latent frames (four video frames each) per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
@@ -293,12 +289,7 @@ class WanVAE(nnx.Module):
             tile: the side of tiles; 0 for none. Not on a mesh. It counts what the encoder is given: pixels,
                 or patches of them, as diffusers does.
 
-        Returns:
-            mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / s, W / s)
-            float32.
-
-        Raises:
-            ValueError: if the number of frames, the height or the width is not valid.
+        Returns mean (the mode) and log variance (clipped to [-30, 20]), float32 (B, z, n + 1, H / s, W / s).
         """
         T, H, W = (jax.eval_shape(start, video) if start else video).shape[1:4]
         if T % FRAMES_PER_LATENT != 1 or H % self.spatial or W % self.spatial:

@@ -37,10 +37,9 @@ class Stream:
 
     Args:
         caches: the previous piece's ``caches``; None if there is none.
-        algorithm: the form of the convolutions.
         columns: this device's columns of the video; None if one device has them all.
         padded: bool scalar, true in a first piece that ends with the first frame and has the length of all
-            others: the frames before it are no part of the video. None if the first piece is one frame.
+            others: the frames before it are not part of the video. None if the first piece is one frame.
         tile: the part of the video that it is of; None for all of it.
     """
 
@@ -58,14 +57,9 @@ class Stream:
         self._previous = iter(caches or ())
 
     def extend(self, x: jax.Array, frames: int) -> jax.Array:
-        """Puts the previous piece's last frames (zeros for the first piece) in front of x.
+        """Puts the previous piece's last frames (zeros for the first piece) in front of x (B, T, H, W, C).
 
-        Args:
-            x: (B, T, H, W, C); its last frames are stored for the next piece.
-            frames: number of frames.
-
-        Returns:
-            (B, frames + T, H, W, C).
+        Returns (B, frames + T, H, W, C), whose last ``frames`` frames are stored for the next piece.
         """
         past = next(self._previous, None)
         past = jnp.zeros((x.shape[0], frames, *x.shape[2:]), x.dtype) if past is None else past
@@ -74,16 +68,10 @@ class Stream:
         return x
 
     def through(self, layers: Sequence[ResidualBlock] | Sequence[NormConv], x: jax.Array) -> jax.Array:
-        """Applies layers in turn; where pieces are alike, neighbours that are alike in one loop.
+        """Applies layers in turn, from (B, T, H, W, I) to (B, T, H, W, O).
 
-        The history of such neighbours is kept as one array for each of their own layers.
-
-        Args:
-            layers: the layers; those that are alike keep the shape of x.
-            x: (B, T, H, W, I).
-
-        Returns:
-            (B, T, H, W, O).
+        Where pieces are alike, neighbours that are alike (these keep x's shape) run in one loop, and their
+        history is kept as one array for each of their layers.
         """
         if self.padded is None:
             for layer in layers:
@@ -359,13 +347,8 @@ class Upsample(nnx.Module):
 class UpBlock(nnx.Module):
     """Residual blocks, then upsampling except at the last level; diffusers' WanUpBlock.
 
-    Args:
-        in_dim: channels of the input.
-        out_dim: channels of the residual blocks' outputs.
-        num_blocks: residual blocks.
-        temporal: whether time is doubled too; None at the last level, which does not upsample.
-        dtype: dtype of the stored weights.
-        upsampled_dim: channels after upsampling.
+    ``temporal`` is whether time is doubled too; None at the last level, which does not upsample. Residual
+    blocks have ``out_dim`` channels of output, upsampling has ``upsampled_dim``.
     """
 
     def __init__(

@@ -33,19 +33,16 @@ class VAEConfig:
         z_dim: latent channels.
         dim_mult: channels of each level, in units of the base.
         num_res_blocks: residual blocks per encoder level; the decoder has one more.
-        temperal_downsample: whether time is halved after each encoder level but the last (the
-            checkpoints' spelling).
+        temperal_downsample: whether time is halved after each encoder level but the last (the checkpoints'
+            spelling).
         is_residual: whether whole levels have shortcuts.
         patch_size: pixels per side of the patches that become channels of the encoder and decoder; 2 if
             residual, else None.
-        in_channels: channels of the encoder's input, 3 per pixel of a patch.
-        out_channels: channels of the decoder's output, 3 per pixel of a patch.
+        in_channels, out_channels: 3 per pixel of a patch.
         scale_factor_spatial: pixels per latent cell along height and along width.
-        latents_mean: per-channel mean of the latents, which programs use to denormalise.
-        latents_std: per-channel standard deviation of the latents.
+        latents_mean, latents_std: per channel, with which programs denormalise latents.
 
-    Raises:
-        ConfigError: if the lists contradict each other.
+    Raises ConfigError if the lists contradict each other.
     """
 
     base_dim: Size = 96

@@ -22,12 +22,7 @@ from wanbuild.models.vae_blocks import Downsample, ResidualBlock, Stream, UpBloc
 def patchify(video: jax.Array, size: int) -> jax.Array:
     """Moves each square of size by size pixels into channels, ordered (colour, column, row), row fastest.
 
-    Args:
-        video: (B, T, H, W, C), H and W multiples of size.
-        size: pixels per side.
-
-    Returns:
-        (B, T, H / size, W / size, C · size²).
+    (B, T, H, W, C), H and W multiples of size, becomes (B, T, H / size, W / size, C · size²).
     """
     B, T, H, W, C = video.shape
     x = video.reshape(B, T, H // size, size, W // size, size, C)
@@ -44,14 +39,9 @@ def unpatchify(x: jax.Array, size: int) -> jax.Array:
 def average_down(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array:
     """Moves pixels into channels, then averages neighbouring channels; diffusers' AvgDown3D.
 
-    Args:
-        x: (B, T, H, W, C). An incomplete group of frames, such as the first frame, gets zeros in front.
-        out_dim: a divisor of C · time · space².
-        time: frames per group.
-        space: pixels per group along height and along width.
-
-    Returns:
-        (B, ceil(T / time), H / space, W / space, out_dim).
+    A group is ``time`` frames and ``space`` pixels along height and along width: (B, T, H, W, C) becomes (B,
+    ceil(T / time), H / space, W / space, out_dim), out_dim a divisor of C · time · space². An incomplete
+    group of frames, such as the first frame, gets zeros in front.
     """
     x = jnp.pad(x, ((0, 0), (-x.shape[1] % time, 0), (0, 0), (0, 0), (0, 0)))
     B, T, H, W, C = x.shape
@@ -63,16 +53,9 @@ def average_down(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
 def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array:
     """Repeats each channel, then moves channels into pixels; diffusers' DupUp3D.
 
-    Each of the time · space² outputs of a cell is a choice of its channels, so nothing is repeated here.
-
-    Args:
-        x: (B, T, H, W, C).
-        out_dim: out_dim · time · space² is a multiple of C.
-        time: output frames per input frame.
-        space: output pixels per input pixel, along height and along width.
-
-    Returns:
-        (B, T · time, H · space, W · space, out_dim).
+    (B, T, H, W, C) becomes (B, T · time, H · space, W · space, out_dim), with out_dim · time · space² a
+    multiple of C. Each of the time · space² outputs of a cell is a choice of its channels, so nothing is
+    repeated here.
     """
     B, T, H, W, C = x.shape
     B, T, H, W, C = x.shape
@@ -98,14 +81,8 @@ def _channels(x: jax.Array, index: np.ndarray[Any, Any]) -> jax.Array:
 class ResidualDownBlock(nnx.Module):
     """Residual blocks, then downsampling except at the last level, and a shortcut around both.
 
-    Source: diffusers' WanResidualDownBlock.
-
-    Args:
-        in_dim: channels of the input.
-        out_dim: channels of the output.
-        num_blocks: residual blocks.
-        temporal: whether time is halved too; None at the last level, which does not downsample.
-        dtype: dtype of the stored weights.
+    ``temporal`` is whether time is halved too; None at the last level, which does not downsample. Source:
+    diffusers' WanResidualDownBlock.
     """
 
     def __init__(self, in_dim: int, out_dim: int, num_blocks: int, temporal: bool | None, dtype: Any) -> None:
