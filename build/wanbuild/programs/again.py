@@ -28,20 +28,14 @@ from wanrun.machine.environment import built_elsewhere, device_mismatches, host_
 
 
 def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
-    """Builds all profiles, with their recorded options, for every target that this machine can build.
+    """Builds all profiles, as recorded, for every target that this machine can build.
 
     A target that this machine cannot build stays as it is; if its programs are of an older format, which
-    nothing here runs, it goes. Nothing is replaced before all is built.
+    nothing here runs, it goes. Nothing is replaced before all is built. ``report`` gets one line per program,
+    and one per target that is not built.
 
-    Args:
-        folder: the artifact's folder.
-        report: gets one line per program, and one per target that is not built.
-
-    Returns:
-        The artifact's new manifest.
-
-    Raises:
-        ArtifactError: if there is no artifact, or if none of its targets can be built here.
+    Returns the artifact's new manifest. Raises ArtifactError if there is no artifact, or if none of its
+    targets can be built here.
     """
     with changing(folder.resolve(), again=True) as before, pinned(platforms_of(before.manifest.targets)):
         artifact, left, stay = before, dict[str, str](), runs_here(before.folder)
@@ -90,10 +84,8 @@ def _like_here(folder: Path, name: str, target: Target, mesh: Sizes) -> TargetSp
 def like_profile(folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a build: those that are given, and the others of a profile that is built.
 
-    The mesh is that of a target that is named as it is recorded.
-
-    Raises:
-        ArtifactError: if there is no artifact, or no such profile.
+    The mesh is that of a target that is named as it is recorded. Raises ArtifactError if there is no
+    artifact, or no such profile.
     """
     artifact = open_artifact(folder)
     manifest = artifact.manifest

@@ -1,6 +1,6 @@
-"""The programs of the steps' attention alone, for a target whose attention is a kernel of ours.
+"""The programs that run only the steps' attention, for a target whose attention is a kernel of ours.
 
-StableHLO has a kernel whole: compiled again it repeats a fault of its own. So its result is compared, on the
+StableHLO has a kernel whole: compiled again it repeats the kernel's faults. So its result is compared, on the
 chip, with that of the same function by XLA's operations, ``ProgramSpec.plain``. Both call what a layer calls,
 ``TokenAttention``: with its padding, its number of keys, its exchanges between devices, and the passes before
 and after it. There is a program for each shape that a layer has.

@@ -15,11 +15,7 @@ class ProgramBuilder(Parts):
     """Makes the programs of one profile; arguments and errors as of ``Parts``."""
 
     def programs(self) -> tuple[ProgramSpec, ...]:
-        """Returns every program of the profile.
-
-        Raises:
-            UsageError: if the model's parts do not fit together.
-        """
+        """Returns all programs of the profile; raises UsageError if the model's parts do not fit together."""
         places = Counter[RoleName]()
         made = []
         for kind in kinds_of(self):

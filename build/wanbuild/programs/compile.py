@@ -36,12 +36,7 @@ from wanrun.units import in_bytes, in_hours, scaled
 
 
 def shapes(request: CompileRequest, manifest: Manifest) -> Iterator[Shape]:
-    """Yields every combination of size, frame count and guidance that is asked for.
-
-    Args:
-        request: what is asked for.
-        manifest: the manifest of the artifact.
-    """
+    """Yields every combination of size, frame count and guidance that is asked for."""
     variant = variant_named(manifest.model.variant, request.artifact)
     for width, height in request.sizes or variant.sizes[:1]:
         for frames in request.frames or (variant.num_frames,):
@@ -53,18 +48,11 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     """Adds profiles and targets to an artifact, and the map of its previews; executes no program of it.
 
     Executables that are intact and were built in this environment are kept. A target whose environment has
-    changed is compiled again for all of its profiles.
+    changed is compiled again for all of its profiles. ``report`` gets one line per program. Returns the
+    artifact's new manifest.
 
-    Args:
-        request: the profiles and targets to build.
-        report: gets one line per program.
-
-    Returns:
-        The artifact's new manifest.
-
-    Raises:
-        ArtifactError: if there is no usable artifact.
-        UsageError: for a shape or a target that cannot be built.
+    Raises ArtifactError if there is no usable artifact, UsageError for a shape or a target that cannot be
+    built.
     """
     with changing(request.artifact.resolve()) as artifact, pinned(platforms_of(request.targets)):
         manifest = artifact.manifest
@@ -86,14 +74,9 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
 
 
 def check_request(request: CompileRequest, manifest: Manifest) -> None:
-    """Raises what ``compile_artifact`` would raise for targets and shapes; builds nothing.
+    """Checks that shapes and targets can be built; builds nothing. Raises UsageError if they cannot.
 
-    Args:
-        request: the profiles and targets.
-        manifest: the artifact's, or one without files of the same model.
-
-    Raises:
-        UsageError: for a shape or a target that cannot be built.
+    ``manifest`` is the artifact's, or one without files of the same model.
     """
     with pinned(platforms_of(request.targets)):
         targets = _targets(request, manifest)
@@ -111,10 +94,10 @@ def _targets(request: CompileRequest, manifest: Manifest) -> list[TargetSpec]:
 
 
 def as_recorded(target: TargetSpec, manifest: Manifest) -> TargetSpec:
-    """Returns a target with the form of the attention that an artifact has it with, if it still exists.
+    """Returns a target with the form of attention that the artifact was built with, if it still exists.
 
-    A target that the artifact lacks has its own, or that in Mosaic GPU if it is of a GPU that is not here and
-    the model's heads are of the kernel's size: cuDNN's is compiled on the GPU alone.
+    A target that the artifact lacks keeps its form, or gets that in Mosaic GPU if its GPU is not here and the
+    model's heads are of the kernel's size: cuDNN's is compiled only on the GPU.
     """
     if (built := manifest.targets.get(target.name)) is None:
         kernels = target.attentions.get(MOSAIC, target.kernels)
@@ -131,7 +114,7 @@ def built_for(
     wanted: Sequence[Profile],
     report: Callable[[str], None],
 ) -> Artifact:
-    """Exports and compiles profiles for a target, beside what is there; ``write_built`` commits them.
+    """Exports and compiles profiles for a target, added to those it has; ``write_built`` commits them.
 
     The caller holds the build lock and JAX's flags, and removes files that are not listed.
     """

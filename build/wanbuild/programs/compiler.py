@@ -18,21 +18,11 @@ if TYPE_CHECKING:
 
 CUDNN = 'custom_call_target="__cudnn$'
 """In the text of an executable that calls cuDNN. XLA builds its graphs, and chooses the engines of its
-convolutions, with the GPU alone: without it an executable loads, and a call fails (docs/notes/chips.md)."""
+convolutions, only with the GPU: without it an executable loads, and a call fails (docs/notes/chips.md)."""
 
 
 def compiled_for(target: TargetSpec, name: str, data: bytes, donate: Sequence[str]) -> jax.stages.Compiled:
-    """Compiles an exported program for a target.
-
-    Args:
-        target: the target.
-        name: the program's name.
-        data: the serialized program.
-        donate: names of donated arguments.
-
-    Raises:
-        TooLargeError: if the compiler refuses it for its size.
-    """
+    """Compiles a serialized program for a target; raises TooLargeError if the compiler refuses its size."""
     with jax_options(jax_traceback_in_locations_limit=0):
         lowered = lower(data, name, donate, target.where, options=target.options_of(name))
         try:
@@ -46,17 +36,9 @@ def compiled_for(target: TargetSpec, name: str, data: bytes, donate: Sequence[st
 def compile_into(
     cache: Path, target: TargetSpec, name: str, data: bytes, donate: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Compiles an exported program into an empty cache folder; returns the compiler's figures.
+    """Compiles a serialized program into an empty cache folder; returns the compiler's figures.
 
-    Args:
-        cache: the folder.
-        target: the target.
-        name: the program's name.
-        data: the serialized program.
-        donate: names of donated arguments.
-
-    Raises:
-        TooLargeError: if the compiler refuses it for its size.
+    Raises TooLargeError if the compiler refuses the program's size.
     """
     started = time.perf_counter()
     with cache_in(cache):

@@ -33,7 +33,7 @@ def flows(parts: Parts) -> bool:
 
 
 def begins_apart(parts: Parts) -> bool:
-    """Returns whether the first frame has a program of its own: where pieces are alike it needs none."""
+    """Returns whether the first frame has a separate program: where pieces are alike it needs none."""
     return flows(parts) and not parts.kernels.pieces_alike
 
 
@@ -195,6 +195,6 @@ def decode_tiny(parts: Parts) -> ProgramSpec:
 
 
 def _one_video(parts: Parts) -> jax.ShapeDtypeStruct:
-    """Returns the latents of one video, without those in front of its own."""
+    """Returns the latents of one video, without those in front of the video."""
     channels, frames, *cells = parts.latents.shape[1:]
     return jax.ShapeDtypeStruct((channels, frames - parts.leading, *cells), jnp.float32)

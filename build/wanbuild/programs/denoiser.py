@@ -26,10 +26,7 @@ SKIPPING = 2
 class Denoiser:
     """The computation of a step; ``step`` and ``loop`` are the functions of the two programs.
 
-    Args:
-        module: the abstract transformer.
-        attention: the attention implementation.
-        dtype: compute dtype of the transformer.
+    ``module`` is abstract, and ``dtype`` is the compute dtype of the transformer.
     """
 
     module: WanTransformer
@@ -56,22 +53,20 @@ class Denoiser:
         nag: jax.Array | None = None,
         next_timestep: jax.Array | None = None,
     ) -> dict[str, Any]:
-        """Computes one step.
+        """Computes one step; returns the next latents and history, in the dtype of the latents.
 
         Args:
-            transformer: the weights.
             kv: the cross-attention cache of one prompt; with guidance of two, the positive prompt first.
                 Where the scale is 1 only that one is read.
-            rope: the rotary tables.
             latents: (B, C, T, h, w).
             history: the solver's history, see ``solver_step``; arrays of the latents' shape and dtype.
             coefficients: float32 (9,), a row of the solver's table.
             timestep: float32 scalar.
             guidance_scale: float32 scalar, see ``guided``; None for no guidance.
             condition: the output of ``encode_video``, the same for all videos.
-            frame_mask: float32 (T,), for a model with a timestep per token (diffusers'
-                ``expand_timesteps``): zero for a held frame and one for the others. The condition has the
-                held frame's latents as ``first_frame`` (C, 1, h, w).
+            frame_mask: float32 (T,), for a model with a timestep per token (diffusers' ``expand_timesteps``):
+                zero for a held frame and one for the others. The condition has the held frame's latents as
+                ``first_frame`` (C, 1, h, w).
             conditioning_scale: float32 (control blocks,), for a model with control blocks.
             lora: the slots' arrays, for a transformer that has slots.
             guidance_projection: float32 scalar, see ``guided``; None for programs without.
@@ -79,10 +74,7 @@ class Denoiser:
             skip_layers: float32 (layers,), not 0 for those that a third pass leaves out.
             nag: float32 (3,), see ``wanrun.artifact.nag``; None for programs without. With it the cache is of
                 two prompts in any case.
-            next_timestep: float32 scalar, the one at which the step ends; None but for a flow map.
-
-        Returns:
-            The next latents and history, in the dtype of the latents.
+            next_timestep: float32 scalar, the one at which the step ends; only for a flow map, else None.
         """
         model, together = bind(self.module, with_slots(transformer, lora)), at_once(guidance_scale)
         batch, timesteps, condition = model_inputs(
@@ -112,13 +104,9 @@ class Denoiser:
     ) -> dict[str, Any]:
         """Computes the steps [first, last) of a table; arguments and result as for ``step``.
 
-        Args:
-            latents: (B, C, T, h, w).
-            history: the solver's history.
-            first: int32 scalar.
-            last: int32 scalar, at most N.
-            given: the other arguments of ``step``: those in ``TABLES`` as tables, with N rows under the
-                table's name; the others are the same in every step.
+        ``first`` and ``last`` are int32 scalars, ``last`` at most N. ``given`` has the other arguments of
+        ``step``: those in ``TABLES`` as tables, with N rows under the table's name; the others are the same
+        in every step.
         """
         tables = {name: given.pop(table) for name, table in TABLES.items() if table in given}
 
@@ -250,13 +238,9 @@ def model_inputs(
 def updated(
     velocity: jax.Array, latents: jax.Array, history: _Arrays, coefficients: jax.Array
 ) -> dict[str, Any]:
-    """Returns the state after a step.
+    """Returns the state after a step of a velocity, float32 (B, C, T, h, w); see ``solver_step``.
 
-    Args:
-        velocity: the step's, float32 (B, C, T, h, w).
-        latents: those before the step, whose dtype the state keeps; sums are in float32.
-        history: see ``solver_step``.
-        coefficients: a row of the solver's table.
+    The state keeps the dtype of the latents before the step; sums are in float32.
     """
     stored = latents.dtype
     latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
@@ -270,14 +254,9 @@ def solver_step(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Computes one step of the linear multistep solver that the table describes.
 
-    Args:
-        x: the current sample, float32.
-        velocity: the transformer's output at x, float32.
-        history: the last corrected sample ``last`` and the data predictions ``m1`` (newest) and ``m2``.
-        coefficients: one row of ``wanrun.denoising.solvers.SolverTable.coefficients``.
-
-    Returns:
-        The next sample and the next history.
+    From the sample x and the transformer's output at x, both float32, it returns the next sample and history.
+    The history is the last corrected sample ``last`` and the data predictions ``m1`` (newest) and ``m2``;
+    ``coefficients`` is one row of ``wanrun.denoising.solvers.SolverTable.coefficients``.
     """
     sigma, c_x, c_last, c_0, c_1, c_2, p_x, p_0, p_1 = coefficients
     m0 = x - sigma * velocity

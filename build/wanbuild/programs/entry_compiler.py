@@ -31,7 +31,7 @@ MOSAIC = b"mosaic_gpu"
 class CompiledProgram:
     """A compiled program's cache entry and the compiler's statistics.
 
-    There is no entry of a program that only the chip can compile to its end.
+    A program whose compilation only the chip can finish has no entry.
     """
 
     executable: Executable | None
@@ -39,11 +39,9 @@ class CompiledProgram:
 
 
 class EntryCompiler:
-    """Compiles programs for one target, moving each cache entry into the artifact.
+    """A compiler of programs for one target, which moves each cache entry into the artifact.
 
     Args:
-        artifact: the artifact.
-        target: the target to compile for.
         folder: the folder of cache entries, relative to the artifact.
         ledger: usable executables by program name and the digest of their StableHLO; gets those that are
             compiled. Their entries in the folder stay unchanged.
@@ -73,13 +71,8 @@ class EntryCompiler:
     def add(self, name: str, program: Program, last_time: str) -> CompiledProgram:
         """Compiles a program of the artifact. One that profiles share has one entry, made once.
 
-        Args:
-            name: its name.
-            program: its record.
-            last_time: how long it took the last time, in words, or nothing.
-
-        Raises:
-            TooLargeError: if the program does not fit the device's memory.
+        ``last_time`` says in words how long it took the last time, or nothing. Raises TooLargeError if the
+        program does not fit the device's memory.
         """
         data = self._artifact.program(program)
         with self._spans.phase("compile", name + last_time):
@@ -88,11 +81,7 @@ class EntryCompiler:
         return compiled
 
     def compile(self, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
-        """Compiles one exported program.
-
-        Raises:
-            TooLargeError: if the program does not fit the device's memory.
-        """
+        """Compiles one exported program; raises TooLargeError if it does not fit the device's memory."""
         final = self._artifact.folder / self.folder
         final.mkdir(parents=True, exist_ok=True)
         with temporary_folder(final.parent) as cache:

@@ -88,14 +88,9 @@ def profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profi
 
 
 def in_form_of(model: Model, options: BuildOptions) -> BuildOptions:
-    """Returns options with the forms of the loop that a model has: a chunked one has its own alone.
+    """Returns options with the forms of the loop that a model has: a chunked model only has its form.
 
-    Args:
-        model: the model.
-        options: with several forms, or one.
-
-    Raises:
-        UsageError: for one that the model does not have.
+    Raises UsageError for a form that the model does not have.
     """
     (form,) = (form.name for form in FORMS.values() if form.chunked)
     several = options.loop in ("both", "all")
@@ -112,22 +107,13 @@ def in_form_of(model: Model, options: BuildOptions) -> BuildOptions:
 
 
 def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profile]) -> tuple[Artifact, str]:
-    """Exports profiles into the program set of a target.
+    """Exports profiles into the program set of a target; returns the artifact with them, and the set's key.
 
     If the target needs another set now, because the kernels or JAX have changed, all its profiles are
     exported. Programs of other sets stay if they were built with the same options. Executables and golden
     records of programs that have changed are left out.
 
-    Args:
-        artifact: the artifact.
-        target: the target to export for.
-        wanted: the profiles to export.
-
-    Raises:
-        UsageError: for a shape that cannot be built, or parts of a model that do not fit together.
-
-    Returns:
-        The artifact with the programs, and the key of the target's program set.
+    Raises UsageError for a shape that cannot be built, or parts of a model that do not fit together.
     """
     import jax
 

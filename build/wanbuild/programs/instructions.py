@@ -18,13 +18,10 @@ _RECORD = re.compile(rb"[+-][a-z0-9.-]+(?:,[+-][a-z0-9.-]+){30,}")
 
 
 def features_used(entry: Path) -> frozenset[str]:
-    """Returns the sets of features that an entry's instructions need, such as ``AVX512F``.
+    """Returns the sets of features, such as ``AVX512F``, that the instructions in a cache entry need.
 
-    Args:
-        entry: the cache entry of an executable for x86-64 CPUs, as JAX has written it.
-
-    Raises:
-        ArtifactError: if the entry holds no machine code, or code that cannot be decoded.
+    The entry is of an executable for x86-64 CPUs, as JAX has written it. Raises ArtifactError if it holds no
+    machine code, or code that cannot be decoded.
     """
     from iced_x86 import CpuidFeature, Decoder
 
@@ -49,8 +46,7 @@ def features_used(entry: Path) -> frozenset[str]:
 def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
     """Returns the features that an entry's instructions need beyond the allowed ones, sorted.
 
-    Raises:
-        ArtifactError: as ``features_used``.
+    Raises ArtifactError as ``features_used`` does.
     """
     return sorted(features_used(entry) - set(allowed))
 
@@ -59,11 +55,8 @@ def record_cpu_level(entry: Path, level: CpuLevel) -> None:
     """Removes the features beyond a CPU level from the list of those that an entry needs.
 
     XLA writes down those of the CPU that compiles. On one that lacks any of them it would warn of SIGILL at
-    every start, in lines of 3 000 characters, whatever instructions there are.
-
-    Args:
-        entry: the cache entry, of which ``beyond`` has found no instruction beyond the level.
-        level: the level.
+    every start, in lines of 3 000 characters, whatever instructions there are. Call it only for an entry in
+    which ``beyond`` has found no instruction beyond the level.
     """
     from jax._src import compilation_cache
 

@@ -53,11 +53,8 @@ FLAGS: Mapping[str, Any] = MappingProxyType(
 def pinned(platforms: str) -> Iterator[None]:
     """Holds JAX's flags at the build's values while a block runs, then sets them back.
 
-    Args:
-        platforms: the platforms that JAX starts, with commas between them.
-
-    Raises:
-        UsageError: in a fork of a process that has used JAX.
+    ``platforms`` are the platforms that JAX starts, comma-separated. Raises UsageError in a fork of a process
+    that has used JAX.
     """
     check_process()
     flags = dict(FLAGS)

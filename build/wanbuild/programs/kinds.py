@@ -4,7 +4,7 @@ All weights are arguments; guidance_scale, timesteps and solver coefficients are
 needs no new executable. A program's arguments are listed by name, and its result is a dict, so the runtime
 passes the outputs of one program to the next without knowing their meaning.
 
-A new kind of program is a function here, or in a module of its own, and a row of ``PROGRAMS``. The manifest
+A new kind of program is a function here, or in a separate module, and a row of ``PROGRAMS``. The manifest
 records its role. When it runs, what it costs and what proves it follow from the role's row: see
 ``wanrun.artifact.roles``.
 """
@@ -55,11 +55,8 @@ def _always(parts: Parts) -> bool:
 class ProgramKind:
     """A row of the table.
 
-    Attributes:
-        name: the program's name.
-        role: when the runtime runs it.
-        make: makes the program; its inputs and outputs have names.
-        built: whether a profile has it.
+    ``role`` says when the runtime runs the program, ``make`` makes it with named inputs and outputs, and
+    ``built`` says whether a profile has it.
     """
 
     name: str
@@ -76,12 +73,8 @@ def kinds_of(parts: Parts) -> Iterator[ProgramKind]:
 def encode_text(parts: Parts, length: int | None = None) -> ProgramSpec:
     """Returns the program ids, mask (1, L) int32 -> embeddings (1, L, text_dim).
 
-    Embeddings are zero after the prompt's length.
-
-    Args:
-        parts: what it is made of.
-        length: L; None for the longest. Padding is masked, so a prompt of n tokens has the same embedding for
-            every L >= n.
+    Embeddings are zero after the prompt's length. ``length`` is L; None for the longest. Padding is masked,
+    so a prompt of n tokens has the same embedding for every L >= n.
     """
     module: UMT5Encoder = parts.modules["text_encoder"]
     tokens = jax.ShapeDtypeStruct((ENCODE_BATCH, length or parts.max_length), jnp.int32)

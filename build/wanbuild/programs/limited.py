@@ -1,4 +1,4 @@
-"""Compiles in processes of their own what one process cannot compile beside others.
+"""Compiles in separate processes programs that one process cannot compile together.
 
 XLA reads its limit on the instruction set once, when its CPU client starts. As an option of one program it is
 taken and has no effect on the machine code (jaxlib 0.10.2: same features, same code). So every limit has a
@@ -43,19 +43,11 @@ class LimitedProcesses(contextlib.ExitStack):
     def compile(
         self, target: str, limit: str, cache: Path, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
     ) -> Mapping[str, Any]:
-        """Compiles an exported program into an empty cache folder; returns the compiler's figures.
+        """Compiles a serialized program into an empty cache folder; returns the compiler's figures.
 
-        Args:
-            target: the name of a target that needs no device, without its mesh.
-            limit: a value of XLA's flag for a CPU; none where empty.
-            cache: the folder.
-            mesh: devices by axis; empty for one.
-            name: the program's name.
-            data: the serialized program.
-            donate: names of donated arguments.
-
-        Raises:
-            WanError: if the process is killed.
+        ``target`` is the name of a target that needs no device, without its mesh; ``limit`` is a value of
+        XLA's flag for a CPU, empty for none; ``mesh`` has devices by axis, and is empty for one. Raises
+        WanError if the process is killed.
         """
         key = target, limit
         if key not in self._processes:
@@ -84,7 +76,7 @@ class LimitedProcesses(contextlib.ExitStack):
 
 
 def _started(limit: str) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, where Ctrl-C does not reach it: this process ends it."""
+    """Starts a process in a separate session, where Ctrl-C does not reach it: this process ends it."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {f'{FLAG}={limit}' if limit else ''}".strip()
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
@@ -98,7 +90,7 @@ def _started(limit: str) -> subprocess.Popen[bytes]:
 def main() -> None:
     """Compiles what standard input asks for, until that ends: its parent has ended, perhaps by a kill."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # a library's output must not mix with the answers
     requests = queue.SimpleQueue[Any]()
 
     def read() -> None:

@@ -41,11 +41,8 @@ class Parts:
 
     Args:
         manifest: the artifact's manifest, for configs, dtypes and model facts.
-        shape: the profile's static shape.
-        options: build options.
         kernels: the implementations that suit the target.
         mesh: devices by axis; empty for one device.
-        devices: the devices of the mesh.
 
     Attributes:
         configs: the components' parsed configs by name.
@@ -53,16 +50,14 @@ class Parts:
         weights: nested dicts of their abstract weights, as a program takes them.
         lora: the argument with the transformer's slots, by its name; empty without slots.
         components: their records in the manifest.
-        variant: the model's variant.
         max_length: tokens of a prompt, padding included.
         mesh: the mesh; None for one device.
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
         vae_precision: of its float32 products on chips.
 
-    Raises:
-        UsageError: if the model cannot make a video of this shape, or not on this mesh.
-        ArtifactError: if an earlier version has converted the artifact, with another order of rows.
+    Raises UsageError if the model cannot make a video of this shape, or not on this mesh, and ArtifactError
+    if an earlier version has converted the artifact, with another order of rows.
     """
 
     def __init__(

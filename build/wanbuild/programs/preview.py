@@ -39,21 +39,15 @@ SQUARES = 5
 """Squares for each unknown of the map."""
 
 SHRINK = 1e-3
-"""Share of the squares that is added to the diagonal, so that a few of them decide no colour alone."""
+"""Share of the squares that is added to the diagonal, so that no colour depends on only a few of them."""
 
 
 def with_preview(artifact: Artifact, report: Callable[[str], None]) -> Artifact:
     """Returns the artifact with the map of its VAE, fitted if there is none; its manifest is not written.
 
     A decoder is compiled for this machine's CPU, whatever the targets are, or for the first device that
-    JAX_PLATFORMS leaves; its weights alone are read. An artifact whose weights are elsewhere stays as it is.
-
-    Args:
-        artifact: the artifact.
-        report: gets a line if a map is fitted.
-
-    Raises:
-        ArtifactError: if the weights are damaged.
+    JAX_PLATFORMS leaves; only its weights are read. An artifact whose weights are elsewhere stays as it is.
+    ``report`` gets a line if a map is fitted. Raises ArtifactError if the weights are damaged.
     """
     vae = artifact.folder / artifact.manifest.components["vae"].folder
     if artifact.manifest.preview or not vae.is_dir():
@@ -69,19 +63,15 @@ def with_preview(artifact: Artifact, report: Callable[[str], None]) -> Artifact:
 def _device() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names an accelerator alone
+    except RuntimeError:  # JAX_PLATFORMS names only an accelerator
         return jax.local_devices()[0]
 
 
 def fitted(decode: Decode, channels: int, spatial: int) -> Colours:
     """Returns the least squares fit of latents to the colours that they decode to.
 
-    Latents are drawn in squares from the normal distribution, one frame at a time.
-
-    Args:
-        decode: the decoder.
-        channels: channels of latents.
-        spatial: pixels of a side of a latent cell.
+    Latents of so many channels are drawn in squares from the normal distribution, one frame at a time; a side
+    of a cell of latents has ``spatial`` pixels.
     """
     cells, side = SQUARE_PIXELS // spatial, FRAME_PIXELS // SQUARE_PIXELS
     generator = np.random.default_rng(0)

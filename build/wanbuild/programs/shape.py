@@ -20,16 +20,9 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 class Shape:
     """The static shape of one generation, which a profile's name says.
 
-    Args:
-        width: pixels.
-        height: pixels.
-        num_frames: frames, 4n + 1.
-        num_videos: videos per prompt.
-        guidance: whether steps can have classifier-free guidance.
-        num_references: reference images; each is a latent frame in front of the video's.
-
-    Raises:
-        UsageError: for a number that no manifest may hold.
+    Width and height are pixels, ``num_frames`` is 4n + 1, and ``num_videos`` is per prompt; ``guidance`` is
+    whether steps can have classifier-free guidance. Each reference image is a latent frame in front of the
+    video's. Raises UsageError for a number that no manifest may hold.
     """
 
     width: int

@@ -23,10 +23,7 @@ from wanrun.errors import UsageError
 def weights_placed(params: Any, axes: Mapping[str, tuple[str | None, ...]], mesh: jax.sharding.Mesh) -> Any:
     """Returns abstract weights with their shardings.
 
-    Args:
-        params: nested dicts of ``jax.ShapeDtypeStruct``.
-        axes: the logical axes of each, by path.
-        mesh: the mesh.
+    ``params`` are nested dicts of ``jax.ShapeDtypeStruct``; ``axes`` has the logical axes of each, by path.
     """
 
     def placed(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -40,12 +37,8 @@ def weights_placed(params: Any, axes: Mapping[str, tuple[str | None, ...]], mesh
 def check_blocks(params: Any, layers: Mapping[str, str]) -> None:
     """Checks that a mesh cuts weights only between blocks that have one scale; no published model is cut so.
 
-    Args:
-        params: what ``weights_placed`` returns.
-        layers: the form of each layer of 8-bit weights, by path.
-
-    Raises:
-        UsageError: if a mesh cuts a weight and its scales in different ways.
+    ``params`` is what ``weights_placed`` returns; ``layers`` has the form of each layer of 8-bit weights, by
+    path. Raises UsageError if a mesh cuts a weight and its scales in different ways.
     """
     placed = dict(flatten(params))
     for path, form in layers.items():
@@ -63,10 +56,8 @@ def check_blocks(params: Any, layers: Mapping[str, str]) -> None:
 def arrays_placed(arrays: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Returns arguments or results with shardings: caches, tables and histories are cut, the rest is whole.
 
-    Args:
-        arrays: abstract arrays, or trees of them, by the name of the argument or result. Those that have a
-            sharding keep it.
-        mesh: the mesh, which JAX has been told of too.
+    ``arrays`` has abstract arrays, or trees of them, by the name of the argument or result. Those that have a
+    sharding keep it. The mesh has to be JAX's current one too.
     """
 
     def placed(name: str, path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -102,17 +93,10 @@ def _with(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Sh
 def check_mesh(
     sizes: Sizes, config: TransformerConfig, shape: Shape, available: int, nag: bool = False
 ) -> None:
-    """Checks that a mesh suits a profile.
+    """Checks that a mesh suits a profile; raises UsageError, which names the nearest mesh that works.
 
-    Args:
-        sizes: devices by axis.
-        config: the transformer's.
-        shape: the profile's static shape.
-        available: the devices of the target.
-        nag: whether steps can take a negative prompt without guidance.
-
-    Raises:
-        UsageError: naming what is wrong, and the nearest mesh that works.
+    ``sizes`` has devices by axis, ``available`` is the number of devices of the target, and ``nag`` is
+    whether steps can take a negative prompt without guidance.
     """
     if (wrong := mesh_problem(sizes, config, shape, available, nag)) is None:
         return

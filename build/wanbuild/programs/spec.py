@@ -20,11 +20,9 @@ class ProgramSpec:
     """A program before it is exported.
 
     Args:
-        name: the program's name.
         function: takes the inputs in order and returns a dict of outputs.
         inputs: names of the inputs; a component's name stands for its weights.
         arguments: abstract arguments, one pytree per input.
-        donate: names of donated inputs.
         mesh: the mesh of devices that run it; None for one device.
         results: the abstract outputs with their shardings, where those are not what ``arrays_placed`` says.
         kernels: the implementations that the program is traced with.
@@ -52,7 +50,7 @@ class ProgramSpec:
             if self.mesh is not None:
                 stack.enter_context(jax.set_mesh(self.mesh))
             if self.kernels is not None:
-                # Weights are passed as bits to XLA's CPU backend alone. A text encoder, whose activations
+                # Weights are passed as bits only to XLA's CPU backend. A text encoder, whose activations
                 # have outliers, runs once a video.
                 w8a8 = self.kernels.w8a8 and ROLES[self.role].when != "prompts"
                 products = self.kernels.products
@@ -84,16 +82,10 @@ def program(
     mesh: jax.sharding.Mesh | None = None,
     kernels: Kernels | None = None,
 ) -> ProgramSpec:
-    """Makes a program of a function that takes its inputs by name.
+    """Makes a program of a function that takes its inputs by name and returns a dict of outputs.
 
-    Args:
-        name: the program's name.
-        function: takes the inputs by name and returns a dict of outputs.
-        arguments: abstract arguments by name, in the order of the program's inputs; on a mesh, those without
-            a sharding get one.
-        donate: names of donated inputs.
-        mesh: the mesh; None for one device.
-        kernels: the implementations that the program is traced with.
+    ``arguments`` are abstract, by name, in the order of the program's inputs; on a mesh, those without a
+    sharding get one. The program is traced with the implementations of ``kernels``.
     """
     if mesh is not None:
         with jax.set_mesh(mesh):

@@ -39,12 +39,8 @@ def spread(
     device, and cut along that axis over all devices. Its output ``weights`` is a dict by path too: the same
     parameters as other programs take them.
 
-    Args:
-        name: the component's name.
-        component: its entry in the manifest.
-        weights: nested dicts of its abstract parameters, with their shardings.
-        rules: the mesh axes that a logical axis of a parameter is cut along.
-        mesh: the mesh.
+    ``weights`` are nested dicts of the abstract parameters, with their shardings; ``rules`` has the mesh axes
+    that a logical axis of a parameter is cut along.
     """
     flat = dict(flatten(weights))
     staged = {path: one for path, one in component.parameters.items() if is_staged(one.layout)}

@@ -4,7 +4,7 @@
 once for each of its layers, and ``leave`` makes the velocity and the solver's update. ``keys`` computes a
 layer's keys and values of text, before its first run. Together they compute what ``steps.step`` does, with
 one layer of weights as an argument, which the runtime reads or transfers while another one runs. The slots
-beside an argument of weights are the argument ``lora``.
+of an argument of weights are the argument ``lora``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STACKS = ("blocks", "vace_blocks", "face_adapter")
 """The stacks of layers that transformers have: see ``WanTransformer.stacks``."""
 
 _OF_TIME = ("timestep", "next_timestep")
-"""What a step's beginning takes of its own."""
+"""Inputs that only a step's beginning takes."""
 
 
 def _module(parts: Parts) -> WanTransformer:
@@ -136,8 +136,8 @@ def keys(parts: Parts, stack: str) -> ProgramSpec:
 def layer(parts: Parts, stack: str) -> ProgramSpec:
     """Returns the program of one layer, for the passes that a step has; ``carry`` is donated.
 
-    For a layer that the third pass skips, ``skip_scale`` is 0.
-    A layer beside the blocks takes its ``index`` too, and the options of all of its stack.
+    For a layer that the third pass skips, ``skip_scale`` is 0. A layer of the second stack takes its
+    ``index`` too, and the options of all of its stack.
     """
     module = _module(parts)
     blocks, begun, attention = getattr(module, stack), parts.outputs(enter), attention_form(parts.kernels)

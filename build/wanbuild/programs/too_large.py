@@ -20,16 +20,9 @@ _UNITS: Mapping[str, int] = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30
 
 
 class TooLargeError(UsageError):
-    """A program does not fit the memory of a target's device.
+    """A program does not fit the memory of a target's device, on which it needs ``nbytes``.
 
-    Args:
-        program: its name.
-        target: the target.
-        nbytes: bytes that the program needs on a device.
-
-    Attributes:
-        target: the target.
-        profile: the profile that it belongs to; None until it is known.
+    ``profile`` is the profile that it belongs to; None until it is known.
     """
 
     def __init__(self, program: str, target: TargetSpec, nbytes: int) -> None:

@@ -48,17 +48,9 @@ def check_file(
 ) -> None:
     """Checks that a program's file has the name, inputs and outputs that the manifest says.
 
-    Two inputs of one shape that the manifest exchanges would give another video, without an error.
-
-    Args:
-        name: the program.
-        program: its record.
-        components: the artifact's weights; an input of such a name is of its parameters.
-        bits: whether weights of ``BITS`` are passed as integers.
-        exported: what the file holds.
-
-    Raises:
-        ArtifactError: naming the first difference.
+    Two inputs of one shape that the manifest exchanges would give another video, without an error. An input
+    with the name of one of ``components`` is its parameters; ``bits`` is whether weights of ``BITS`` are
+    passed as integers. Raises ArtifactError with the first difference.
     """
     import jax
 
@@ -79,8 +71,7 @@ def check_file(
 def check_set(manifest: Manifest, key: str) -> None:
     """Checks that the programs of a set take what the host, the weights and other programs give.
 
-    Raises:
-        ArtifactError: naming the first input or output that does not fit.
+    Raises ArtifactError with the first input or output that does not fit.
     """
     programs = manifest.program_sets[key]
     for profile in programs.programs:
@@ -224,7 +215,7 @@ class _Wiring:
         return self._layers.keys() & set(program.inputs)
 
     def _made(self, program: Program) -> dict[str, Any]:
-        """Returns what earlier programs of a form make for one: of layers, those of its own stack."""
+        """Returns what earlier programs of a form make for one; of layers, only those of its stack."""
         made: dict[str, Any] = {**self._layers, OUTSIDE: self._outside, **self._slots_for(program)}
         own = next((form.roles for form in FORMS.values() if program.role in form.roles), ())
         for name in with_role(self._programs, *roles_when("media"), *own):
@@ -236,7 +227,7 @@ class _Wiring:
         return made
 
     def _slots_for(self, program: Program) -> dict[str, Any]:
-        """Returns the slots beside the weights that a program takes."""
+        """Returns the slots of the weights that a program takes."""
         slots, stacks = self._slots, self._stacks(program)
         if not slots:
             return {}
@@ -296,7 +287,7 @@ class _Wiring:
         return {"latents": self._one_video(times), "first": COUNT, **state}, {"frames": frames, **state}
 
     def _one_video(self, times: int | None = None) -> str:
-        """Returns the latents of one video, without those in front of its own; or so many of them."""
+        """Returns the latents of one video, or so many of them, without those in front of the video."""
         _, channels, all_times, *cells = self._latents
         times = all_times - leading_latents(self._manifest, self._profile) if times is None else times
         return aval_text("float32", channels, times, *cells)
