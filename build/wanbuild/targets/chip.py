@@ -26,9 +26,9 @@ TF32 = 0.5
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """The facts that XLA's compiler needs about an NVIDIA GPU besides its memory. Source: the CUDA C++
-    Programming Guide,
-    "Compute Capabilities", and the vendor's white papers.
+    """The facts that XLA's compiler needs about an NVIDIA GPU in addition to its memory.
+
+    Source: the CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's white papers.
 
     Args:
         capability: its compute capability, major and minor.
@@ -68,7 +68,6 @@ class Chip:
         bandwidth: rate of the device's memory, bytes/s.
         link: rate at which one device sends to its neighbours, bytes/s, all links in one direction.
         host_link: rate at which one device gets data from its host, bytes/s.
-        kernels: the implementations that programs for it use.
         topologies: TPU topologies by their number of devices; None for a chip of which any number up to
             ``MAX_GPUS`` is a topology.
         options: the compiler's options, which programs are compiled and loaded with.

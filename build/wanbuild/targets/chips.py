@@ -32,13 +32,13 @@ _OVERLAP = MappingProxyType(
         "xla_tpu_overlap_compute_collective_tc": "true",
     }
 )
-"""Exchanges between devices may run beside computations: those of keys and queries do beside the projections
-of queries and values. Those of values and of the result wait, for the attention is next to them."""
+"""Exchanges between devices may overlap computations: those of keys and queries overlap the projections of
+queries and values. Those of values and of the result wait, because the attention is next to them."""
 
 
 _SMALL_TILES = MappingProxyType({"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"})
-"""Stacks of weights keep the tiles in which they come, 8 x 128. For v7x the compiler else prefers 16 x 128,
-and copies all of them in every step."""
+"""Stacks of weights keep the tiles in which they come, 8 x 128. For v7x the compiler otherwise prefers
+16 x 128, and copies all of them in every step."""
 
 
 _VAE_EFFORT = MappingProxyType(

@@ -28,13 +28,12 @@ _LLVM_V4 = f"{_LLVM_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
 class CpuLevel:
     """A CPU level that executables are built for.
 
-    Args:
-        name: the target's name.
-        limits: values of XLA's option ``xla_cpu_max_isa``, the fastest first. A limit keeps what is not newer
-            than it: code for AVX512 uses all of AVX512 that the building CPU has. So a program whose code
-            goes beyond the CPU level is compiled again with the next limit.
-        instructions: the feature sets of its instructions, as the disassembler names them.
-        recorded: the features that an entry may say that it needs, as LLVM names them.
+    ``limits`` are values of XLA's option ``xla_cpu_max_isa``, the fastest first. A limit keeps what is not
+    newer than it: code for AVX512 uses all of AVX512 that the building CPU has. So a program whose code goes
+    beyond the CPU level is compiled again with the next limit.
+
+    ``instructions`` are the feature sets of its instructions, as the disassembler names them, and
+    ``recorded`` the features that an entry may say that it needs, as LLVM names them.
     """
 
     name: str

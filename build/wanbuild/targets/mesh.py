@@ -23,8 +23,7 @@ USES: Mapping[str, str] = MappingProxyType(
 def parse_mesh(text: str) -> dict[str, int]:
     """Parses ``data=2,context=4``; axes of one device are left out.
 
-    Raises:
-        UsageError: for an unknown axis, one that is named twice, or a size that is not a positive number.
+    Raises UsageError for an unknown axis, one that is named twice, or a size that is not a positive number.
     """
     sizes: dict[str, int] = {}
     for part in text.split(",") if text.strip() else ():

@@ -16,11 +16,9 @@ _PLATFORMS: Mapping[str, str] = MappingProxyType({"gpu": "cuda", "nvidia": "cuda
 
 @dataclass(frozen=True)
 class ChipName:
-    """A chip that a name means.
+    """A chip that a name means, with products of 8 bits if the name says so.
 
-    Args:
-        chip: the chip, with products of 8 bits if the name says so.
-        count: the number of devices; None where the name has none.
+    ``count`` is the number of devices; None where the name has none.
     """
 
     chip: Chip
@@ -33,14 +31,9 @@ class ChipName:
 
 
 def chip_named(text: str, chips: Mapping[str, Chip] = CHIPS) -> ChipName | None:
-    """Returns the chip that a target's name means, as ``named_target`` understands it.
+    """Returns the chip and number of devices that a target's name means; None if it means no chip.
 
-    Args:
-        text: the name.
-        chips: the known chips.
-
-    Returns:
-        the chip and the number of devices; None for another target, and for what means no chip.
+    The name is understood as by ``named_target``.
     """
     if (found := named_target(text, chips)) is None:
         return None

@@ -47,13 +47,10 @@ class TargetSpec:
 
     Args:
         name: its name and folder in the artifact; ``local`` on a CPU host is ``cpu``.
-        platform: JAX's platform name.
-        kernels: the implementations that its programs use.
         device: the device that programs are lowered for, or the first of the mesh.
         memory_bytes: the device's memory.
         environment: every fact that the executables depend on.
         mesh: devices by axis; empty for one device.
-        devices: the devices of the mesh.
         options: the compiler's options.
         program_options: further ones by program.
         cpu_level: the CPU level; None for one CPU's own target, and for chips.
@@ -90,11 +87,7 @@ class TargetSpec:
         return {self.kernels.attention: self.kernels} | more
 
     def attending_by(self, attention: str) -> TargetSpec:
-        """Returns the target whose programs have one of the ``attentions``.
-
-        Raises:
-            UsageError: for another form.
-        """
+        """Returns the target with one of the ``attentions``; raises UsageError for another form."""
         if (kernels := self.attentions.get(attention)) is None:
             raise UsageError(
                 "unknown_name",
@@ -119,15 +112,13 @@ class TargetSpec:
 def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) -> TargetSpec:
     """Returns the target of a name, with its devices.
 
-    Args:
-        name: 'local' for this machine's default device, 'cpu', a CPU level of ``CPU_LEVELS``, or a chip, as
-            ``chip_named`` understands it, which need not be attached; with the mesh's number of devices
-            after it or without, 'v7x-8'. With ``W8A8``, layers of 8-bit weights multiply in 8 bits.
-        mesh: devices by axis; empty for one device.
+    The name is 'local' for this machine's default device, 'cpu', a CPU level of ``CPU_LEVELS``, or a chip, as
+    ``chip_named`` understands it, which need not be attached; with the mesh's number of devices after it or
+    without, 'v7x-8'. With ``W8A8``, layers of 8-bit weights multiply in 8 bits. ``mesh`` has devices by axis,
+    and is empty for one device.
 
-    Raises:
-        UsageError: for an unknown target, one without a device here, a topology that does not exist, or a
-            compiler that is not installed.
+    Raises UsageError for an unknown target, one without a device here, a topology that does not exist, or a
+    compiler that is not installed.
     """
     named = chip_named(name)
     plain, w8a8 = split_w8a8(name if named is None else named.text)
@@ -198,11 +189,10 @@ def _cpu_kernels(environment: Mapping[str, Any]) -> Kernels:
 
 
 def attached_platform(root: Path = ROOT) -> str:
-    """Returns the platform that programs for this machine are compiled for: what JAX_PLATFORMS says, or that
-    of an attached accelerator. JAX itself would start every compiler that is installed, with or without one.
+    """Returns the platform that programs for this machine are compiled for.
 
-    Args:
-        root: the root of the system's files.
+    It is what JAX_PLATFORMS says, or that of an attached accelerator. JAX itself would start every compiler
+    that is installed, with or without an accelerator. ``root`` is the root of the system's files.
     """
     if named := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
         return "cuda" if named == "gpu" else named

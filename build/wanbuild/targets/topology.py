@@ -48,26 +48,16 @@ _PREFIXES: Mapping[str, str] = MappingProxyType({"v7x": "tpu7x"})
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices that programs can be compiled for, and not run on.
-
-    Args:
-        name: as the manifest records it.
-        devices: the devices.
-    """
+    """Devices that programs can be compiled for but not run on; ``name`` is as the manifest records it."""
 
     name: str
     devices: tuple[jax.Device, ...]
 
 
 def open_topology(chip: Chip, count: int) -> Topology:
-    """Returns the devices of the topology with this many of a chip's devices.
+    """Returns the topology with this many of a chip's devices.
 
-    Args:
-        chip: the chip.
-        count: devices.
-
-    Raises:
-        UsageError: if there is no such topology, or the compiler is not installed.
+    Raises UsageError if there is no such topology, or the compiler is not installed.
     """
     if count not in chip.counts:
         fitting = [size for size in chip.counts if size >= count] or chip.counts[-1:]
@@ -146,7 +136,7 @@ def _gpu(chip: Chip, count: int) -> tuple[str, dict[str, Any]]:
 def _target_config(chip: Chip, gpu: GpuFacts) -> str:
     """XLA's GpuTargetConfigProto as text."""
     major, minor = gpu.capability
-    # Kernels for the tensor cores of these are of one generation alone: sm_90a, sm_100a.
+    # Kernels for the tensor cores of these are of only one generation: sm_90a, sm_100a.
     accelerated = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
     cudnn = importlib.metadata.version("nvidia-cudnn-cu13").split(".")
     return f"""
