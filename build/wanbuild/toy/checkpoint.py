@@ -85,11 +85,7 @@ def _move_into_place(staging: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turns an error of the file system while a toy is written, of rights or space, into one line.
-
-    Raises:
-        UsageError: if it cannot be written.
-    """
+    """Turns a file system error of rights or space, while a toy is written, into a UsageError of one line."""
     try:
         yield
     except OSError as error:
@@ -118,17 +114,14 @@ def write_toy(
         variant: one of ``TOY_VARIANTS``.
         seed: seed of the parameters; not negative.
         configs: fields of a component's config.json that differ from the variant's, by component. Those of
-            ``transformer`` are for both experts if there are two; those of ``transformer_2`` for the second
-            alone, which makes a checkpoint unusable. The image processor follows the image encoder's
+            ``transformer`` are for both experts if there are two; those of ``transformer_2`` are only for the
+            second, which makes a checkpoint unusable. The image processor follows the image encoder's
             ``image_size``.
         scheduler: one of ``SCHEDULER_CONFIGS``; None: the variant's.
-        flow_shift: the shift in scheduler_config.json.
         stored: dtype and files of the weights; float32 in one file each where None.
 
-    Raises:
-        UsageError: if an argument has another value, the configs contradict each other, or the folder
-            contains something else.
-        SourceError: for a config that is none of its component.
+    Raises UsageError if an argument has another value, the configs contradict each other, or the folder
+    contains something else, and SourceError for a config that does not belong to its component.
     """
     stored = stored or Stored()
     _check_choices(variant, scheduler, seed, stored)

@@ -27,11 +27,9 @@ from wanrun.errors import UsageError
 
 @dataclass(frozen=True)
 class ToyVariant:
-    """The configs of one variant's toy.
+    """The configs of one variant's toy: config.json of every component with weights.
 
-    Args:
-        configs: config.json of every component with weights.
-        index: model_index.json without the scheduler's class.
+    ``index`` is model_index.json without the scheduler's class.
     """
 
     configs: Mapping[str, Config]
@@ -179,14 +177,9 @@ def toy_image_processor(image_encoder: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_toy_configs(variant: str, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks that the configs fit together.
+    """Checks that the configs, by component, fit together.
 
-    Args:
-        variant: one of ``TOY_VARIANTS``.
-        configs: config.json by component.
-
-    Raises:
-        UsageError: naming the first field that does not fit.
+    Raises UsageError with the first field that does not fit.
     """
     vae, text = configs["vae"], configs["text_encoder"]
     z, tokens = vae["z_dim"], len(vocabulary())

@@ -11,14 +11,10 @@ from wanrun.replay.samples import samples
 def write_samples(
     folder: Path, names: Collection[str], size: tuple[int, int], frames: int, face: int
 ) -> None:
-    """Writes samples as files: images as ``image.png``, videos as folders of frames.
+    """Writes samples of options as files: an image as the option's name with ``.png``, a video as frames.
 
-    Args:
-        folder: the folder to create.
-        names: names of the options.
-        size: width and height in pixels of the videos.
-        frames: frames per video.
-        face: approximate width and height of a face video.
+    The frames are in a folder of the option's name. ``size`` is the width and height of the videos in pixels,
+    and ``face`` approximately those of a face video.
     """
     for name, sample in samples(names, size, frames, 1, face, seed=0).items():
         if name == "reference_image":

@@ -41,10 +41,8 @@ def vocabulary(words: str = WORDS) -> list[tuple[str, float]]:
 def write_tokenizer(folder: Path, max_length: int = 512, words: str = WORDS) -> None:
     """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json into an existing folder.
 
-    Args:
-        folder: the folder.
-        max_length: the prompt length in tokens that the config states.
-        words: those with a piece of their own, separated by white space.
+    ``max_length`` is the prompt length in tokens that the config states. ``words`` are those with a separate
+    piece, separated by white space.
     """
     tokenizer = Tokenizer(models.Unigram(vocabulary(words), unk_id=SPECIAL_TOKENS.index("<unk>")))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -37,7 +37,7 @@ _GAINS: tuple[tuple[re.Pattern[str], float], ...] = (
     (re.compile(r".*\.attn2\.to_out\.0\.weight"), 4.0),
     # A face is three tokens, and their width is normalised again; its effect would otherwise be small.
     (re.compile(r"face_adapter\..*\.to_out\.weight"), 3.0),
-    # Normalised latents with a deviation near 1, so that the conditions are visible beside the noise.
+    # Normalised latents with a deviation near 1, so that the conditions are visible against the noise.
     (re.compile(r"encoder\.conv_out\.weight"), 3.0),
     (re.compile(r"decoder\.conv_out\.weight"), 0.8),  # few pixels exceed the clip to [-1, 1]
 )
@@ -95,10 +95,9 @@ def _write_hole(shapes: Shapes, dtype: str, path: Path) -> None:
 class Stored:
     """The form in which weights are stored.
 
-    Attributes:
-        dtype: dtype of every tensor, one of ``DTYPES``.
-        shards: files per component, at most; more than one come with an index.
-        sparse: whether every value is zero and takes no disk space: for sizes that would not fit the disk.
+    ``dtype`` is that of every tensor, one of ``DTYPES``; ``shards`` is the most files per component, and more
+    than one come with an index. If ``sparse``, every value is zero and takes no disk space: for sizes that
+    would not fit the disk.
     """
 
     dtype: str = "float32"
@@ -116,13 +115,8 @@ def write_weights(
 ) -> None:
     """Writes one file, or shards and their index. Holds one shard in memory at a time.
 
-    Args:
-        folder: the component's folder, which must exist.
-        component: its name, on which the values depend.
-        base: the file's name without suffix.
-        shapes: shape of every tensor.
-        seed: seed of the values.
-        stored: how they are stored.
+    The folder must exist, and ``base`` is the file's name without suffix. The values depend on the
+    component's name and the seed.
     """
     groups, dtype = _groups(shapes, stored.shards), DTYPES[stored.dtype]
     weight_map: dict[str, str] = {}
