@@ -39,16 +39,10 @@ class Conditioner(ABC):
     """The program ``encode_video`` of one kind of variant.
 
     Args:
-        module: the abstract VAE.
-        config: its configuration.
-        inputs: the model's media, as in the manifest.
-        width: pixels.
-        height: pixels.
         num_frames: F.
         num_references: reference images of VACE.
         chunk: latent frames encoded at a time.
         dtype: compute dtype of the VAE.
-        algorithm: the form of the VAE's convolutions.
         alike: whether all pieces of a video are alike, the first frame too.
         tile: the side of the VAE's tiles; 0 for none.
     """
@@ -67,14 +61,9 @@ class Conditioner(ABC):
     tile: int = 0
 
     def __call__(self, weights: Any, **media: jax.Array) -> dict[str, Any]:
-        """Runs the program.
+        """Runs the program with the VAE's weights on the inputs that ``arguments`` lists.
 
-        Args:
-            weights: the VAE's weights.
-            media: the inputs listed by ``arguments``.
-
-        Returns:
-            ``condition``: the arrays by name, float32, latents normalised, without a batch axis.
+        Returns ``condition``: the arrays by name, float32, latents normalised, without a batch axis.
         """
         return {"condition": self.condition(weights, media)}
 
@@ -112,8 +101,8 @@ class Conditioner(ABC):
         given: jax.Array | None = None,
     ) -> list[jax.Array]:
         """Returns the normalised latents of videos, (z, T, h, w), and of images, (z, 1, h, w)."""
-        # Sources get pieces of the media's arrays (F, ...), and the frame numbers as `index`; of images the
-        # first frame alone. `alike`, a bool scalar: all videos are equal, and only the first is encoded.
+        # Sources get pieces of the media's arrays (F, ...), and the frame numbers as `index`; of images only
+        # the first frame. `alike`, a bool scalar: all videos are equal, and only the first is encoded.
         # `given`, an int32 scalar: so many frames of the only video are encoded.
         vae = bind(self.module, weights)
         mean, factor = self._statistics

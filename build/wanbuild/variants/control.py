@@ -118,7 +118,7 @@ ROWS = (
         flow_shift=16.0,
         sizes=((1280, 720), (832, 480)),
     ),
-    Control(  # VACE-Fun-A14B; the defaults are those of its own example
+    Control(  # VACE-Fun-A14B; the defaults are those of its example
         name="wan2.2-vace",
         task="vace",
         pipeline_class="WanVACEPipeline",

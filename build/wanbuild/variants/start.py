@@ -31,11 +31,9 @@ class VideoStart(Conditioner):
 
 
 def with_start(manifest: Manifest, built: bool) -> dict[str, Any]:
-    """Returns the manifest's field ``model``, whose task has a video to begin with, or has none.
+    """Returns the manifest's field ``model``; its task has a video to begin with if ``built``, else none.
 
-    Args:
-        manifest: the artifact's.
-        built: whether one of its profiles is built for such a video.
+    ``built`` is whether one of the artifact's profiles is built for such a video.
     """
     model, task = manifest.model, manifest.model.task
     video = {OPTION: a_video(_ARRAY, required=False)} if built else {}

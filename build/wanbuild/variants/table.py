@@ -49,14 +49,9 @@ def _row(name: str) -> Variant:
 
 
 def variant_named(name: object, where: Path) -> Variant:
-    """Returns a variant by name.
+    """Returns the variant of a name in a manifest.
 
-    Args:
-        name: the name in a manifest.
-        where: the artifact, for the message.
-
-    Raises:
-        ArtifactError: if there is no such variant.
+    Raises ArtifactError if there is no such variant; its message names ``where``, the artifact.
     """
     if not isinstance(name, str) or name not in MODULES:
         raise ArtifactError(
@@ -72,8 +67,7 @@ def variant_named(name: object, where: Path) -> Variant:
 def variants_of_pipeline(pipeline_class: object, where: str) -> tuple[Variant, ...]:
     """Returns the variants with this pipeline class.
 
-    Raises:
-        SourceError: if there are none; it names the known ones.
+    Raises SourceError if there are none; it names the known ones.
     """
     rows = tuple(
         variant

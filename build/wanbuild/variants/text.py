@@ -1,4 +1,4 @@
-"""T2V: video from text alone, Wan 2.1, and with two experts Wan 2.2."""
+"""T2V: video from text only, Wan 2.1, and with two experts Wan 2.2."""
 
 from __future__ import annotations
 

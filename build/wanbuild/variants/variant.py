@@ -109,15 +109,14 @@ class Variant:
         modes: the ways to use the model; None: one way.
         windows: how a long video is made; None: a video has one shape.
         held: the first latent frame, if it may be given.
-        condition_channels: whether the transformer takes, besides the latents' channels, ``vae_temporal``
-            mask channels and as many channels of given latents.
-        from_video: whether its steps may begin with a given video instead of noise alone.
+        condition_channels: whether the transformer takes, in addition to the latents' channels,
+            ``vae_temporal`` mask channels and as many channels of given latents.
+        from_video: whether its steps may begin with a given video instead of only noise.
         leading_latents: latent frames in front of the video's own.
         expand_timesteps: whether there is a timestep per token.
         flow_map: whether a step takes the timestep at which it ends too.
         pyramid: how the steps of a chunk are laid out, as published; None for a solver's own grid.
         solver: of files without a scheduler_config.json, as published.
-        steps: default denoising steps.
         guidance_scale: default classifier-free guidance scale; of two experts, the high-noise one's.
         options: the defaults of the options that not every model has, except for the boundary, which is the
             checkpoint's.
@@ -125,7 +124,6 @@ class Variant:
         fps: frames per second of the video.
         sizes: published (width, height) in pixels, the default first.
         num_frames: default frames, 4n + 1; of a window if a video consists of several.
-        negative_prompt: default negative prompt.
         patch: transformer patch (frames, height, width) in latent cells.
         vae_spatial: pixels per latent cell.
         vae_temporal: frames per latent frame.
@@ -211,11 +209,7 @@ class Variant:
         return self.inputs
 
     def task_record(self, transformer: Any) -> Task:
-        """Returns the manifest's record of the task.
-
-        Args:
-            transformer: the transformer's config.
-        """
+        """Returns the manifest's record of the task, with this transformer's config."""
         return Task(
             name=self.task,
             inputs=dict(self.inputs_for(transformer)),
@@ -226,15 +220,13 @@ class Variant:
 
     @property
     def conditioner(self) -> type[Conditioner] | None:
-        """The class of the program ``encode_video``; None for text alone."""
+        """The class of the program ``encode_video``; None for a model of text only."""
         return None
 
     def prepare_arguments(self, transformer: Any, num_frames: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the inputs of the program ``prepare`` besides embeddings and image tokens.
+        """Returns the inputs of the program ``prepare`` in addition to embeddings and image tokens.
 
-        Args:
-            transformer: the transformer's config.
-            num_frames: F, frames of the profile.
+        ``num_frames`` is F, frames of the profile.
         """
         del transformer, num_frames
         return {}
@@ -242,9 +234,7 @@ class Variant:
     def step_arguments(self, transformer: Any, frames: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the variant's additional inputs of a step.
 
-        Args:
-            transformer: the transformer's config.
-            frames: latent frames in the transformer's patches.
+        ``frames`` is the latent frames in the transformer's patches.
         """
         del transformer, frames
         return {}
@@ -257,9 +247,7 @@ class Variant:
     def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
         """Returns media and numbers under the reference pipeline's argument names.
 
-        Args:
-            media: images and videos, in memory or as files.
-            numbers: num_frames and other options.
+        Images and videos are in memory or files; ``numbers`` has num_frames and other options.
         """
         given = {name: getattr(media, name) for name in MEDIA_KINDS}
         return {**{name: value for name, value in given.items() if value not in (None, ())}, **numbers}
