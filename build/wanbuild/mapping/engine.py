@@ -21,10 +21,8 @@ LISTED = 20
 class Fill:
     """A source tensor that becomes one row of a parameter, or the whole parameter.
 
-    Args:
-        key: its name.
-        transform: a name in ``TRANSFORMS``.
-        head_dim: rows of each head, whose pairs become halves (``ROTARY``); 0 for all other parameters.
+    ``transform`` is a name in ``TRANSFORMS``. ``head_dim`` is the rows of each head, whose pairs become
+    halves (``ROTARY``); 0 for all other parameters.
     """
 
     key: str
@@ -34,15 +32,10 @@ class Fill:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A parameter and the sources of its rows.
+    """A parameter and the sources of its rows: one fill per layer if it is stacked, else one.
 
-    Args:
-        path: the parameter's path.
-        shape: its shape.
-        dtype: its stored dtype.
-        axes: a logical axis or None for each dimension.
-        fills: one per layer if stacked, else one.
-        form: the form of weights of 8 bits, one of ``EIGHT_BITS``; empty for any other parameter.
+    ``dtype`` is its stored dtype, and ``axes`` has a logical axis or None for each dimension. ``form`` is the
+    form of 8-bit weights, one of ``EIGHT_BITS``; empty for any other parameter.
     """
 
     path: str
@@ -84,15 +77,10 @@ def assign(
 ) -> tuple[tuple[Assignment, ...], list[str]]:
     """Finds the source of every row of every parameter.
 
-    Args:
-        rules: the component's mapping table.
-        shapes: shape of every source tensor, by key.
-        module: the abstract module (``nnx.Module``) whose parameters are to be filled.
-        component: its name, for messages.
-
-    Returns:
-        The assignments, sorted by path, and the problems: keys that match no rule or several, rows filled
-        twice or not at all, and wrong shapes. If there are problems, the assignments are incomplete.
+    ``shapes`` has the shape of every source tensor, by key, and ``module`` is the abstract module whose
+    parameters are to be filled. Returns the assignments, sorted by path, and the problems: keys that match no
+    rule or several, rows filled twice or not at all, and wrong shapes. If there are problems, the assignments
+    are incomplete.
     """
     targets = dict(flatten(abstract_params(module)))
     axes = parameter_axes(module)

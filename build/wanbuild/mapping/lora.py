@@ -55,12 +55,9 @@ _ADAPTED = re.compile(r"\.(lora[._]\w+|alpha|diff(_\w+)?|dora_scale|hada_\w+|lok
 
 @dataclass(frozen=True)
 class Part:
-    """A parsed key.
+    """A parsed key: the name of the module or table as in the file, without prefixes, and the tensor's role.
 
-    Args:
-        module: the name of the module or table as in the file, without prefixes.
-        underscored: whether its dots are written as underscores.
-        role: the tensor's role in the module.
+    ``underscored`` is whether the name's dots are written as underscores.
     """
 
     module: str
@@ -93,11 +90,7 @@ def unsupported(key: str) -> str | None:
 
 
 class Parameters:
-    """The parameters of one model, found by the names that LoRA files use.
-
-    Args:
-        keys: the model's parameters, in diffusers' names.
-    """
+    """The parameters of one model, found by the names that LoRA files use; ``keys`` are diffusers' names."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys = frozenset(keys)

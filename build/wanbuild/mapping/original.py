@@ -123,11 +123,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 class Templates:
-    """Finds the template that a name matches.
-
-    Args:
-        rows: (template, value) pairs.
-    """
+    """Finds the template that a name matches, in rows of (template, value)."""
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
         self._rows: dict[str, list[tuple[re.Pattern[str], str]]] = {}
@@ -182,17 +178,11 @@ def listed(keys: Iterable[str]) -> str:
 def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict[str, str]:
     """Detects the naming of a transformer's keys, and returns the diffusers name of each key.
 
-    Args:
-        keys: every key of the checkpoint without prefixes, in the original naming or in diffusers'.
-        where: the file or component, for messages.
-
-    Returns:
-        Key -> diffusers name, in the order of keys. If no key is original, all keys are returned, unknown
-        ones included, because the mapping table checks them. Original keys in ``CONSTANTS`` are left out, and
-        so are those of tensors that hold several of diffusers', one after the other (``fused_names``).
-
-    Raises:
-        SourceError: if only some keys are original.
+    ``keys`` are every key of the checkpoint without prefixes, in the original naming or in diffusers', and
+    the result keeps their order. If no key is original, all keys are returned, unknown ones included, because
+    the mapping table checks them. Original keys in ``CONSTANTS`` are left out, and so are those of tensors
+    that hold several of diffusers', one after the other (``fused_names``). Raises SourceError if only some
+    keys are original.
     """
     keys = tuple(keys)
     constants = Templates((name, name) for name in CONSTANTS)
@@ -219,11 +209,8 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
 def fused_names(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Returns the diffusers names of the tensors that one original tensor holds, by its key.
 
-    Args:
-        keys: every key of the checkpoint without prefixes.
-
-    Returns:
-        Key -> the names of equally many of its rows each, in their order.
+    ``keys`` are every key of the checkpoint without prefixes. Each name stands for equally many of the
+    tensor's rows, in their order.
     """
     found = {key: _fused().find(key) for key in keys}
     return {key: tuple(names.split()) for key, names in found.items() if names is not None}

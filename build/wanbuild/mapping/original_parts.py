@@ -117,14 +117,9 @@ EMBEDDED = frozenset({"spiece_model"})
 
 
 def vae_names(keys: Iterable[str], where: str) -> dict[str, str]:
-    """Returns the diffusers name of each key of a VAE; keys that are not original stay as they are.
+    """Returns the diffusers name of each key of a VAE's file; keys that are not original stay as they are.
 
-    Args:
-        keys: every key of the file.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: if only some keys are original.
+    Raises SourceError if only some keys are original.
     """
     names = list(keys)
     if "decoder.middle.0.residual.0.gamma" not in names:

@@ -67,14 +67,9 @@ def common_prefix(keys: Iterable[str]) -> str:
 
 
 def plain_names(keys: Iterable[str], where: str) -> dict[str, str]:
-    """Returns each key without wrappers, and without the prefix that all of them have.
+    """Returns each key of a part's weights without wrappers, and without the prefix that all of them have.
 
-    Args:
-        keys: the names of all weights of one part.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: if two keys have the same name then.
+    Raises SourceError if two keys have the same name then.
     """
     names = {key: unwrapped(key) for key in keys}
     prefix = common_prefix(names.values())

@@ -15,12 +15,10 @@ Transform = Callable[[np.ndarray], np.ndarray]
 class Rule:
     """Maps the source keys that fully match a pattern to a parameter path.
 
-    Args:
-        pattern: a regular expression that must match the whole key. A group named ``layer`` selects the
-            row of a stacked parameter; other named groups are substituted into target.
-        target: the parameter's path, e.g. ``blocks/attn1/to_q/weight``, or ``decoder/up_blocks/{i}/...``;
-            None for keys that the model does not use, which are accepted and not read.
-        transform: a name in ``TRANSFORMS``.
+    A group named ``layer`` in the regular expression ``pattern`` selects the row of a stacked parameter;
+    other named groups are substituted into ``target``, e.g. ``blocks/attn1/to_q/weight`` or
+    ``decoder/up_blocks/{i}/...``. A target of None is for keys that the model does not use, which are
+    accepted and not read. ``transform`` is a name in ``TRANSFORMS``.
     """
 
     pattern: str
