@@ -46,25 +46,18 @@ def calibrate(request: CalibrateRequest, report: Report, warn: Report) -> Manife
     """Chooses schedules, or takes another artifact's, and writes them with their figures into the manifest.
 
     What an interrupted calibration has measured is kept in the user's cache, and taken by the next one with
-    the same request. The same request gives the same schedules, unless ``minutes`` has ended it.
+    the same request. The same request gives the same schedules, unless ``minutes`` has ended it. ``report``
+    gets lines about the work and the results, ``warn`` gets one if few prompts judge. Returns the artifact's
+    new manifest.
 
-    Args:
-        request: what to do.
-        report: gets lines about the work and what was found.
-        warn: gets a line if few prompts judge.
-
-    Returns:
-        The artifact's new manifest.
-
-    Raises:
-        UsageError: for prompts that cannot be used, a model whose steps are no choice, and an artifact that
-            cannot be written, or that is built anew meanwhile.
-        ArtifactError: if no profile with the step form of the loop can run here.
+    Raises UsageError for prompts that cannot be used, a model whose steps cannot be chosen, and an artifact
+    that cannot be written, or that is rebuilt meanwhile; ArtifactError if no profile with the step form of
+    the loop can run here.
     """
     prompts = read_prompts(request.prompts)
     for doubt in prompts.doubts():
         warn(doubt)
-    # An artifact that cannot be written is told before hours of work.
+    # An artifact that cannot be written is reported before hours of work.
     with changing(request.artifact.resolve()) as artifact:
         profile = _profile(artifact, request.profile)
     taken = None if request.source is None else taken_steps(artifact.manifest, request.source)

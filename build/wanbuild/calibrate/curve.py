@@ -21,13 +21,9 @@ AXIS = "PSNR to the converged video, dB"
 
 @dataclass(frozen=True)
 class Point:
-    """A figure.
+    """A mean over the number of evaluations, calls of the transformers.
 
-    Args:
-        evaluations: calls of the transformers.
-        value: the mean.
-        low: its interval's lower end; None for no interval.
-        high: the upper end.
+    ``low`` and ``high`` are the ends of its interval; None for no interval.
     """
 
     evaluations: float
@@ -40,7 +36,7 @@ Lines = Mapping[str, Sequence[Point]]
 
 
 def of_schedules(schedules: Mapping[str, Schedule]) -> Lines:
-    """Returns the lines of an artifact's schedules: dB beside converged videos, by name."""
+    """Returns the lines of an artifact's schedules by name: dB against converged videos."""
     measured = [one for one in schedules.values() if "psnr" in one.measured]
     named = {"chosen": "psnr", "the solver's own steps": "plain_psnr"}
     return {
@@ -57,14 +53,9 @@ def _point(schedule: Schedule, figure: str) -> Point:
 
 
 def draw(panels: Mapping[str, Lines], axis: str) -> bytes:
-    """Draws one panel for each title, beside one another; returns a PNG.
+    """Draws one panel for each title, side by side; returns a PNG.
 
-    Args:
-        panels: by title, the lines by their names.
-        axis: what is measured, with its unit.
-
-    Raises:
-        UsageError: if matplotlib is not installed.
+    ``axis`` is what is measured, with its unit. Raises UsageError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

@@ -25,7 +25,7 @@ Predict = Callable[[int, int, np.ndarray], np.ndarray]
 Coefficients = tuple[tuple[float, float, float, float], ...]
 
 RIDGE = 1e-4
-"""Weight of a coefficient's distance to that of the first order, beside the squares of its vector."""
+"""Weight of a coefficient's distance to that of the first order, relative to the squares of its vector."""
 
 DIGITS = 7
 """Of a coefficient, after the point: float32 has no more."""
@@ -33,11 +33,9 @@ DIGITS = 7
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a run.
+    """Steps of a run, with decreasing timesteps.
 
-    Args:
-        timesteps: decreasing.
-        coefficients: fitted ones, for each step; None for those of the model's solver.
+    ``coefficients`` are fitted ones, for each step; None for those of the model's solver.
     """
 
     timesteps: tuple[float, ...]
@@ -46,11 +44,7 @@ class Steps:
 
 @dataclass
 class _Run:
-    """A run on its way.
-
-    Args:
-        vectors: x, and then m0, m1 and m2 as far as there are such.
-    """
+    """A run in progress; ``vectors`` has x, then m0, m1 and m2 as far as there are any."""
 
     vectors: list[np.ndarray] = field(default_factory=list)
 
@@ -72,12 +66,9 @@ def fit(
 ) -> Coefficients:
     """Fits the coefficients of K steps to some runs together.
 
-    Args:
-        predict: evaluates the model.
-        starts: of each run the initial latents, float32.
-        targets: of each run what ``thinned`` latents are to be after each step, float32 (K, D).
-        sigmas: the K noise levels, and the last one, 0.
-        thinned: returns values (D,) of latents, those that are compared.
+    ``starts`` has the initial latents of each run, float32. ``targets`` has for each run what ``thinned``
+    latents are to be after each step, float32 (K, D); ``thinned`` returns those values (D,) of latents.
+    ``sigmas`` are the K noise levels, and the last one, 0.
     """
     runs = [_Run([start]) for start in starts]
     rows: list[tuple[float, float, float, float]] = []

@@ -22,14 +22,10 @@ _LEAST = 1e-12
 
 
 class Recording:
-    """Scalar products of what was recorded at N nodes.
+    """Scalar products of what was recorded at ``count`` nodes, N.
 
-    Args:
-        sigmas: (N,) float64, falling; the levels of the nodes.
-        products: (2N + 1, 2N + 1) float64, mean products of x_0..x_{N-1}, m_0..m_{N-1} and the final latents.
-
-    Attributes:
-        count: N.
+    ``sigmas`` is (N,) float64, falling; the levels of the nodes. ``products`` is (2N + 1, 2N + 1) float64,
+    mean products of x_0..x_{N-1}, m_0..m_{N-1} and the final latents.
     """
 
     def __init__(self, sigmas: np.ndarray, products: np.ndarray) -> None:
@@ -40,9 +36,8 @@ class Recording:
     def steps(self, count: int, power: float) -> list[int]:
         """Returns the nodes of the path of ``count`` steps with the least sum of weighted errors.
 
-        Args:
-            count: at least 2, at most the number of nodes.
-            power: an error at noise level sigma counts sigma ** (2 * power).
+        An error at noise level sigma counts sigma ** (2 * power). ``count`` is at least 2, at most the number
+        of nodes.
         """
         n = self.count
         scale = self._sigmas ** (2 * power)
@@ -51,7 +46,7 @@ class Recording:
         came = list[np.ndarray]()
         for _ in range(count - 2):
             total = cost[:, :, None] + self._errors * scale
-            total[0, 0] = _FAR  # the first step alone
+            total[0, 0] = _FAR  # only the first step
             came.append(total.argmin(0))
             cost = total.min(0)
         cost = cost + self._last
@@ -86,10 +81,8 @@ class Recording:
 def products_of(entered: np.ndarray, predicted: np.ndarray, final: np.ndarray) -> np.ndarray:
     """Returns the mean scalar products of a run's vectors, as ``Recording`` takes them.
 
-    Args:
-        entered: (N, D) float32, the latents at each node.
-        predicted: (N, D) float32, the clean latents that were predicted there.
-        final: (D,) float32, the run's result.
+    All are float32: the latents that entered each node (N, D), the clean latents that were predicted there
+    (N, D), and the run's final latents (D,).
     """
     vectors = np.concatenate([entered, predicted, final[None]]).astype(np.float64)
     return np.asarray(vectors @ vectors.T / vectors.shape[1])

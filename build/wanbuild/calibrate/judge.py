@@ -9,20 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 SHARE = 0.9
-"""Of intervals of other samples, which hold the true mean."""
+"""Share of intervals, each of another sample, that hold the true mean."""
 
 MOST_DB = 100.0
-"""The figure of equal videos, whose distance has no logarithm."""
+"""The figure of equal videos, because the logarithm of their distance does not exist."""
 
 
 @dataclass(frozen=True)
 class Mean:
     """A mean with its interval of 90 % by Student's t.
 
-    Args:
-        value: the mean.
-        low: the interval's lower end; of one value -infinity, since nothing is known of others.
-        high: the upper end; likewise infinity.
+    The interval of one value goes from -infinity to infinity, since nothing is known of others.
     """
 
     value: float
@@ -53,9 +50,7 @@ def mean_of(values: Sequence[float] | np.ndarray) -> Mean:
 def t_quantile(freedom: int, share: float = SHARE) -> float:
     """Returns the t, below 1000, with |T| < t in this share of Student's distribution.
 
-    Args:
-        freedom: degrees of freedom, at least 1.
-        share: the probability.
+    ``freedom`` is degrees of freedom, at least 1.
     """
     low, high = 0.0, 1000.0
     for _ in range(60):

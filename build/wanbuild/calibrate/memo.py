@@ -18,10 +18,9 @@ MAX_BYTES = 2**26
 
 
 class Memo:
-    """Keeps what was measured until the calibration ends; nothing, without a cache that can be written.
+    """Keeps what was measured until the calibration ends; keeps nothing if the cache cannot be written.
 
-    Args:
-        facts: everything that decides what is measured.
+    ``facts`` are everything that decides what is measured.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:

@@ -73,14 +73,11 @@ _SHAPE = ("profile", "size", "num_frames", "num_videos", "boundary", "loop", "ou
 
 @dataclass(frozen=True)
 class Prompts:
-    """Requests, each with a seed of its own: a run of one noise would choose steps that suit that noise.
+    """Requests, each with a separate seed: a run of one noise would choose steps that suit that noise.
 
-    Lines that differ in their seeds alone are one prompt, so that no prompt is in two sets.
-
-    Args:
-        chosen_by: those that steps are chosen by.
-        decided_by: those that decide between the chosen steps and the solver's own.
-        reported_by: those that decide nothing. Figures are theirs: what decides flatters what it took.
+    Lines that differ only in their seeds are one prompt, so that no prompt is in two sets: steps are chosen
+    by ``chosen_by``, and ``decided_by`` decides between them and the solver's. ``reported_by`` decides
+    nothing, and the figures are from it, because a set that decides flatters its choice.
     """
 
     chosen_by: Sequence[Line]
@@ -109,9 +106,8 @@ def prompt_of(line: Line) -> Line:
 def read_prompts(file: Path | None) -> Prompts:
     """Reads prompts as ``wanrun --prompts`` does, or takes ``PROMPTS``.
 
-    Raises:
-        UsageError: if the file cannot be read, has fewer than three different prompts, or a line that is no
-            request or has an option which the calibration decides.
+    Raises UsageError if the file cannot be read, has fewer than three different prompts, or a line that is
+    not a request or has an option which the calibration decides.
     """
     if file is None:
         lines = [Line(prompt=prompt) for prompt in PROMPTS]

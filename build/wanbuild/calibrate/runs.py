@@ -42,10 +42,7 @@ class _PredictedError(Exception):
 class Runs:
     """Makes videos with the loaded profile of an artifact, each once.
 
-    Args:
-        pipeline: the loaded profile, with the step form of the loop.
-        memo: keeps what was measured.
-        converged: steps of the runs that count as exact.
+    The profile has the step form of the loop, and runs of ``converged`` steps count as exact.
     """
 
     def __init__(self, pipeline: Pipeline, memo: Memo, converged: int) -> None:
@@ -65,7 +62,7 @@ class Runs:
         return self._memo.array(_name(line, options), lambda: self._frames(self.resolved(line, **options)))
 
     def distances(self, line: Line, steps: Steps, references: Sequence[int | None] = (None,)) -> list[float]:
-        """Returns the PSNR in dB of one run with these steps beside each ``reference``."""
+        """Returns the PSNR in dB of one run with these steps against each ``reference``."""
         made = functools.cache(lambda: self._frames(self._with(line, steps)))
         run = {"line": msgspec.to_builtins(line), **_told(steps)}
         return [
@@ -79,7 +76,7 @@ class Runs:
         return psnr(made(), self.reference(line, steps))
 
     def between(self, line: Line, steps: int) -> float:
-        """Returns the PSNR of the run with the solver's own steps beside the converged one."""
+        """Returns the PSNR of the run with so many of the solver's steps against the converged one."""
         run = {"line": msgspec.to_builtins(line), "own": steps}
         return self._memo.figure(run, lambda: psnr(self.reference(line, steps), self.reference(line)))
 
@@ -179,16 +176,9 @@ class Runs:
 
 
 def predicted(pipeline: Pipeline, generation: Generation, step: int, latents: np.ndarray) -> np.ndarray:
-    """Returns the clean latents that a model predicts.
+    """Returns the clean latents that a model predicts, float32 (B, C, T, h, w) like the latents.
 
-    Args:
-        pipeline: the loaded artifact.
-        generation: what is made, whose solver adds no noise.
-        step: number of the step at whose noise level the latents are.
-        latents: float32 (B, C, T, h, w).
-
-    Returns:
-        float32 of the same shape.
+    The latents are at the noise level of step number ``step``; the generation's solver adds no noise.
     """
     table, place = generation.table, slice(step, step + 1)
     part = next(one for one in generation.ranges if one.first <= step < one.last)
@@ -214,10 +204,9 @@ def explicit(sigmas: np.ndarray, train: int) -> tuple[float, ...]:
 
 
 def check_calibratable(generation: Generation) -> None:
-    """Raises UsageError for a model whose steps are no choice.
+    """Raises UsageError for a model whose steps cannot be chosen.
 
-    Args:
-        generation: one with the artifact's defaults.
+    The generation has the artifact's defaults.
     """
     if generation.options.get("timesteps") is not None or generation.table.noise.any():
         raise UsageError(

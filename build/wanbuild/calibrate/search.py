@@ -34,18 +34,18 @@ OWN = "the solver's own steps"
 
 @dataclass(frozen=True)
 class Found:
-    """The result for one number of steps; all figures but the first are of prompts that decided nothing.
+    """The result for one number of steps; all figures but ``decided`` are of prompts that decided nothing.
 
     Args:
         steps: the chosen ones.
         how: where they come from, in words.
         decided: how much nearer the best candidate came with the prompts that decide, in dB.
-        chosen: PSNR in dB beside the converged runs.
+        chosen: PSNR in dB against the converged runs.
         plain: the same of the solver's own grid.
         gain: the difference, prompt by prompt.
-        published: PSNR beside the runs with the published steps.
+        published: PSNR against the runs with the published steps.
         plain_published: the same of the solver's own grid.
-        between: PSNR of the runs with the published steps beside the converged ones.
+        between: PSNR of the runs with the published steps against the converged ones.
     """
 
     steps: Steps
@@ -94,14 +94,9 @@ def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -
 
 
 def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, published: int) -> Found:
-    """Chooses steps by the first set of prompts, and judges them by the others.
+    """Chooses ``steps`` steps by the first set of prompts, and judges them by the others.
 
-    Args:
-        runs: makes videos.
-        recording: what was recorded of the converged runs.
-        prompts: all sets.
-        steps: how many there shall be.
-        published: the model's own number of steps.
+    ``published`` is the model's own number of steps.
     """
     compared = candidates(runs, recording, prompts, steps)
     plain = next(iter(compared))
@@ -116,13 +111,8 @@ def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, publi
 def judged(runs: Runs, prompts: Prompts, plain: Steps, chosen: Steps, how: str, published: int) -> Found:
     """Takes the chosen steps, or the solver's own if those are not surely nearer, and measures what it took.
 
-    Args:
-        runs: makes videos.
-        prompts: all sets, of which the first is not used.
-        plain: steps of the solver's own grid.
-        chosen: as many others.
-        how: where the others come from, in words.
-        published: the model's own number of steps.
+    ``plain`` are steps of the solver's own grid, ``chosen`` as many others, and ``how`` says in words where
+    they come from. The first set of prompts is not used. ``published`` is the model's own number of steps.
     """
 
     def distances(lines: Sequence[Line], steps: Steps, *beside: int | None) -> np.ndarray:
@@ -151,8 +141,10 @@ def judged(runs: Runs, prompts: Prompts, plain: Steps, chosen: Steps, how: str, 
 
 
 def by_prompt(lines: Sequence[Line], values: Any) -> np.ndarray:
-    """Returns the means (N, P) of values (N, L) of lines that differ in the seed alone: an interval is one of
-    other prompts, of which two seeds are not two."""
+    """Returns values (N, L) by line as means (N, P) by prompt; lines of one prompt differ only in the seed.
+
+    An interval describes other prompts, and two seeds are not two prompts.
+    """
     keys = [prompt_of(line) for line in lines]
     groups = [[place for place, key in enumerate(keys) if key == one] for one in keys]
     first = [group for place, group in enumerate(groups) if group[0] == place]

@@ -14,15 +14,9 @@ from wanrun.errors import UsageError
 def taken_steps(manifest: Manifest, source: Path) -> dict[str, Steps]:
     """Returns the steps of another artifact's schedules by name, the most first.
 
-    They can only hold where solver, shift, guidance and boundary are the same, and need not even there.
-
-    Args:
-        manifest: the artifact's that they are for.
-        source: the other artifact's folder.
-
-    Raises:
-        UsageError: if the other has no schedules, or was made for another solver, shift, guidance or
-            boundary.
+    They can only hold where solver, shift, guidance and boundary are the same, and may not even hold there.
+    ``manifest`` is that of the artifact that they are for. Raises UsageError if the other has no schedules,
+    or was made for another solver, shift, guidance or boundary.
     """
     given = read_manifest(source)
     if not given.schedules:
