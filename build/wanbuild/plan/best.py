@@ -23,12 +23,11 @@ from wanrun.errors import UsageError
 
 @dataclass(frozen=True)
 class Setting:
-    """A choice beside those before it.
+    """A choice added to those before it.
 
     Args:
         given: how it is asked for.
         quality: what it costs, as measured on the trained tiny models (benchmarks/RESULTS.md).
-        options: build options.
         quantise: dtype of the layers' weights; products are of 8 bits too.
         steps: denoising steps, without guidance; None for the model's own.
     """
@@ -64,12 +63,8 @@ class Best:
 def best_settings(subject_of: Callable[[Quantise | None], Subject], request: PlanRequest) -> Sequence[Best]:
     """Returns the settings of which each is faster than the one before, with their plans by formula.
 
-    Args:
-        subject_of: the subject with layers in 8 bits.
-        request: the chip, and what is the same for all settings.
-
-    Raises:
-        UsageError: as ``make_plan``, if no setting can be planned.
+    ``subject_of`` returns the subject with layers in 8 bits; ``request`` has the chip, and what is the same
+    for all settings. Raises UsageError as ``make_plan`` does, if no setting can be planned.
     """
     chip, count = parse_chip(request.target)
     found: list[Best] = []

@@ -21,15 +21,10 @@ PREPARED = ("blocks/attn2/to_k", "blocks/attn2/to_v")
 
 @dataclass(frozen=True)
 class Step:
-    """A denoising step.
+    """A denoising step of the transformer, with its entry in a manifest.
 
-    Args:
-        config: the transformer's config.
-        component: the transformer's entry in a manifest.
-        shape: the profile's static shape.
-        latent_shape: latent frames, rows and columns.
-        text_length: tokens of a prompt with its padding.
-        activation_bytes: bytes of a value that travels: two on a chip, four between CPU devices.
+    ``latent_shape`` is latent frames, rows and columns; ``text_length`` is tokens of a prompt with its
+    padding. ``activation_bytes`` are bytes of a value that travels: two on a chip, four between CPU devices.
     """
 
     config: Any
@@ -65,8 +60,7 @@ class Step:
     def sent(self, sizes: Sizes) -> dict[str, float]:
         """Returns the bytes that one device sends in a pass, by kind of collective.
 
-        Args:
-            sizes: devices by axis.
+        ``sizes`` has devices by axis.
         """
         config = self.config
         ring, fsdp, context, tensor, data = (

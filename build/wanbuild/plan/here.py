@@ -24,7 +24,7 @@ NAMES = ("local", "cpu")
 """The names of targets that are this machine."""
 
 _ROWS, _SUMMED, _FEATURES = 1024, 1536, 4096
-"""Of the product that is measured: large enough that a larger one is no faster."""
+"""Sizes of the measured product, large enough that a larger one is not faster."""
 
 _VALUES = 2**25
 """Of the float32 array that is read and written: larger than caches."""
@@ -36,8 +36,7 @@ _TIMES = 3
 def this_machine(name: str) -> Chip:
     """Returns this machine's CPU, or for ``local`` the accelerator that is attached, if there is one.
 
-    Raises:
-        UsageError: for an accelerator that is not in the table of chips.
+    Raises UsageError for an accelerator that is not in the table of chips.
     """
     with pinned(platforms_of([name])):
         target = resolve_target(name)

@@ -13,9 +13,8 @@ from wanrun.artifact.roles import DECODERS
 class LiveFigures:
     """What is predicted of a video that is made while it is watched, on one device.
 
-    Args:
-        rate: frames a second, once all that is kept of earlier chunks is filled.
-        first: seconds from the prompt to the frames of the first chunk, with all weights on the device.
+    ``rate`` is frames a second, once all that is kept of earlier chunks is filled; ``first`` is seconds from
+    the prompt to the frames of the first chunk, with all weights on the device.
     """
 
     rate: float

@@ -1,8 +1,8 @@
 """The memory that a generation takes on each device, by formula.
 
-What lies on a device are weights, with each transformer's slots, and beside them the largest program's
-inputs, outputs and temporaries, as ``wanrun`` counts it too. The programs' code, some ten MB, is left out.
-Weights lie there in one of four ways (``HELD``).
+A device holds weights, with each transformer's slots, and the largest program's inputs, outputs and
+temporaries, as ``wanrun`` counts it too. The programs' code, some ten MB, is left out. Weights lie there in
+one of four ways (``HELD``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class VaeCopies:
     """Activations at the VAE's largest level that a compiler keeps at once.
 
     Args:
-        piece: of a decoder's piece, beside the history of each convolution, which is among its inputs.
+        piece: of a decoder's piece, without the history of each convolution, which is among its inputs.
         decoder: of a decoder that has its history within, of a window.
         tile: of one of tiles, whose largest level is that of a tile.
         encoder: of an encoder, which has its history within.
@@ -81,9 +81,8 @@ CHIP_VALUES = 9
 class Figures:
     """The bytes of one program on one device.
 
-    Args:
-        arguments: weights, inputs and outputs.
-        temporaries: the largest block of intermediate results.
+    ``arguments`` are weights, inputs and outputs; ``temporaries`` are the largest block of intermediate
+    results.
     """
 
     arguments: int
@@ -92,13 +91,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class Need:
-    """The bytes that a device has to have.
+    """The bytes that a device has to have: those of weights, and those of everything else, ``working``.
 
-    Args:
-        held: how weights lie: a key of ``HELD``.
-        weights: bytes of weights.
-        working: bytes beside them.
-        limit: bytes of the device that may be used.
+    ``held`` is how weights lie, a key of ``HELD``; ``limit`` is the bytes of the device that may be used.
     """
 
     held: str
@@ -125,12 +120,8 @@ def usable(memory_bytes: int) -> int:
 def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -> Need:
     """Returns what a generation needs on each device: with the fastest way to hold weights that fits.
 
-    If none fits, that is the need of the last.
-
-    Args:
-        generation: the generation.
-        sizes: devices by axis.
-        figures: of its programs, by name.
+    If none fits, that is the need of the last. ``sizes`` has devices by axis, and ``figures`` those of its
+    programs, by name.
     """
     weights = {name: generation.weights(name, sizes) for name in generation.components}
     working = {
@@ -147,7 +138,7 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
     others, limit = sum(weights.values()), usable(generation.chip.memory_bytes)
 
     def phased(transformer: int) -> tuple[int, int]:
-        """The text encoder alone, or the transformer when it has left: what takes more."""
+        """Returns the larger need: with only the text encoder, or with the transformer after it has left."""
         return max((text + others, during_text), (transformer + others, largest), key=sum)
 
     ways = {
@@ -210,7 +201,7 @@ def _step_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
 
 
 def _scales_rows(generation: Generation) -> bool:
-    """Whether products are scaled, and so are float32 beside their rounded values."""
+    """Whether products are scaled, and so are kept in float32 as well as rounded."""
     layers = generation.manifest.dtypes[generation.experts[0]].eight_bit
     return any(not EIGHT_BITS[form].block for form in layers.values())
 

@@ -21,14 +21,10 @@ from wanrun.errors import UsageError
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mesh, and what a generation is predicted to need and take on it.
+    """A mesh, as devices by axis, and what a generation is predicted to need and take on it.
 
-    Args:
-        sizes: devices by axis.
-        step: seconds of a denoising step.
-        video: seconds of a generation.
-        need: the memory of a device.
-        figures: the bytes of its programs, by name.
+    ``step`` and ``video`` are seconds of a denoising step and of a generation; ``need`` is the memory of a
+    device, and ``figures`` are the bytes of its programs, by name.
     """
 
     sizes: Sizes
@@ -53,7 +49,7 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
 
 
 def candidate(generation: Generation, sizes: Sizes) -> Candidate:
-    """Returns what is predicted for one mesh, by formula alone."""
+    """Returns what is predicted for one mesh, only by formula."""
     figures = estimated(generation, sizes)
     found = need(generation, sizes, figures)
     step = step_seconds(generation, sizes, found)
@@ -89,13 +85,10 @@ def refusal(
     best: Candidate,
     sizes: Sequence[tuple[int, int]],
 ) -> UsageError:
-    """Returns the error for a generation that fits no mesh.
+    """Returns the error for a generation that fits no mesh of ``count`` devices.
 
-    Args:
-        generation: the generation.
-        count: the devices that there are.
-        best: the mesh that needs least, or the one that was asked for.
-        sizes: the sizes that the model is made for.
+    ``best`` is the mesh that needs least, or the one that was asked for; ``sizes`` are those that the model
+    is made for.
     """
     limit, total = best.need.limit, best.need.total
     remedies = list(_more_devices(generation, count))

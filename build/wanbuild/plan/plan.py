@@ -36,14 +36,9 @@ _HERE = re.compile(rf"({'|'.join(NAMES)})(?:-(\d{{1,4}}))?")
 
 @dataclass(frozen=True)
 class Plan:
-    """The outcome.
+    """A planned generation of a model, and the chosen mesh with its predictions.
 
-    Args:
-        subject: what is planned.
-        generation: its programs and figures.
-        devices: how many devices there are.
-        chosen: the mesh, with its predictions.
-        others: all meshes, if they are asked for.
+    ``devices`` is how many there are; ``others`` has all meshes, if they are asked for.
     """
 
     subject: Subject
@@ -56,10 +51,8 @@ class Plan:
 def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int | None]:
     """Returns the chip and the number of devices that ``v7x-w8a8-8`` names; None where it names no number.
 
-    ``local`` and ``cpu`` name this machine, whose CPU is measured the first time.
-
-    Raises:
-        UsageError: for a chip that is not known.
+    ``local`` and ``cpu`` name this machine, whose CPU is measured the first time. Raises UsageError for a
+    chip that is not known.
     """
     if (named := chip_named(text, chips)) is not None:
         return named.chip, named.count
@@ -79,14 +72,8 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
 def make_plan(subject: Subject, request: PlanRequest, chips: Mapping[str, Chip] = CHIPS) -> Plan:
     """Returns the plan of a generation.
 
-    Args:
-        subject: what is planned.
-        request: the chip, and the options.
-        chips: the known chips.
-
-    Raises:
-        UsageError: for an unknown chip, a number of devices that it does not come in, a mesh or a shape that
-            cannot be, or a generation that does not fit.
+    Raises UsageError for an unknown chip, a number of devices that it does not come in, a mesh or a shape
+    that cannot be, or a generation that does not fit.
     """
     chip, count = parse_chip(request.target, chips)
     # Work is counted in jaxprs, for which JAX starts a platform too.
@@ -127,9 +114,7 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
 def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
     """Returns the error of a build, with the nearest mesh, size or dtype that fits in place of its remedy.
 
-    Args:
-        artifact: the artifact's folder.
-        error: what the compiler has said. It stays as it is for a target that is no chip of the table.
+    An error for a target that is not a chip of the table stays as it is.
     """
     name, profile = error.target.name.removesuffix(name_suffix(error.target.mesh)), error.profile
     if split_w8a8(name)[0] not in CHIPS or profile is None:

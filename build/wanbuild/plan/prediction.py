@@ -45,7 +45,7 @@ class Efficiency:
         links: the share of the rate at which a device can send to its neighbours; exchanges with devices
             further away share links.
         host: the share of the host link's rate.
-        passes: reads and writes of a layer's tokens beside its products, of two bytes a value.
+        passes: reads and writes of a layer's tokens outside of its products, of two bytes a value.
         launches: seconds between the kernels of a layer.
     """
 
@@ -146,13 +146,9 @@ class Share:
 
 
 def predicted(work: Work, chip: Chip, share: Share, precision: Precision = "highest") -> Time:
-    """Returns the time of a program.
+    """Returns the time of a program, by its work on one device and the share that a device of a mesh does.
 
-    Args:
-        work: the work of the whole program on one device.
-        chip: the chip.
-        share: the share of one device of the mesh.
-        precision: of its float32 products.
+    ``work`` is that of the whole program. ``precision`` is that of its float32 products.
     """
     efficiency = efficiency_of(chip)
     products = sum(flops / rate(product, chip, precision) for product, flops in work.flops.items())
@@ -192,13 +188,7 @@ def transfer_seconds(total: float, each: float, devices: int, chip: Chip) -> flo
     """Returns how long weights take from the host's memory to all devices.
 
     Staged, as ``wanrun`` does it on a mesh: a device gets its share over its own link to the host, and the
-    rest from the others.
-
-    Args:
-        total: bytes of the weights.
-        each: bytes of them on one device in the end.
-        devices: devices of the mesh.
-        chip: the chip.
+    rest from the others. ``total`` is bytes of the weights, ``each`` bytes of them on one device in the end.
     """
     efficiency = efficiency_of(chip)
     given = total / devices

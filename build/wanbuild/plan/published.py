@@ -49,12 +49,10 @@ def published_variant(repository: str) -> Variant:
 def published_manifest(
     repository: str, dtypes: Mapping[str, Dtype | None] | None = None, quantise: Quantise | None = None
 ) -> Manifest:
-    """Returns the manifest of a published model.
+    """Returns the manifest of a published model, named as in the organisation Wan-AI.
 
-    Args:
-        repository: its name in the organisation Wan-AI.
-        dtypes: stored dtypes by component; the default ones where not given.
-        quantise: which layers are stored in 8 bits.
+    ``dtypes`` are stored dtypes by component, the default ones where not given; ``quantise`` is which layers
+    are stored in 8 bits.
     """
     variant = published_variant(repository)
     boundary = MODEL_INDEXES[variant.name].get("boundary_ratio")
@@ -70,16 +68,12 @@ def manifest_of(
 ) -> Manifest:
     """Returns the manifest that a conversion would write, without files and checksums.
 
-    Args:
-        variant: the model's variant.
-        configs: its configs.
-        boundary: share of the training timesteps below which the low-noise expert runs; None for one expert.
-        dtypes: stored dtypes by component; the default ones where not given.
-        quantise: which layers are stored in 8 bits.
+    ``boundary`` is the share of the training timesteps below which the low-noise expert runs; None for one
+    expert. ``dtypes`` are stored dtypes by component, the default ones where not given; ``quantise`` is which
+    layers are stored in 8 bits.
 
-    Raises:
-        SourceError: for a config that the variant cannot have.
-        UsageError: if the layers do not exist, or are those of the source, which only a conversion knows.
+    Raises SourceError for a config that the variant cannot have, and UsageError if the layers do not exist or
+    are only known after conversion, as those of the source.
     """
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
     parsed = {name: kinds[name].parse(config, f"config of {name}") for name, config in configs.items()}

@@ -38,7 +38,6 @@ class Subject:
     """A model to plan.
 
     Args:
-        name: how the output names it.
         manifest: its manifest; of an artifact its own, else one without files.
         sizes: the sizes in pixels that it is made for, the first by default.
         choices: options of ``wanbuild compile`` that a recipe gives, by name.
@@ -55,15 +54,12 @@ class Subject:
 def read_subject(text: str, quantise: Quantise | None = None) -> Subject:
     """Returns the subject that a user names.
 
-    Args:
-        text: a published model's name or hub id, or the path of a recipe, an artifact or a checkpoint.
-        quantise: which layers a conversion would store in 8 bits; None: as the recipe says, or none.
+    ``text`` is a published model's name or hub id, or the path of a recipe, an artifact or a checkpoint.
+    ``quantise`` is which layers a conversion would store in 8 bits; None: as the recipe says, or none.
 
-    Raises:
-        UsageError: if there is no such thing; it lists the published models. If an artifact is to have other
-            weights than it has.
-        ArtifactError: for a damaged artifact.
-        SourceError: for a damaged checkpoint.
+    Raises UsageError if there is no such model, listing the published ones, or for ``quantise`` with an
+    artifact, which is converted already; ArtifactError for a damaged artifact, and SourceError for a damaged
+    checkpoint.
     """
     path = Path(text)
     if path.suffix == ".toml":
@@ -102,12 +98,7 @@ def _of_recipe(path: Path, quantise: Quantise | None) -> Subject:
 def model_of(recipe: Recipe, quantise: Quantise | None = None) -> Subject | None:
     """Returns the model of a recipe; None if its source is neither here nor a published model.
 
-    Args:
-        recipe: the recipe.
-        quantise: in place of what the recipe says.
-
-    Raises:
-        SourceError: for a damaged checkpoint.
+    ``quantise`` replaces what the recipe says. Raises SourceError for a damaged checkpoint.
     """
     dtypes = {name: recipe.convert.get(option) for name, option in DTYPE_OF.items()}
     quantise = quantise or parse_quantise(recipe.convert.get("quantise"), recipe.convert.get("keep", ()))
@@ -146,7 +137,7 @@ def _of_open(
 
 
 def published_sizes(repository: str) -> tuple[tuple[int, int], ...]:
-    """Returns the sizes of a published model; one whose name ends with its height has this one alone."""
+    """Returns the sizes of a published model, or only that of the height with which its name ends."""
     sizes = published_variant(repository).sizes
     named = [size for size in sizes if f"-{size[1]}p" in repository.lower()]
     return tuple(named) or sizes

@@ -24,13 +24,11 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Product(NamedTuple):
-    """A kind of matrix product or convolution.
+    """A kind of matrix product or convolution, by the dtype of its operands.
 
-    Args:
-        kind: its use: ``attention`` is a product of a kernel in which scores stay on the chip.
-        dtype: dtype of its operands.
-        summed: the terms of each sum; of a convolution, the input channels.
-        features: the columns of the result; of a convolution, the output channels.
+    ``kind`` is its use: ``attention`` is a product of a kernel in which scores stay on the chip. ``summed``
+    is the terms of each sum, and of a convolution the input channels; ``features`` is the columns of the
+    result, and of a convolution the output channels.
     """
 
     kind: Kind
@@ -43,9 +41,8 @@ class Product(NamedTuple):
 class Work:
     """The work of one call of a program on one device.
 
-    Args:
-        flops: multiplications and additions by kind of product.
-        nbytes: bytes of the operands and results of products, except those of attention.
+    ``flops`` are multiplications and additions by kind of product; ``nbytes`` are bytes of the operands and
+    results of products, except those of attention.
     """
 
     flops: dict[Product, float] = field(default_factory=dict)
@@ -73,7 +70,7 @@ def _work(jaxpr: core.Jaxpr, trips: int) -> Work:
     """Returns the work of one run of a jaxpr; ``trips``: how often the loop around it runs."""
     work = Work()
     products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in PRODUCTS]
-    # Scores, their softmax and the weighted sum, alone in a loop, are what a kernel does in blocks.
+    # Only scores, their softmax and the weighted sum in a loop are what a kernel does in blocks.
     kernel = len(products) == 2 and any(eqn.primitive.name == "exp" for eqn in jaxpr.eqns)
     for eqn in products:
         product, flops = _product(eqn, kernel)
@@ -105,7 +102,7 @@ def _inner(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
 
 def _rows(jaxpr: core.Jaxpr) -> int | None:
     """Returns how often a body runs that takes a row of its arguments at a time: the shortest's rows."""
-    # So often runs a branch for some layers alone, and a loop that may end early.
+    # This is how often a branch for only some layers runs, and a loop that may end early.
     given = set(jaxpr.invars)
     rows = [
         _array(eqn.invars[0]).shape[0]
