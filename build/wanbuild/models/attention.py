@@ -24,7 +24,7 @@ Mask = jax.Array | int | None
 
 
 MOSAIC_HEAD_DIM = 128
-"""The head dimension that kernels in Mosaic GPU take; attention of other heads is that of a CPU."""
+"""The head dimension that kernels in Mosaic GPU take; attention of other heads is computed like on a CPU."""
 
 
 class Attention(Passes, ABC):

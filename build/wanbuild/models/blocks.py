@@ -27,7 +27,7 @@ for text; ``image_k`` and ``image_v`` (L, 1, I, N, K) for image tokens and, if t
 ``negative_k`` and ``negative_v`` (1, T, N, K) of it too, and ``nag``, the settings of ``guided_away``."""
 
 OF_PROMPTS = ("k", "v")
-"""Those of them that each prompt has its own of."""
+"""Names in ``KV`` of arrays that differ by prompt."""
 
 STORED: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
     dict.fromkeys(("k", "v", "image_k", "image_v"), ("prompts", None, "stored_heads", None))
@@ -76,7 +76,7 @@ def _of_tokens(rows: jax.Array, groups: jax.Array) -> jax.Array:
 
 
 def kept_dtype(x: jax.Array) -> Any:
-    """Returns the dtype of products of x that more is done to: float32, or x's where products are rounded."""
+    """Returns the dtype of products of x that are not final: float32, or x's where products are rounded."""
     return x.dtype if forms().rounded else jnp.float32
 
 

@@ -17,8 +17,11 @@ HEAD_DIM_MULTIPLE = 8
 
 @dataclass(frozen=True)
 class CudnnAttention(Attention):
-    """Computes attention with cuDNN. Inputs that cuDNN does not take are computed like on a CPU: float32, and
-    heads of a size that no published model has."""
+    """Attention by cuDNN's kernel.
+
+    Inputs that cuDNN does not take are computed like on a CPU: float32, and heads of a size that no published
+    model has.
+    """
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array:
         """Computes attention; arguments and result as of ``BlockedAttention``."""

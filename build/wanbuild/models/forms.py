@@ -52,7 +52,7 @@ def for_one_cpu() -> bool:
 
 @contextlib.contextmanager
 def tracing_with(chosen: Forms) -> Iterator[None]:
-    """Sets the forms of programs that are traced meanwhile, like ``jax.set_mesh`` the mesh."""
+    """Sets the forms of the programs that are traced in its block, as ``jax.set_mesh`` sets the mesh."""
     before = _FORMS.set(chosen)
     try:
         yield

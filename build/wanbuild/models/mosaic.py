@@ -25,7 +25,7 @@ from wanbuild.models.attention import MOSAIC_HEAD_DIM, Attention, Mask, blocked_
 
 HEAD_DIM = MOSAIC_HEAD_DIM
 FACTOR = HEAD_DIM**-0.5 * math.log2(math.e)
-"""Of the scores: weights are powers of two."""
+"""Factor on the scores: weights are powers of two."""
 
 MASKED = -(2.0**103)
 """The score of a masked key. As a power of two its product with the factor is exact: where no key counts, the

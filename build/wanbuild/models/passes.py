@@ -59,6 +59,6 @@ class Passes:
         return x.reshape(B, S, parts, N // parts, K).transpose(2, 0, 1, 3, 4)
 
     def joined(self, x: jax.Array) -> jax.Array:
-        """Takes ``by_part`` back."""
+        """Undoes ``by_part``."""
         parts, B, S, N, K = x.shape
         return x.transpose(1, 2, 0, 3, 4).reshape(B, S, parts * N, K)

@@ -128,7 +128,7 @@ class TokenAttention:
         return self._tokens_of_one(out, exchanged)
 
     def _tokens_of_one(self, x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-        """Takes ``_heads_of_all`` back: (B, n S, N, K) -> (B, S, n N, K)."""
+        """Undoes ``_heads_of_all``: (B, n S, N, K) -> (B, S, n N, K)."""
         if not axes:
             return x
         B, S, N, K = x.shape

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 TILE = 256
-"""The side of a tile in pixels that diffusers has without a word."""
+"""diffusers' default side of a tile, in pixels."""
 
 TILE_UNIT = 4
-"""A tile's side is a multiple of so many cells of latents: a quarter of it overlaps the next tile."""
+"""A tile's side is a multiple of this many cells of latents: a quarter of it overlaps the next tile."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Axis:
 
     @classmethod
     def of(cls, whole: int, side: int) -> Axis:
-        """Returns the tiles of this side; one that has all cells if no second one would begin."""
+        """Returns the tiles of this side; one that has all cells if a second one would not begin."""
         step = side * 3 // 4
         return cls(whole, whole, whole) if whole <= step else cls(whole, side, step)
 

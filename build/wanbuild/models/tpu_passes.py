@@ -78,7 +78,7 @@ class TpuPasses(Passes):
         )
 
     def joined(self, x: jax.Array) -> jax.Array:
-        """Takes ``by_part`` back."""
+        """Undoes ``by_part``."""
         parts, B, S, N, K = x.shape
         if parts == 1 or K != LANES:
             return super().joined(x)

@@ -70,14 +70,14 @@ class ApplyBlock:
     nag: jax.Array | None = None
 
     def of_prompt(self, kv: KV) -> KV:
-        """Returns those keys and values of one layer that the videos attend to."""
+        """Returns the keys and values of one layer to which the videos attend."""
         if self.prompt is None:
             return kv
         own = {name: at(kv[name], self.prompt) for name in OF_PROMPTS}
         return {**kv, **own}
 
     def _with_negative(self, kv: KV) -> KV:
-        """Returns those of ``of_prompt``, and of the negative prompt what the first one is guided away by."""
+        """Returns ``of_prompt``'s, and those of the negative prompt that the first is guided away from."""
         own = self.of_prompt(kv)
         if self.nag is None:
             return own
@@ -146,7 +146,7 @@ class WanTransformer(nnx.Module):
 
     @property
     def stacks(self) -> dict[str, Sequence[int]]:
-        """The stacks of layers, each with the layers of ``blocks`` that its own follow: that one first."""
+        """The stacks of layers, ``blocks`` first, with the layers of ``blocks`` that their own follow."""
         return {"blocks": range(self.config.num_layers)}
 
     def prepare(

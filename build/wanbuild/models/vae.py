@@ -49,7 +49,7 @@ Past = dict[str, jax.Array]
 """The history of the decoder's layers, by names in their order."""
 
 HISTORY = "past"
-"""What programs call it."""
+"""Its name in programs."""
 
 
 class Encoder(nnx.Module):

@@ -40,7 +40,7 @@ class Stream:
         columns: this device's columns of the video; None if one device has them all.
         padded: bool scalar, true in a first piece that ends with the first frame and has the length of all
             others: the frames before it are not part of the video. None if the first piece is one frame.
-        tile: the part of the video that it is of; None for all of it.
+        tile: the part of the video that the piece is of; None for all of it.
     """
 
     def __init__(
