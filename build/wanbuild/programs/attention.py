@@ -37,7 +37,7 @@ def is_kernel(parts: Parts) -> bool:
 
 
 def is_kernel_of_images(parts: Parts) -> bool:
-    """Whether it is, and the steps attend to images too."""
+    """Whether a kernel of ours computes the attention of the steps, and they attend to images."""
     return "image_encoder" in parts.modules and is_kernel(parts)
 
 

@@ -86,7 +86,7 @@ def check_request(request: CompileRequest, manifest: Manifest) -> None:
 
 
 def _targets(request: CompileRequest, manifest: Manifest) -> list[TargetSpec]:
-    """The targets that are asked for, with the form of the attention that is, or that they have now."""
+    """Returns the targets that are asked for, with the asked form of attention or the one they have now."""
     targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
     if request.attention is None:
         return [as_recorded(target, manifest) for target in targets]
@@ -195,7 +195,7 @@ def _compile_target(
 
 @contextmanager
 def _of_profile(profile: Profile) -> Iterator[None]:
-    """Says of a program that is too large which profile it belongs to."""
+    """Adds the profile to the error of a program that is too large."""
     try:
         yield
     except TooLargeError as error:
@@ -209,7 +209,7 @@ def _announce(
     before: Manifest,
     report: Callable[[str], None],
 ) -> None:
-    """Says how long programs take to compile, if that is long, as far as they were compiled before."""
+    """Reports how long the programs will take to compile, if that is long, as far as it is known."""
     missing = {
         (name, program.sha256): _last_seconds(before, name)
         for programs in profiles

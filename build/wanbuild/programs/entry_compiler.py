@@ -24,7 +24,7 @@ from wanrun.temporary import temporary_folder
 from wanrun.timing.spans import Spans
 
 MOSAIC = b"mosaic_gpu"
-"""In a program with a kernel in Mosaic GPU."""
+"""Text in a program that has a kernel in Mosaic GPU."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Decode = Callable[[np.ndarray], np.ndarray]
 """Takes latents of a frame, float32 (C, 1, h, w), to the mean colours of their cells, 0 to 255 (h, w, 3)."""
 
 ENCODES = ("encoder", "quant_conv")
-"""The parts of a VAE that no decoder has."""
+"""The parts of a VAE that its decoder does not use."""
 
 SQUARE_PIXELS = 32
 """Pixels of a side of the drawn squares. Of a trained VAE's map that is fitted to squares of 8, 16 and 32

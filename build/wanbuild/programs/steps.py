@@ -171,7 +171,7 @@ def state_of(parts: Parts) -> dict[str, Any]:
 
 
 def row_of(parts: Parts) -> dict[str, Any]:
-    """Returns the abstract arguments that are a step's own."""
+    """Returns the abstract arguments that may differ from step to step."""
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     row = {"coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32), "timestep": scalar}
     if parts.model.flow_map:
