@@ -74,4 +74,4 @@ CPU_LEVELS: Mapping[str, CpuLevel] = MappingProxyType(
         )
     }
 )
-"""By name."""
+"""CPU levels by name."""

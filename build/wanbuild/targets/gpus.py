@@ -18,10 +18,10 @@ _CUBLAS = MappingProxyType({"xla_gpu_enable_triton_gemm": "False"})
 tuned on the GPU: without one, XLA takes tiles of 16 x 8."""
 
 _HOPPER = MappingProxyType({"attention": "wgmma", "attention_blocks": (64, 128, 2)})
-"""Of the blocks that an H200 was given, the fastest (benchmarks/RESULTS.md); sums fit the registers."""
+"""The fastest of the blocks that were timed on an H200 (benchmarks/RESULTS.md); sums fit the registers."""
 
 _BLACKWELL = MappingProxyType({"attention": "tcgen05", "attention_blocks": (128, 128, 2)})
-"""Scores and sums of two tiles fill tensor memory, two stages shared memory; no GPU has measured others."""
+"""Scores and sums of two tiles fill tensor memory, two stages shared memory; others were never timed."""
 
 
 def _gpu(name: str, device_kind: str, **others: Any) -> Chip:

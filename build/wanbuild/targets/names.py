@@ -42,7 +42,7 @@ def chip_named(text: str, chips: Mapping[str, Chip] = CHIPS) -> ChipName | None:
 
 
 def choice(text: str) -> str | None:
-    """Returns the remedy for a name of no chip: those that it is a part of, or that its platform has."""
+    """Returns the remedy for a name that means no chip: names that it is a part of, or of its platform."""
     part = split_w8a8(text.strip().lower())[0]
     kind, short = _PLATFORMS.get(part, part), short_name(part)
     like = [
