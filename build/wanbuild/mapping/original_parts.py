@@ -113,7 +113,7 @@ _IMAGE_UNUSED = ("textual.", "log_scale", "visual.head")
 """Starts of the names of parts that Wan does not use: the text half, and the pooled output's projection."""
 
 EMBEDDED = frozenset({"spiece_model"})
-"""Stored tensors of single files that are no weights: ComfyUI keeps the tokenizer with the text encoder."""
+"""Stored tensors of single files that are not weights: ComfyUI keeps the tokenizer with the text encoder."""
 
 
 def vae_names(keys: Iterable[str], where: str) -> dict[str, str]:

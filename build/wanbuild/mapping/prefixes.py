@@ -36,7 +36,7 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
         "cond_stage_model.spiece_model": "tokenizer",
     }
 )
-"""The part of each; empty for what no part needs. A prefix comes before a shorter one that it begins with."""
+"""The part of each; empty for unused tensors. A prefix comes before a shorter one that it begins with."""
 
 TRANSFORMER = tuple(prefix for prefix, part in PREFIXES.items() if part == "transformer")
 """Those of the transformer. A file of one part, of any, may have several of them one after the other."""
