@@ -28,7 +28,7 @@ RIDGE = 1e-4
 """Weight of a coefficient's distance to that of the first order, relative to the squares of its vector."""
 
 DIGITS = 7
-"""Of a coefficient, after the point: float32 has no more."""
+"""Decimal places of a coefficient: float32 has no more."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from wanrun.request.request import Request
 from wanrun.request.resolve import resolve_request
 
 NODES = 50
-"""Of a recording: every second step of a run of 100."""
+"""Nodes of a recording: every second step of a run of 100."""
 
 VALUES = 2**16
 """The most values of latents that are recorded at a node; of larger latents every n-th value is."""

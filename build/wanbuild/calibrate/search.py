@@ -16,7 +16,7 @@ from wanbuild.calibrate.runs import Runs
 from wanrun.request.prompts_file import Line
 
 POWERS = (0.0, 0.25, 0.5, 1.0, 1.5)
-"""Of the noise level, by which errors count in the paths that are compared."""
+"""Powers of the noise level by which errors count in the paths that are compared."""
 
 FIT = 8
 """The most prompts that coefficients are fitted to. They are four numbers a step, and vectors are long."""
@@ -29,7 +29,7 @@ BEST = 3
 
 
 OWN = "the solver's own steps"
-"""Where steps come from that are no choice."""
+"""Where steps come from that were not chosen."""
 
 
 @dataclass(frozen=True)
