@@ -84,7 +84,7 @@ class Step:
         }
 
     def stored_parts(self, sizes: Sizes) -> int:
-        """Returns into how many parts of heads keys and values of text are cut, besides along ``tensor``."""
+        """Returns into how many parts of heads keys and values of text are cut, in addition to ``tensor``."""
         tensor, stored = sizes.get("tensor", 1), 1
         for size in (sizes.get(axis, 1) for axis in ("context", "fsdp", "ring")):
             if self.config.num_attention_heads % (tensor * stored * size) == 0:

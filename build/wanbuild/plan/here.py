@@ -27,10 +27,10 @@ _ROWS, _SUMMED, _FEATURES = 1024, 1536, 4096
 """Sizes of the measured product, large enough that a larger one is not faster."""
 
 _VALUES = 2**25
-"""Of the float32 array that is read and written: larger than caches."""
+"""Values of the float32 array that is read and written: more than caches hold."""
 
 _TIMES = 3
-"""Of the same computation, of which the fastest counts: others may use the machine."""
+"""Runs of each computation, of which the fastest counts: others may use the machine."""
 
 
 def this_machine(name: str) -> Chip:

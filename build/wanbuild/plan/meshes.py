@@ -1,4 +1,4 @@
-"""The meshes of a number of devices, from the fastest; and what would fit where nothing of them does."""
+"""The meshes of a number of devices, from the fastest; and what would fit where none of them does."""
 
 from __future__ import annotations
 

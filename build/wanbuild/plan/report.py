@@ -17,7 +17,7 @@ from wanrun.artifact.mesh import mesh_text
 from wanrun.units import in_hours
 
 LONG = 2 * 3600.0
-"""Seconds that are told in hours."""
+"""Seconds from which a time is given in hours."""
 
 _HEADER = ("program", "calls", "TFLOP", "arguments", "temporaries", "a call", "bound by")
 _WIDTHS = (-14, 6, 10, 11, 13, 10, 14)
