@@ -18,7 +18,7 @@ import numpy as np
 _FAR = 1e30
 
 _LEAST = 1e-12
-"""Share of the trace that is added to the diagonal of products: vectors of near nodes are nearly dependent."""
+"""Share of the products' trace added to their diagonal: vectors of near nodes are nearly dependent."""
 
 
 class Recording:
