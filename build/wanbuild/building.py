@@ -23,7 +23,7 @@ def error_options(command: Any) -> Any:
 
 
 class Building(Checked):
-    """A command that needs the build extra, and checks that all of it is installed before it starts."""
+    """A command that checks that all of the build extra is installed before it starts."""
 
     def invoke(self, context: click.Context) -> Any:
         if missing := [name for name in BUILD_EXTRA if not _installed(name)]:

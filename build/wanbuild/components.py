@@ -46,12 +46,8 @@ from wanrun.artifact.record import Dtype
 class ComponentKind:
     """The classes, mapping table and dtypes with which one kind of component is read and built.
 
-    Args:
-        config_class: the dataclass of its config.json.
-        rules: its mapping table.
-        build: makes the abstract module from a config, a weights dtype and a norms dtype.
-        default_dtype: dtype of the weights if the user names none.
-        option: the command-line option that sets this dtype.
+    ``build`` makes the abstract module from a config, a weights dtype and a norms dtype. ``option`` is the
+    command-line option that sets the weights dtype, otherwise ``default_dtype``.
     """
 
     config_class: type[Any]
@@ -121,12 +117,10 @@ KINDS: Mapping[str, ComponentKind] = MappingProxyType(
 
 
 def kind_of(name: str, class_name: str | None) -> ComponentKind:
-    """Returns the kind of a component; for a transformer it depends on the class.
+    """Returns the kind of a component of ``KINDS``; for a transformer it depends on the class.
 
-    Args:
-        name: the component's name, one of ``KINDS``.
-        class_name: its class, without the library: that of model_index.json, which the config must not
-            contradict, or that of the config in a manifest. None means the base class.
+    ``class_name`` has no library: it is model_index.json's, which the config must not contradict, or that of
+    the config in a manifest. None means the base class.
     """
     for variant in _VARIANTS:
         if KINDS[name] is _TRANSFORMER and class_name in variant.config_class.CLASS_NAMES:

@@ -1,8 +1,9 @@
 """Reads a component's config.json into a frozen dataclass, and refuses unknown fields and values.
 
 A config class lists the fields that it reads as dataclass fields (a default applies if the file lacks
-the field; the types carry the least and the most value: ``Size``, ``Number``), and two class variables:
+the field; types such as ``Size`` and ``Number`` bound the values), and three class variables:
 
+- ``CLASS_NAMES``: the values of ``_class_name`` that it reads;
 - ``FIXED``: fields that are not read because only one value is implemented; any other value is an error;
 - ``IGNORED``: fields that cannot change a result at inference.
 
@@ -41,13 +42,10 @@ C = TypeVar("C", bound=ConfigClass)
 
 
 class ConfigError(SourceError):
-    """The fields of a config contradict each other, or no model here has such fields.
+    """An error with one text per problem: a config's fields contradict each other or describe no known model.
 
-    A config class raises it from its constructor; ``parse_config`` raises a SourceError with the file's name
-    instead.
-
-    Args:
-        problems: one text per problem.
+    A config class raises it from its constructor; ``parse_config`` turns it into a SourceError that names the
+    file.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -120,16 +118,10 @@ def class_name_of(data: Mapping[str, Any]) -> Any:
 
 
 def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
-    """Makes a config from the content of a config.json.
+    """Makes a config, an instance of ``cls``, from the content of a config.json; ``where`` names the file.
 
-    Args:
-        cls: a frozen dataclass with ``CLASS_NAMES``, ``FIXED`` and ``IGNORED``.
-        data: the parsed JSON object.
-        where: the file's name, for messages.
-
-    Raises:
-        SourceError: naming every field that is unknown, missing, of a wrong type or not supported; or the
-            fields that do not fit together; or for another class, or for too deep nesting.
+    Raises SourceError for another class or too deep nesting, with every field that is unknown, missing, of a
+    wrong type or unsupported, or with the fields that contradict each other.
     """
     problems: list[str] = []
     class_name = class_name_of(data)
@@ -179,9 +171,8 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
 def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Makes a dict of a JSON object's members (json's ``object_pairs_hook``).
 
-    Raises:
-        ValueError: if a name occurs twice, because readers differ in the value that they take; or if a name
-            is too long or has an unprintable character, because names are shown in messages.
+    Raises ValueError if a name occurs twice, because readers differ in which value they take; or if a name is
+    too long or has an unprintable character, because messages show names.
     """
     members = dict(pairs)
     if len(members) != len(pairs):
@@ -200,11 +191,9 @@ def _finite_float(text: str) -> float | str:
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Returns the content of a regular file.
+    """Returns a regular file's content; raises SourceError for any other file (a pipe may never end).
 
-    Raises:
-        SourceError: if the file is missing, cannot be read, is not a regular file (a pipe may never end), or
-            has more bytes than the limit.
+    It also does so if the file is missing, unreadable or larger than ``limit`` bytes.
     """
     try:
         with open_regular(path, limit) as file:
@@ -226,14 +215,10 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Parses a JSON object.
+    """Parses a JSON object; raises SourceError if it cannot, or for a name that ``unique_object`` refuses.
 
     JSON has no infinity and no NaN, but Python reads and writes them: diffusers saves ``-Infinity`` in the
     configs of some schedulers. Here they stay text, so no number field can have one of these values.
-
-    Raises:
-        SourceError: if the file is missing or cannot be read, is not JSON, is not an object, or has a name
-            that ``unique_object`` refuses.
     """
     raw = read_bytes(path)
     try:

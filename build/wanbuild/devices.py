@@ -1,4 +1,4 @@
-"""Opens as many CPU devices as a target has: JAX's name of an entry depends on the number of all devices."""
+"""Opens as many CPU devices as a target has, because JAX's cache key depends on the number of all devices."""
 
 from __future__ import annotations
 
@@ -13,16 +13,9 @@ if TYPE_CHECKING:
 
 
 def open_exactly(platform: str | None, count: int) -> list[jax.Device]:
-    """Returns the devices of a platform. If JAX has another number of CPU devices, it starts anew.
+    """Returns a platform's devices, as ``open_devices`` does; restarts JAX for another number of CPU devices.
 
-    Only a command may do so, between one target and the next: arrays and executables of before are lost.
-
-    Args:
-        platform: as for ``open_devices``.
-        count: devices of the target's mesh.
-
-    Raises:
-        ArtifactError: if JAX cannot start the platform.
+    Only a command may call it, between one target and the next: a restart loses all arrays and executables.
     """
     devices = open_devices(platform, count)
     wanted = count if count > 1 else _forced_cpu_devices()

@@ -1,4 +1,4 @@
-"""Files that a manifest does not list, in the folders where only those belong that it lists."""
+"""Finds files that a manifest does not list, in folders where nothing else belongs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def unlisted(artifact: Artifact) -> Iterator[Path]:
     """Yields files and folders that the manifest does not imply, in the places where nothing else belongs.
 
     These places are the tokenizer's folder, the folders of ``REBUILT``, and names like a requirements file's.
-    Other files beside the manifest, such as a licence, are the user's. Links are followed, as a run follows
-    them; of a folder that does not belong there, its content is not listed.
+    Other files next to the manifest, such as a licence, are the user's. Links are followed, as a run does. A
+    folder that does not belong there is yielded without its content.
     """
     root, files = artifact.folder, {one.name for one in artifact.named()}
     implied = files | {str(parent) for name in files for parent in PurePosixPath(name).parents}

@@ -55,10 +55,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
     """Choices that change a profile's programs; recorded in the manifest.
 
     Sums of the scheduler are in float32, whatever its dtype. The scan form's table of coefficients is padded
-    to ``max_steps``.
-
-    Raises:
-        UsageError: naming the first option that is out of range.
+    to ``max_steps``. The constructor raises UsageError for the first option that is out of range.
     """
 
     dtype: Annotated[str, option("Compute dtype.", choices=STORED, commands=_PLANNED)] = "bfloat16"
@@ -163,11 +160,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         return cls(**{name: getattr(recorded, name) for name in cls.__struct_fields__})
 
     def recorded(self, dtypes: Mapping[str, DtypePolicy]) -> ProfileOptions:
-        """Returns the record of these choices in the manifest.
-
-        Args:
-            dtypes: storage dtypes by component, which change the programs too.
-        """
+        """Returns the manifest's record of these choices and the storage dtypes, which change programs."""
         stored = {
             option: dtypes[name].weights
             for option, name in (
@@ -182,11 +175,10 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
 
 
 class CompileRequest(Struct, frozen=True):
-    """The options of ``wanbuild compile``, and of the section ``compile`` of a recipe: profiles to build for
-    some targets.
+    """The options of ``wanbuild compile``, and of a recipe's section ``compile``: profiles and their targets.
 
-    Every combination of size, frames and guidance is built: of none the model's published size and frames,
-    and guidance as the artifact's default scale says.
+    Every combination of size, frames and guidance is built. Without any, size and frames are as the model was
+    published, and guidance as the artifact's default scale says.
     """
 
     artifact: Annotated[Path, ARGUMENT]
@@ -258,8 +250,7 @@ class CompileRequest(Struct, frozen=True):
 
 
 class PlanRequest(Struct, frozen=True):
-    """The options of ``wanbuild plan``: what to plan. What is not given is as the subject says, else as the
-    model is published."""
+    """The options of ``wanbuild plan``; one that is not given is as the subject says, else as published."""
 
     target: Annotated[
         str,
@@ -278,7 +269,7 @@ RECORDS: Mapping[str, type[Struct]] = MappingProxyType(
 
 
 def rows_for(command: str) -> tuple[Row, ...]:
-    """Returns the options of a command: what is required, what it shares with others, and its own."""
+    """Returns a command's options, required ones first; they include those it shares with other commands."""
     shared = [
         row.of(command)
         for other, record in RECORDS.items()
@@ -289,6 +280,6 @@ def rows_for(command: str) -> tuple[Row, ...]:
 
 
 def recipe_rows(section: str) -> tuple[Row, ...]:
-    """Returns the options of a section of a recipe, which is called as a command."""
+    """Returns the options of a section of a recipe, which has the name of its command."""
     rows = [row for row in rows_of(RECORDS[section]) if row.recipe]
     return tuple(row.of("recipe") if "recipe" in row.commands else row for row in rows)

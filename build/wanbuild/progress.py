@@ -1,4 +1,4 @@
-"""How much of a loop is done, on the line that says what is waited for."""
+"""Shows on the status line how much of a loop is done."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from wanrun.timing.spans import Span
 
 
 class Progress:
-    """Shows how much of a loop is done while it runs.
+    """A status line of how many of ``total`` units a loop has done, on stderr by default.
 
-    Args:
-        total: the number of units.
-        phase: the name of the work, one of ``WORDS``.
-        unit: the name of one unit, in the singular; ``B`` is bytes.
-        stream: the output, by default stderr.
+    ``phase`` is the name of the work, one of ``WORDS``. ``unit`` is in the singular; ``B`` is bytes.
     """
 
     def __init__(self, total: int, phase: str, unit: str = "B", *, stream: TextIO | None = None) -> None:

@@ -48,7 +48,7 @@ def _written(row: Row) -> Any:
 
 
 def _section(name: str, rows: Iterable[Row], inner: Mapping[str, Any] = MappingProxyType({})) -> type[Struct]:
-    """Returns the type of a section: its options, and sections in it."""
+    """Returns the type of a section: its options and the sections inside it."""
     kinds = {**{row.key: _written(row) for row in rows}, **inner}
     fields = [(key, kind | None, None) for key, kind in kinds.items()]
     return msgspec.defstruct(name, fields, forbid_unknown_fields=True)
@@ -77,13 +77,11 @@ _LORAS = ("lora", "lora_high", "lora_low")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A parsed recipe.
+    """A parsed recipe, with its paths joined to the recipe's folder.
 
-    Args:
-        source: the checkpoint's folder, relative to the recipe's folder; or a hub id, if the text has this
-            form and the recipe's folder has nothing of this name; None: single files are all there is.
-        artifact: the artifact's folder; it, the LoRAs and single files are relative to the recipe's folder
-            too.
+    Attributes:
+        source: the checkpoint's folder, or a hub id if the text has that form and no such folder exists; None
+            if single files hold every component.
         convert: options of ``wanbuild convert`` by name; ``defaults`` and ``configs`` are dicts by name.
         compile: options of ``wanbuild compile`` by name.
     """
@@ -105,7 +103,7 @@ class Recipe:
 
 
 def _check_paths(data: Mapping[str, Any], convert: Mapping[str, Any], path: Path) -> None:
-    """Raises UsageError for a text that can be no path, such as one that is too long for the system."""
+    """Raises UsageError for a text that the system refuses as a path, such as one that is too long."""
     named = {name: [data[name]] for name in ("source", "artifact") if name in data}
     named |= {name: [convert[name]] for name in OPTIONS if name in convert}
     named |= {name: convert.get(name, []) for name in _LORAS}
@@ -122,7 +120,7 @@ def _check_paths(data: Mapping[str, Any], convert: Mapping[str, Any], path: Path
 
 
 def _read(section: dict[str, Any], name: str, path: Path) -> None:
-    """Checks the values of a section that are choices, and reads those that have a form of their own."""
+    """Checks a section's values that are choices, and parses those that have a syntax."""
     for row in recipe_rows(name):
         value = section.get(row.key)
         if value is None:
@@ -146,12 +144,7 @@ def _configs(text: str, path: Path) -> dict[str, Path]:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Reads a recipe.
-
-    Raises:
-        UsageError: if the recipe cannot be read, lacks source or artifact, or has a field that is unknown, of
-            a wrong type or out of range.
-    """
+    """Reads a recipe; raises UsageError if it cannot, or for any field that is missing, unknown or wrong."""
     try:
         data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
     # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are no text.
@@ -202,14 +195,7 @@ def _place(text: str, folder: Path) -> Path:
 
 @contextmanager
 def options_of(path: Path) -> Iterator[None]:
-    """Lets errors about options of profiles that a recipe gives name the recipe and its keys.
-
-    Args:
-        path: the recipe.
-
-    Raises:
-        UsageError: instead of one that is raised inside, with an option in its message.
-    """
+    """Makes a UsageError about a profile's option, raised inside the block, name the recipe and its key."""
     try:
         yield
     except UsageError as error:
@@ -219,7 +205,7 @@ def options_of(path: Path) -> Iterator[None]:
 
 
 def _key_of(name: str) -> str:
-    """Returns the key in a recipe of an option of profiles; ``sizes`` has what ``size`` is of one profile."""
+    """Returns a profile option's key in a recipe: ``size`` of one profile is ``sizes`` there."""
     flag = f"--{key_of(name).replace('_', '-')}"
     found = (row for row in recipe_rows("compile") if name == row.name or flag == row.flag)
     return next((f"compile.{row.key}" for row in found), name)

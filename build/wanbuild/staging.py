@@ -1,8 +1,8 @@
 """Builds an artifact so that a killed build leaves the old artifact or none.
 
 A new artifact is built in a sibling folder ``.NAME.building`` and renamed. A replacement moves the old
-artifact to ``.NAME.replaced`` first; the next build finishes or undoes a killed one. A lock file beside
-the artifact admits one builder at a time.
+artifact to ``.NAME.replaced`` first; after a kill the next build finishes or undoes this. A lock file next
+to the artifact admits one builder at a time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _take_lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _locked(artifact: Path, path: Path) -> Iterator[None]:
-    """Waits for other builders, and holds the lock; at the end, of the process too, nothing is left."""
+    """Waits for other builders and holds the lock; removes its file at the end, even if the process exits."""
 
     def release(descriptor: int | None) -> None:
         if descriptor is not None:
@@ -82,10 +82,8 @@ def _locked(artifact: Path, path: Path) -> Iterator[None]:
 def build_lock(artifact: Path) -> Iterator[None]:
     """Holds the artifact's build lock, and removes the remains of a killed build.
 
-    Raises:
-        UsageError: if the folder that is to hold the artifact does not exist or cannot be written, or the
-            body of the ``with`` cannot write into the artifact. A full disk stays an OSError, which the
-            command line explains.
+    Raises UsageError if the parent folder is missing or not writable, or if the body of the ``with`` cannot
+    write into the artifact. A full disk stays an OSError, which the command line explains.
     """
     parent = artifact.parent
     if not parent.is_dir():
@@ -117,17 +115,11 @@ def build_lock(artifact: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changing(folder: Path, again: bool = False) -> Iterator[Artifact]:
-    """Holds the build lock of an artifact, and yields it; leaves no file that its manifest does not list.
+    """Holds the build lock of an artifact and yields it; then removes files that its manifest does not list.
 
-    That holds however the block ends, by an error or by a signal too; after SIGKILL the next build does it.
-
-    Args:
-        folder: the artifact's folder.
-        again: as of ``read_manifest``.
-
-    Raises:
-        ArtifactError: if there is none, or it is a copy.
-        UsageError: as ``build_lock``.
+    It removes them after an error or a signal too; after SIGKILL the next build does. ``again`` is that of
+    ``read_manifest``. Raises ArtifactError if there is no artifact or only a partial copy, UsageError as
+    ``build_lock`` does.
     """
     open_artifact(folder, again=again)
     if is_copy(folder):
@@ -152,7 +144,7 @@ def changing(folder: Path, again: bool = False) -> Iterator[Artifact]:
 
 
 def build_running(artifact: Path) -> bool:
-    """Whether a build holds the artifact's lock, which is beside the folder that a link leads to."""
+    """Whether a build holds the artifact's lock; a link's lock is next to the folder that it leads to."""
     try:
         descriptor = os.open(_sibling(Path(os.path.realpath(artifact)), "lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -167,7 +159,7 @@ def build_running(artifact: Path) -> bool:
 
 
 def _refused(artifact: Path, error: BaseException) -> UsageError | None:
-    """Returns the error to report for one of the file system at or beside the artifact; None for others."""
+    """Returns the error to report for a file system's error in or next to the artifact; None for others."""
     if not isinstance(error, OSError) or lacks_space(error) or not isinstance(error.filename, str):
         return None
     if not Path(error.filename).is_relative_to(artifact.parent):
@@ -201,13 +193,13 @@ def _recover(artifact: Path) -> None:
 
 
 def leftover(artifact: Path) -> Path | None:
-    """Returns where a replaced artifact is that could not be removed: it belongs to another user."""
+    """Returns where a replaced artifact still is, if it could not be removed because another user owns it."""
     replaced = _sibling(Path(os.path.realpath(artifact)), "replaced")
     return replaced if os.path.lexists(replaced) else None
 
 
 def check_leftover(artifact: Path) -> None:
-    """Raises UsageError if an artifact that was replaced could not be removed: the next needs its name."""
+    """Raises UsageError if a replaced artifact could not be removed: the next replacement needs its name."""
     if (replaced := leftover(artifact)) is not None:
         raise UsageError(
             "unwritable",
@@ -246,7 +238,7 @@ def commit(artifact: Path) -> None:
 
 
 def remove_unlisted(artifact: Artifact) -> None:
-    """Deletes files that are not listed, of the kinds that a build makes anew or adds to."""
+    """Deletes files that the manifest does not list, in the folders that builds write."""
     folder, listed = artifact.folder, {one.name for one in artifact.named()}
     for name in REBUILT:
         root = folder / name
@@ -263,11 +255,7 @@ def remove_unlisted(artifact: Artifact) -> None:
 
 
 def check_free_space(folder: Path, needed: int) -> None:
-    """Checks, before anything is written, that the disk has room.
-
-    Raises:
-        SourceError: if the file system has fewer than ``needed`` bytes free.
-    """
+    """Raises SourceError if a folder's file system has fewer than ``needed`` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SourceError(

@@ -1,4 +1,4 @@
-"""Writes an adapter's file: safetensors, a layer of a tensor in memory at a time."""
+"""Writes an adapter's safetensors file, with one layer of a tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,18 +20,9 @@ _ALIGNED = 64
 
 
 def write_adapter(path: Path, tensors: Sequence[PlannedTensor], content: AdapterContent) -> tuple[str, int]:
-    """Writes a new adapter's file durably; the caller gives it its name.
+    """Writes an adapter's file durably; returns the sha256 of its bytes, hexadecimal, and their number.
 
-    Args:
-        path: the file.
-        tensors: its tensors.
-        content: the record in its metadata.
-
-    Returns:
-        The sha256 of its bytes, hexadecimal, and their number.
-
-    Raises:
-        SourceError: if a value overflows.
+    The caller renames it. Raises SourceError if a value overflows.
     """
     ordered = sorted(tensors, key=lambda one: (-one.dtype.itemsize, one.name))
     digest, size = hashlib.sha256(), 0

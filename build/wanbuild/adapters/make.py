@@ -1,4 +1,4 @@
-"""Makes adapters of published LoRA files, in an artifact or as files of their own, and removes them."""
+"""Makes adapters from published LoRA files, in an artifact or in separate files, and removes them."""
 
 from __future__ import annotations
 
@@ -45,18 +45,10 @@ class _Plan:
 
 
 def make_adapter(request: AdapterRequest, report: Report, warn: Report) -> None:
-    """Makes an adapter in an artifact, or a file of one.
+    """Makes an adapter in an artifact, or writes it to a file; ``warn`` gets doubts about a LoRA or sampling.
 
-    Args:
-        request: the LoRA files, and what to make of them.
-        report: gets a line for each LoRA, and one for the adapter.
-        warn: gets what speaks against a LoRA or a way to sample.
-
-    Raises:
-        UsageError: for options that contradict each other, a name that is taken, or an artifact that cannot
-            be changed.
-        SourceError: for LoRA files that do not fit the model, or that have changes of whole matrices.
-        ArtifactError: if the artifact is damaged.
+    Raises UsageError for contradictory options, a name that is taken or an artifact that cannot be changed,
+    SourceError for a LoRA that does not fit the model or changes whole matrices, ArtifactError for damage.
     """
     loras = _loras(request)
     if request.output is not None:
@@ -85,17 +77,7 @@ def make_adapter(request: AdapterRequest, report: Report, warn: Report) -> None:
 
 
 def remove_adapters(folder: Path, names: Sequence[str], report: Report) -> None:
-    """Removes adapters from an artifact.
-
-    Args:
-        folder: the artifact's folder.
-        names: their names.
-        report: gets a line.
-
-    Raises:
-        UsageError: if the artifact has no such adapter, or cannot be changed.
-        ArtifactError: if it is damaged.
-    """
+    """Removes adapters from an artifact; raises UsageError for an unknown name or a read-only artifact."""
     with _changing(folder) as artifact:
         adapters = artifact.manifest.adapters
         if unknown := [name for name in names if name not in adapters]:
@@ -189,7 +171,7 @@ def _planned(
 
 
 def _added(artifact: Artifact, name: str, plan: _Plan) -> Adapter:
-    """Writes an adapter into an artifact; one that is replaced is there until the manifest is new."""
+    """Writes an adapter into an artifact; one that it replaces stays until the new manifest is written."""
     folder = artifact.folder / ADAPTER.folder
     folder.mkdir(exist_ok=True)
     with temporary_path(folder / name) as temporary:
@@ -203,7 +185,7 @@ def _added(artifact: Artifact, name: str, plan: _Plan) -> Adapter:
 
 
 def _sampling(sampling: str | None, manifest: Manifest) -> SamplingDefaults:
-    """Returns the defaults of a way to sample, as a conversion of this model would have them."""
+    """Returns a sampling's defaults, as a conversion of this model would have them."""
     given, own = with_sampling(sampling, {}), manifest.model.default_options()
     found = with_defaults(own, given)
     names = {default_rows()[key].name for key in given}
@@ -213,6 +195,6 @@ def _sampling(sampling: str | None, manifest: Manifest) -> SamplingDefaults:
 
 
 def _doubts(sampling: str | None, manifest: Manifest) -> Iterator[str]:
-    """Yields what speaks against a way to sample for a model."""
+    """Yields the reasons why a sampling may not suit a model."""
     repository = manifest.source.get("repository")
     yield from sampling_doubts(sampling, manifest.model.task.name, repository, merged=True)

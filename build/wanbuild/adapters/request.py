@@ -1,4 +1,4 @@
-"""What is asked of ``wanbuild lora``: a typed record, with a row for each option."""
+"""The request of ``wanbuild lora``: a typed record, with a row for each option."""
 
 from __future__ import annotations
 

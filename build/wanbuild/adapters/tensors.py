@@ -32,14 +32,7 @@ Changes = Mapping[str, Sequence[LowRankDelta | FullDelta]]
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of an adapter, which is made while it is written.
-
-    Attributes:
-        name: its name in the file.
-        shape: its shape.
-        dtype: its dtype.
-        rows: makes it, a layer of a stack at a time.
-    """
+    """A tensor of an adapter, made while it is written: ``rows`` yields one layer of a stack at a time."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +51,6 @@ class Layout:
 
     Attributes:
         shapes: shape of every published tensor that fills them, by name.
-        assignments: the parameters, and which tensors fill them.
         products: the paths of its ``Linear`` layers.
     """
 
@@ -81,16 +73,9 @@ def layout_of(manifest: Manifest, expert: str) -> Layout:
 def planned_tensors(
     expert: str, layout: Layout, changes: Changes, dtype: np.dtype[Any]
 ) -> list[PlannedTensor]:
-    """Plans an adapter's tensors of one transformer.
+    """Plans an adapter's tensors of one transformer; ``dtype`` is that of the low-rank matrices.
 
-    Args:
-        expert: the transformer.
-        layout: its parameters.
-        changes: what LoRA files change in it.
-        dtype: of the matrices of slots.
-
-    Raises:
-        SourceError: for a change that fits neither a slot nor a small parameter.
+    Raises SourceError for a change that fits neither a slot nor a small parameter.
     """
     changed = [
         (item, rows)
@@ -118,7 +103,7 @@ def planned_tensors(
 
 
 def _taken(item: Assignment, layout: Layout) -> type[Any]:
-    """Returns the kind of change that an adapter may have of a parameter; that of None for none."""
+    """Returns the kind of change of a parameter that an adapter can hold; NoneType if it can hold none."""
     path, _, leaf = item.path.rpartition("/")
     if leaf != "weight" or len(item.shape) - item.stacked < 2:
         return FullDelta
