@@ -1,4 +1,4 @@
-"""Tries executables that were built elsewhere on the chip of this machine, and records what came of it.
+"""Tries executables that were built elsewhere on the chip of this machine, and records the verdicts.
 
 A recorded verdict holds on other machines of the kind: see ``wanrun.trust.recorded``.
 """
@@ -21,17 +21,11 @@ Report = Callable[[str], None]
 
 
 def attest(folder: Path, profiles: Sequence[str], record: bool, report: Report) -> None:
-    """Tries the executables of profiles that were built elsewhere and fit this machine, whatever is known.
+    """Tries again the executables of profiles (none: all) that were built elsewhere and fit this machine.
 
-    Args:
-        folder: the artifact's folder.
-        profiles: names of profiles; none for all.
-        record: whether verdicts of executables that are right are put into the artifact.
-        report: gets the lines of each trial, and why the others are not tried.
-
-    Raises:
-        ArtifactError: if there is no such profile, nothing fits this machine, or executables are refused.
-        UsageError: if the artifact is to be changed and cannot be, or a verdict cannot be kept.
+    ``record`` puts passed verdicts into the artifact. ``report`` also gets why a target is not tried. Raises
+    ArtifactError for an unknown profile, or if nothing fits this machine or executables are refused, and
+    UsageError if the artifact cannot be changed or a verdict cannot be kept.
     """
     tried, refused = 0, 0
     with changing(folder.resolve()) if record else contextlib.nullcontext(open_artifact(folder)) as artifact:
@@ -85,7 +79,7 @@ def _fitting(artifact: Artifact, profiles: Sequence[str], report: Report) -> Ite
 
 
 def _recorded(artifact: Artifact, trial: Afresh, report: Report) -> Artifact:
-    """Commits the verdict of a trial, or takes one out that does not hold any more."""
+    """Commits the verdict of a trial, or removes one that no longer holds."""
     found, listed, name = trial.recorded(), dict(artifact.manifest.verdicts), trial.profile.name
     if found is not None and not trial.comparable:
         report(f"{name}: not recorded, as the system does not name its driver here")

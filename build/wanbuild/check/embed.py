@@ -48,12 +48,9 @@ def runnable_profiles(artifact: Artifact, report: Report) -> list[Profile]:
 
 
 def open_profile(artifact: Artifact, profile: Profile, lazy: bool = False) -> Pipeline:
-    """Loads a profile with this machine's executables; no stored embedding is used.
+    """Loads a profile with this machine's executables and without stored embeddings.
 
-    Args:
-        artifact: the artifact.
-        profile: the profile to load.
-        lazy: whether each part is loaded at its first use.
+    ``lazy`` loads each part at its first use.
     """
     selected = select_target(artifact, profile)
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
@@ -61,21 +58,11 @@ def open_profile(artifact: Artifact, profile: Profile, lazy: bool = False) -> Pi
 
 
 def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Warn = no_warning) -> Manifest:
-    """Adds the embeddings of prompts to an artifact, and removes files that the manifest does not list.
+    """Adds the embeddings of prompts, by default the negative one, to an artifact; returns its new manifest.
 
-    Args:
-        folder: the artifact's folder.
-        prompts: the prompts to embed; if empty, the default negative prompt.
-        report: gets one line per embedding.
-        warn: gets a warning for each prompt that is cut.
-
-    Returns:
-        The artifact's new manifest.
-
-    Raises:
-        ArtifactError: if the artifact is damaged, or if no profile can run here.
-        UsageError: if the artifact cannot be written.
-        OSError: if the disk is full, or a file would be too large.
+    It also removes files that the manifest does not list. ``warn`` gets a warning for each prompt that is
+    cut. Raises ArtifactError if the artifact is damaged or no profile can run here, UsageError if it cannot
+    be written, OSError if the disk is full or a file would be too large.
     """
     with changing(folder.resolve()) as artifact:
         reasons: list[str] = []
@@ -111,17 +98,10 @@ def add_embeddings(
     report: Report,
     warn: Warn = no_warning,
 ) -> Artifact:
-    """Writes embedding files; the caller holds the build lock and commits the manifest.
+    """Writes the embeddings of prompts, by default the negative one; returns the artifact that lists them.
 
-    Args:
-        artifact: the artifact.
-        profiles: profiles that can run here; one of each compute dtype is loaded.
-        prompts: the prompts to embed; if empty, the default negative prompt.
-        report: gets one line per embedding.
-        warn: gets a warning for each prompt that is cut.
-
-    Returns:
-        The artifact with the embeddings listed.
+    The caller holds the build lock and commits the manifest. ``profiles`` can run here; one of each compute
+    dtype is loaded. ``warn`` gets a warning for each prompt that is cut.
     """
     manifest = artifact.manifest
     given = list(prompts) or [manifest.model.defaults.negative_prompt]

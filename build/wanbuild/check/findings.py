@@ -43,14 +43,12 @@ class Check(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure, and what it is compared with.
+    """A result's difference from what it is compared with.
 
     Attributes:
-        name: the compared result.
         found: the difference, in words or as a number with its unit.
         tolerance: the largest difference that passes.
         share: the difference as a share of the tolerance; None where only equal results pass.
-        against: what the result is compared with.
         note: more figures.
     """
 
@@ -65,20 +63,14 @@ class Comparison:
 
 @dataclass
 class Findings:
-    """Collects what a verification says, compares and makes.
-
-    Attributes:
-        lines: what was checked, a line each.
-        comparisons: in the order in which they were made.
-        videos: titles, and frames uint8 (T, H, W, 3).
-    """
+    """The lines, comparisons and videos of a verification, in the order in which they were made."""
 
     lines: list[str] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     videos: Videos = field(default_factory=list)
 
     def saying(self, say: Say) -> Say:
-        """Returns a function that says a line, and keeps it."""
+        """Returns a function that prints a line with ``say`` and keeps it."""
 
         def call(line: str) -> None:
             self.lines.append(line)
@@ -87,11 +79,11 @@ class Findings:
         return call
 
     def watched(self, pipeline: Pipeline, title: str) -> Pipeline:
-        """Returns a pipeline whose videos are kept: a replay returns digests and samples of them alone."""
+        """Returns a pipeline whose videos are kept: a replay returns only digests and samples of them."""
         return cast("Pipeline", _Watched(pipeline, title, self.videos))
 
     def replayed(self, profile: str, file: str, expected: Golden, found: Golden) -> None:
-        """Adds the comparisons of ``wanrun.replay.golden.compare``, those that fail too."""
+        """Adds the comparisons of ``wanrun.replay.golden.compare``, including those that fail."""
         kind = "this" if expected.machine == found.machine else "another"
         against = f"{file}, recorded on {kind} kind of machine"
         if expected.machine == found.machine:
@@ -143,13 +135,10 @@ class _Watched:
 
 @contextlib.contextmanager
 def reported(path: Path | None, artifact: Path, findings: Findings, what: str) -> Iterator[None]:
-    """Writes the report of the block when it ends, also by an error; None means no report.
+    """Writes the report of the block when it ends, even with an error; a path of None means no report.
 
-    Args:
-        what: the verdict if it ends well.
-
-    Raises:
-        UsageError: if the report cannot be written. The error of the block has precedence.
+    ``what`` is the verdict if it ends well. Raises UsageError if the report cannot be written, unless the
+    block has raised an error.
     """
     timings = Timings.from_now()
     try:
@@ -230,7 +219,7 @@ def _figures(findings: Findings, timings: Timings) -> tuple[Fact, ...]:
 
 
 def _manifest(artifact: Path) -> Manifest | None:
-    """Returns the manifest, which may be what failed."""
+    """Returns the manifest; None if reading it is what failed."""
     try:
         return read_manifest(artifact)
     except ArtifactError:

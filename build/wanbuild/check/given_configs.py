@@ -20,9 +20,7 @@ def with_given_configs(checkpoint: Path, manifest: Manifest) -> Iterator[Path]:
 
     It is a folder of links, or the checkpoint itself if that has them all.
 
-    Args:
-        checkpoint: a folder in the diffusers layout.
-        manifest: the artifact's.
+    ``checkpoint`` is in the diffusers layout.
     """
     given = [name for name in manifest.source.get("configs", ()) if (checkpoint / name).is_dir()]
     saved = read_json(checkpoint / "model_index.json")

@@ -107,7 +107,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def _attested(manifest: Manifest, name: str) -> dict[str, Any]:
-    """Returns where a target's executables were tried and found right; nothing without a verdict."""
+    """Returns where a target's executables were tried and found right; {} without a verdict."""
     found = [
         {"profile": one.profile, "device_kind": one.device_kind, "made": one.made}
         for one in manifest.verdicts.values()
@@ -117,7 +117,7 @@ def _attested(manifest: Manifest, name: str) -> dict[str, Any]:
 
 
 def _division(manifest: Manifest, target: Target) -> dict[str, Any]:
-    """Returns how a target's weights are divided among the devices of its mesh; nothing for one device."""
+    """Returns how a target's weights are divided among the devices of its mesh; {} for one device."""
     programs = manifest.program_sets[target.program_set]
     if not programs.mesh:
         return {}
@@ -133,7 +133,7 @@ def _division(manifest: Manifest, target: Target) -> dict[str, Any]:
 
 
 def table(manifest: Manifest, built: Collection[str] = ()) -> Iterator[str]:
-    """Yields the lines that describe the artifact on a terminal; arguments as of ``summary``."""
+    """Yields the lines that describe the artifact on a terminal; arguments as for ``summary``."""
     data = summary(manifest, built)
     for section in (_model_lines, _component_lines, _profile_lines, _embedding_lines):
         yield from section(manifest, data)

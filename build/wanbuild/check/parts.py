@@ -1,4 +1,4 @@
-"""Parts of the way to a video that an artifact runs alone, for a comparison with another implementation."""
+"""Runs single parts of an artifact's path to a video, for a comparison with another implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def image_tokens(pipeline: Pipeline, inputs: Inputs) -> np.ndarray:
 
 
 def start_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
-    """Returns the normalised latents (1, C, T, h, w) of a video to begin with, uint8 (F, H, W, 3)."""
+    """Returns the normalised latents (1, C, T, h, w) of a start video, uint8 (F, H, W, 3)."""
     conditions = pipeline.session(pipeline.profile).conditioning(
         Inputs({"start_video": video}), timings=Timings()
     )
@@ -31,7 +31,7 @@ def start_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
 
 
 def mean_latents(pipeline: Pipeline, video: np.ndarray) -> np.ndarray:
-    """Returns the VAE's mean latents of a video, float32 (1, 3, F, H, W) in -1 to 1, by the definition."""
+    """Returns the VAE's mean latents of a video, float32 (1, 3, F, H, W) in -1 to 1, from the definition."""
     import jax
 
     manifest, kind = pipeline.manifest, KINDS["vae"]
@@ -48,18 +48,17 @@ def velocity(
     steps: ExpertRange,
     inputs: Inputs | None = None,
 ) -> np.ndarray:
-    """Returns the model's guided velocity at these latents.
+    """Returns the model's guided velocity, float32 of the shape of ``latents``; a held frame has no velocity.
+
+    It is as exact as the profile's dtype of latents.
 
     Args:
-        pipeline: the artifact, with the profile loaded; no other thread uses it.
+        pipeline: has the profile loaded, and no other thread uses it.
         latents: float32 (B, C, T, h, w).
         prompts: the positive prompt, and with guidance the negative one after it.
         timestep: in training timesteps, 0 to 1000.
         steps: one step of the expert, with its guidance scale.
         inputs: images and videos, for one window.
-
-    Returns:
-        float32 of latents' shape, as exact as the profile's dtype of latents. A held frame has no velocity.
     """
     session, embeddings = pipeline.session(pipeline.profile), pipeline.encode_prompts(prompts)
     run = Denoising(velocity_table(timestep), [steps], embeddings, session.loop, Timings())

@@ -1,8 +1,8 @@
 """Compares an artifact with diffusers on the checkpoint that it was made from, component by component.
 
-The artifact runs its own executables, as ``wanrun`` does. Only the VAE encoder runs from the model
-definition: a text-to-video artifact holds its weights but no program of it. The reference
-runs in float32 on the CPU. Needs the test extra (torch, diffusers, transformers).
+The artifact runs its own executables, as ``wanrun`` does. Only the VAE encoder of an artifact without a
+start video runs from the model definition: the artifact holds its weights but no program of it. The
+reference runs in float32 on the CPU. Needs the test extra (torch, diffusers, transformers).
 """
 
 from __future__ import annotations
@@ -54,14 +54,12 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table.
+    """One row of the table: a compared component or result, with more figures in ``note``.
 
-    Args:
-        name: the compared component or result.
+    Attributes:
         error: relative error ‖a−b‖/‖b‖; for frames in float32 the share of uint8 values off by more than
             one level, and in bfloat16 the root mean square error over the range of 255.
         limit: the largest error that passes.
-        note: more figures.
     """
 
     name: str
@@ -88,13 +86,9 @@ LIMITS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 def frames_check(name: str, frames: np.ndarray, reference: np.ndarray, dtype: str = "float32") -> Check:
-    """Returns the comparison of frames with the reference's.
+    """Compares frames, uint8, with the reference's, float32 in [0, 1] of the same shape.
 
-    Args:
-        name: the compared result.
-        frames: uint8.
-        reference: float32 in [0, 1], of the same shape.
-        dtype: the dtype of what made the frames.
+    ``dtype`` is that of the programs that made the frames.
     """
     difference = np.abs(frames.astype(np.float64) - np.round(reference * 255))
     mean_square = float(np.mean(np.square(difference)))
@@ -106,12 +100,9 @@ def frames_check(name: str, frames: np.ndarray, reference: np.ndarray, dtype: st
 
 @dataclass(frozen=True)
 class Sample:
-    """The media of one whole video.
+    """The media of one whole video, for the reference and as the artifact takes them; None for text only.
 
-    Args:
-        name: its name in the table; empty for the only sample.
-        media: the sample media; None for text alone.
-        inputs: the same media in the form that the artifact takes.
+    ``name`` is for the table; it is empty for the only sample.
     """
 
     name: str
@@ -124,7 +115,7 @@ def _variant(manifest: Manifest) -> Variant:
 
 
 def samples(manifest: Manifest, profile: Profile) -> list[Sample]:
-    """Returns a sample for each way of using a model: in each mode, without and with the optional media.
+    """Returns a sample for each use of a model: in each mode, without and with the optional media.
 
     The last sample has all of the media.
     """
@@ -227,7 +218,7 @@ class _Comparison:
         return frames_check("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
 
     def encode(self) -> Check:
-        """Compares the latents of a random video: of the program of a start, or by the definition."""
+        """Compares the latents of a random video: from the start's program, or from the definition."""
         import torch
 
         begins, (C, F) = self._profile.options.video_to_video, (3, self._profile.num_frames)
@@ -343,23 +334,12 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
 def compare_with_reference(
     folder: Path, source: str, steps: int, report: Report, findings: Findings | None = None
 ) -> dict[str, Any]:
-    """Compares the first built profile with diffusers and reports a table of errors.
+    """Compares the first built profile with diffusers, reports a table of errors, and returns it as dicts.
 
-    Args:
-        folder: the artifact's folder.
-        source: the checkpoint folder or hub id that the artifact was made from.
-        steps: denoising steps of the whole video.
-        report: gets one line per check.
-        findings: gets the checks and both videos, for a report.
-
-    Returns:
-        Every check by name, as a dict of its fields.
-
-    Raises:
-        SourceError: if the source is not a checkpoint.
-        UsageError: if the reference is not installed, cannot load the source, or makes no videos of the
-            profile's kind.
-        VerificationError: naming the checks that failed.
+    ``source`` is the checkpoint's folder or hub id, ``steps`` are those of the whole video. ``findings`` gets
+    the checks and both videos. Raises SourceError if the source is not a checkpoint; UsageError if the
+    reference is not installed, cannot load it, or makes no such videos; VerificationError with the checks
+    that failed.
     """
     artifact = open_artifact(folder)
     manifest = artifact.manifest

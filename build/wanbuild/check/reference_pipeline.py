@@ -1,4 +1,4 @@
-"""diffusers' pipelines as the reference: loads one, runs it, records what its transformers were given.
+"""diffusers' pipelines as the reference: loads one, runs it and records its transformers' calls.
 
 Needs the test extra (torch, diffusers, transformers). Everything runs on the CPU.
 """
@@ -27,7 +27,6 @@ class ModelCall:
     """One call of a transformer.
 
     Attributes:
-        transformer: the component's name.
         latents: the transformer's input, float32 (B, channels with those of the condition, T, h, w).
         timestep: the timestep, in the form that the pipeline passed.
         output: the velocity, float32 (B, C, T, h, w).
@@ -65,19 +64,10 @@ class Made:
 
 
 class Reference:
-    """diffusers' pipeline of a checkpoint.
+    """diffusers' pipeline of a checkpoint in the diffusers layout.
 
-    Args:
-        source: the checkpoint's folder, in the diffusers layout.
-        variant: the checkpoint's variant.
-        dtype: torch's dtype of everything but the VAE, which is float32, as diffusers' documentation says.
-
-    Attributes:
-        variant: the checkpoint's variant.
-        pipe: the pipeline.
-
-    Raises:
-        UsageError: if diffusers or torch is not installed, or diffusers has no such pipeline.
+    ``dtype`` is torch's, of everything but the VAE, which is float32, as diffusers' documentation says. The
+    constructor raises UsageError if diffusers or torch is not installed, or diffusers has no such pipeline.
     """
 
     def __init__(self, source: Path, variant: str, dtype: str = "float32") -> None:
@@ -106,7 +96,7 @@ class Reference:
         self.pipe.set_progress_bar_config(disable=True)
 
     def text_pipeline(self) -> Any:
-        """Returns a pipeline of the same modules that makes a video from text alone."""
+        """Returns a pipeline of the same modules that makes a video from text only."""
         import diffusers
 
         if type(self.pipe).__name__ != "WanImageToVideoPipeline":
@@ -134,13 +124,13 @@ class Reference:
         """Makes a video; the pipeline is left as it was.
 
         Args:
-            media: images and videos; None: text alone.
-            seed: of torch's own generator, from which the noise of a scheduler's steps comes too. None: it is
-                left as it is.
+            media: images and videos; None for text only.
+            seed: of torch's global generator, which also makes the noise of a scheduler's steps; None leaves
+                it as it is.
             solver: one of ``schedulers``; None: the checkpoint's scheduler as it is, unless a shift is given.
-            flow_shift: instead of the checkpoint's.
-            boundary: instead of the checkpoint's boundary_ratio.
-            timesteps: explicit ones, which the pipeline has no option for; of ``euler`` or ``lcm``.
+            flow_shift: replaces the checkpoint's.
+            boundary: replaces the checkpoint's boundary_ratio.
+            timesteps: explicit ones, which the pipeline has no option for; only for ``euler`` or ``lcm``.
             arguments: of the pipeline's call, by its names.
         """
         pipe = self.pipe if media is not None else self.text_pipeline()
@@ -169,24 +159,24 @@ class Reference:
         return Made(latents, np.asarray(frames), calls)
 
     def _chunks(self, partition: Sequence[int], num_frames: int) -> list[int]:
-        """Returns the latent frames of the chunks of a video, as those of the published length are cut."""
+        """Returns the number of latent frames in each chunk of a video, cut as a published video is."""
         chunks = Chunking(first=partition[0], each=max(partition))
         return list(chunks.lengths((num_frames - 1) // self.variant.vae_temporal + 1))
 
     def call(self, pipe: Any, media: Media | None, **arguments: Any) -> Any:
-        """Calls a pipeline with media under the names that it has for them; returns its frames."""
+        """Calls a pipeline with media, under that pipeline's names for them; returns its frames."""
         if media is not None:
             arguments = self.variant.reference_arguments(media, arguments)
         return pipe(**arguments).frames
 
 
 def _frames_second(latents: np.ndarray) -> np.ndarray:
-    """Returns (B, C, T, h, w) of latents (B, T, C, h, w), as AnyFlow's pipeline has them inside."""
+    """Returns latents (B, T, C, h, w), AnyFlow's own layout, as (B, C, T, h, w)."""
     return np.moveaxis(latents, 1, 2)
 
 
 def schedulers() -> Mapping[str, Callable[[Any, float], Any]]:
-    """Returns the reference's scheduler, from a checkpoint's config and a shift, by our solvers' names."""
+    """Returns functions from a checkpoint's config and a shift to a scheduler, by our solvers' names."""
     import diffusers
 
     return {
@@ -245,7 +235,7 @@ def _changed(
 
 @contextmanager
 def _given_kept(pipe: Any, chunks: list[np.ndarray]) -> Iterator[None]:
-    """Adds to a list what a pipeline of chunks encodes as the first of them, which no step makes."""
+    """Adds to a list the first chunk that a pipeline encodes from given media, since no step makes it."""
     if not hasattr(pipe.transformer.config, "chunk_partition"):
         yield
         return

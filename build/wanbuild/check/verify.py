@@ -40,10 +40,9 @@ Report = Callable[[str], None]
 
 
 def check_files(artifact: Artifact, report: Report) -> None:
-    """Reads every file that the manifest lists and checks its digest.
+    """Checks the digest of every listed file, and that every program can be read and fits its record.
 
-    Raises:
-        ArtifactError: naming the first file that is missing or damaged, or unlisted in weights/.
+    Raises ArtifactError for the first one that is missing, damaged or wrong, or unlisted in weights/.
     """
     check_places(artifact)
     check_intact(artifact, report)
@@ -60,11 +59,7 @@ def check_files(artifact: Artifact, report: Report) -> None:
 
 
 def check_spelling(artifact: Artifact) -> None:
-    """Checks that manifest.json has the very bytes that were written, and not others of the same meaning.
-
-    Raises:
-        ArtifactError: if it has not.
-    """
+    """Raises ArtifactError if manifest.json has other bytes than were written, even of the same meaning."""
     path = artifact.folder / MANIFEST
     found = read_bounded(path, MAX_BYTES)
     if manifest_of(found, path) != artifact.manifest:
@@ -74,11 +69,7 @@ def check_spelling(artifact: Artifact) -> None:
 
 
 def check_unlisted(artifact: Artifact, report: Report) -> None:
-    """Refuses a file that does not belong to the artifact, unless a build is adding it.
-
-    Raises:
-        ArtifactError: naming one.
-    """
+    """Raises ArtifactError for a file that does not belong to the artifact, unless a build is adding it."""
     path = next(unlisted(artifact), None)
     if path is None:
         return
@@ -96,14 +87,8 @@ def check_unlisted(artifact: Artifact, report: Report) -> None:
 def check_all(artifact: Artifact, report: Report, building: bool = False) -> None:
     """Checks every file, that there are no others, and that plain Orbax restores the same weights.
 
-    Args:
-        artifact: the artifact.
-        report: gets one line per check.
-        building: whether the caller builds, and removes unlisted files itself.
-
-    Raises:
-        ArtifactError: for a file that is damaged or does not belong there, and for programs that do not fit
-            together.
+    With ``building`` it ignores unlisted files, which the caller removes. Raises ArtifactError for a damaged
+    or unlisted file, or for programs that do not fit together.
     """
     check_spelling(artifact)
     for key in artifact.manifest.program_sets:
@@ -133,13 +118,11 @@ def _run(
 
 
 def start_jax() -> None:
-    """Starts JAX on this machine's accelerator, if there is one, and on its CPU; or as JAX_PLATFORMS says.
+    """Starts JAX on this machine's CPU and its accelerator, if there is one, or as JAX_PLATFORMS says.
 
-    Orbax asks JAX for devices, so an error of JAX's devices comes before gigabytes are read. By itself JAX
-    would start every compiler that is installed, with a traceback of each that finds no chip.
-
-    Raises:
-        ArtifactError: if JAX has no device.
+    Raises ArtifactError if JAX has no device: Orbax asks JAX for devices, so the error comes before gigabytes
+    are read. Unpinned, JAX would start every installed compiler, and print a traceback for each without a
+    chip.
     """
     with pinned(platforms_of(["local"])):
         open_devices()
@@ -148,16 +131,9 @@ def start_jax() -> None:
 def record(folder: Path, report: Report, findings: Findings | None = None) -> None:
     """Checks every file, runs every profile that can run here, and commits the results to golden/.
 
-    It also embeds the default negative prompt.
-
-    Args:
-        folder: the artifact's folder.
-        report: gets one line per check and profile.
-        findings: gets the videos, for a report.
-
-    Raises:
-        ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
-        VerificationError: if a program is wrong; nothing of its profile is recorded then.
+    It also embeds the default negative prompt. ``findings`` gets the videos. Raises ArtifactError if the
+    artifact is damaged, JAX has no device or no profile can run here, and VerificationError if a program is
+    wrong; then nothing is recorded of its profile.
     """
     with changing(folder.resolve()) as artifact:
         start_jax()
@@ -186,19 +162,10 @@ def with_golden(artifact: Artifact, profile: Profile, golden: Golden) -> Artifac
 
 
 def replay(folder: Path, report: Report, findings: Findings | None = None) -> dict[str, str]:
-    """Checks every file and runs every recorded profile again that can run here.
+    """Checks every file, and runs recorded profiles that can run here; returns each one's ``compare`` text.
 
-    Args:
-        folder: the artifact's folder.
-        report: gets one line per check and profile.
-        findings: gets the comparisons and the videos, for a report.
-
-    Returns:
-        For each profile that was run, the text of ``compare``.
-
-    Raises:
-        ArtifactError: if the artifact is damaged, or if JAX has no device.
-        VerificationError: if a profile's result differs from the record, or a program is wrong.
+    ``findings`` gets the comparisons and the videos. Raises ArtifactError if the artifact is damaged or JAX
+    has no device, and VerificationError if a result differs from the record or a program is wrong.
     """
     start_jax()  # imported before the manifest is read, which a build may replace
     artifact = open_artifact(folder)

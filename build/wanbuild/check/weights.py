@@ -40,10 +40,9 @@ BATCH_BYTES = 256 * 2**20
 
 
 def check_places(artifact: Artifact) -> None:
-    """Compares the names in weights/, and Orbax's metadata, with those that the manifest implies.
+    """Raises ArtifactError for an unlisted file in weights/, or for damaged or missing Orbax metadata.
 
-    Raises:
-        ArtifactError: naming the first file that is not listed, or whose metadata is missing or damaged.
+    A copy has no metadata, so it is written first.
     """
     add_metadata(artifact)
     check_names(artifact)
@@ -54,16 +53,11 @@ def check_places(artifact: Artifact) -> None:
 def check_with_orbax(artifact: Artifact, report: Report) -> None:
     """Restores every component with plain Orbax, and compares the bits with the manifest's row checksums.
 
+    Raises ArtifactError for the first parameter that Orbax does not restore, or restores with other bits.
+
     At most twice the bytes of a batch are in memory: its arrays, and chunks that TensorStore has read but not
     yet copied. Measured: 0.53 GB for 1200 parameters in batches of 0.27 GB, and 0.67 to 1.03 GB for an array
     of 0.63 GB. The largest parameter of the 14B models has 5.7 GB.
-
-    Args:
-        artifact: the artifact.
-        report: gets one line per component.
-
-    Raises:
-        ArtifactError: naming the first parameter that Orbax does not restore, or restores with other bits.
     """
     import orbax.checkpoint as ocp
 
@@ -81,11 +75,7 @@ def check_with_orbax(artifact: Artifact, report: Report) -> None:
 
 
 def check_names(artifact: Artifact) -> None:
-    """Refuses a file or folder in weights/ that the manifest does not imply.
-
-    Raises:
-        ArtifactError: naming the first such path.
-    """
+    """Raises ArtifactError for the first file or folder in weights/ that the manifest does not imply."""
     implied: set[str] = set()
     for name, component in artifact.manifest.components.items():
         layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
@@ -105,11 +95,7 @@ def check_names(artifact: Artifact) -> None:
 
 
 def check_metadata(artifact: Path, component: Component) -> None:
-    """Compares Orbax's metadata files with the bytes that wanbuild writes.
-
-    Raises:
-        ArtifactError: naming the first file that is missing or damaged.
-    """
+    """Raises ArtifactError for the first Orbax metadata file that differs from what wanbuild writes."""
     layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
     for name, content in metadata_files(layouts).items():
         path = artifact / component.folder / name
@@ -117,7 +103,7 @@ def check_metadata(artifact: Path, component: Component) -> None:
 
 
 def batches(component: Component) -> Iterator[Component]:
-    """Yields parts of the component, each of at most ``BATCH_BYTES`` or of one parameter."""
+    """Yields parts of a component, each of at most ``BATCH_BYTES`` or of one parameter."""
     batch: dict[str, Parameter] = {}
     nbytes = 0
     for path, parameter in sorted(component.parameters.items()):
