@@ -1,4 +1,4 @@
-"""Which layers' weights an artifact stores in 8 bits, by a table, and what that loses."""
+"""Chooses the layers whose weights an artifact stores in 8 bits, and reports what the rounding loses."""
 
 from __future__ import annotations
 
@@ -45,11 +45,9 @@ WORST = 10
 
 @dataclass(frozen=True)
 class Quantise:
-    """A choice of layers.
+    """A choice of layers: ``form`` is one of ``FORMS``; layers that fit a pattern of ``keep`` are left out.
 
-    Args:
-        form: one of ``FORMS``.
-        keep: patterns of layers that stay as they are, such as ``blocks/attn2/*`` or ``text_encoder/*``.
+    Patterns are such as ``blocks/attn2/*`` or ``text_encoder/*``.
     """
 
     form: str
@@ -57,11 +55,7 @@ class Quantise:
 
 
 def parse_quantise(form: str | None, keep: Sequence[str]) -> Quantise | None:
-    """Returns what the options ``--quantise`` and ``--keep`` say.
-
-    Raises:
-        UsageError: for patterns without a form.
-    """
+    """Returns what ``--quantise`` and ``--keep`` say; raises UsageError for ``--keep`` without a form."""
     if form is None and keep:
         raise UsageError(
             "no_effect", "--keep is for --quantise", remedy="add --quantise int8, or leave --keep out"
@@ -76,13 +70,9 @@ def chosen_layers(
 ) -> dict[str, dict[str, str]]:
     """Returns the form of each layer that is stored in 8 bits, by component and path; experts have the same.
 
-    Args:
-        quantise: the choice; None for no layer.
-        modules: the abstract module of every component.
-        stored: what ``stored_in_eight_bits`` returns, by component, for the form ``source``.
-
-    Raises:
-        UsageError: if a pattern fits no layer, or there is nothing to store in 8 bits.
+    ``modules`` has every component's abstract module. ``stored`` has what ``stored_in_eight_bits`` returns by
+    component, for the form ``source``. Raises UsageError if a pattern fits no layer, or there is nothing to
+    store in 8 bits.
     """
     if quantise is None:
         return {name: {} for name in modules}
@@ -148,11 +138,8 @@ def stored_in_eight_bits(
 ) -> dict[str, str]:
     """Returns the layers whose weights the source has in one form of 8 bits, and that form, by path.
 
-    Args:
-        source: the component.
-        assignments: the source of every parameter.
-        merged: the source tensors that a LoRA is merged into. Their layers are left out: the sums have other
-            values than 8 bits with the source's scales.
+    Layers of the source tensors in ``merged``, into which a LoRA is merged, are left out: the sums have other
+    values than 8 bits with the source's scales.
     """
     found = dict[str, str]()
     for item in assignments:
@@ -163,7 +150,7 @@ def stored_in_eight_bits(
 
 
 def in_eight_bits(assignments: Sequence[Assignment], layers: Mapping[str, str]) -> tuple[Assignment, ...]:
-    """Returns assignments in which the weights of these layers have their forms of 8 bits."""
+    """Returns the assignments, with the weights of these layers in their forms of 8 bits."""
     forms = {f"{path}/weight": form for path, form in layers.items()}
     return tuple(
         dataclasses.replace(item, dtype=jnp.dtype(EIGHT_BITS[form].dtype), form=form)
@@ -176,12 +163,9 @@ def in_eight_bits(assignments: Sequence[Assignment], layers: Mapping[str, str]) 
 def widened_lines(
     source: Mapping[str, SourceComponent], written: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields what quantised weights of the source become in an artifact without ``--quantise``, for people.
+    """Yields how much larger the source's quantised weights become in an artifact without ``--quantise``.
 
-    Args:
-        source: the components.
-        written: the bytes of each in the artifact.
-        dtypes: the dtype of each one's weights there.
+    ``written`` has the bytes in the artifact by component, ``dtypes`` the dtype of the weights there.
     """
     for name, nbytes in written.items():
         if source[name].quantised:
@@ -194,11 +178,9 @@ def widened_lines(
 
 
 def lost_lines(lost: Mapping[str, Mapping[tuple[str, int], float]]) -> Iterator[str]:
-    """Yields what the rounding of weights to 8 bits has lost, and the worst layers, for people.
+    """Yields lines with the mean error of weights rounded to 8 bits, and the worst layers.
 
-    Args:
-        lost: by component, then by path and layer, the relative error of a weight, as of
-            ``WrittenComponent.lost``.
+    ``lost`` has each component's ``WrittenComponent.lost``.
     """
     for name, errors in lost.items():
         rounded = {where: error for where, error in errors.items() if error}

@@ -65,17 +65,16 @@ SPARE_BYTES = 64 * 2**20
 class ConvertRequest(PlainConvert, frozen=True):
     """The source, target and options of a conversion.
 
-    Args:
-        source: a checkpoint folder in the diffusers layout, a hub id, or an all-in-one file; None: the
-            files are all there is.
-        artifact: the folder to create.
+    Attributes:
+        source: a checkpoint folder in the diffusers layout, a hub id, or an all-in-one file; None if
+            ``files`` holds every component.
         dtypes: weights dtype by component; absent components have their default dtype, and a second expert
             the first one's.
         loras: LoRAs to merge into the transformers, in this order.
         defaults: replacements for the variant's and the checkpoint's default options, by key.
-        files: weight files by component, and the tokenizer's folder, file or hub id, that take the place of
-            the source's.
-        configs: config files by part, in place of the source's or of those that are assumed.
+        files: weight files by component, and the tokenizer's folder, file or hub id, that replace the
+            source's.
+        configs: config files by part, which replace the source's or the assumed ones.
         quantise: which layers are stored in 8 bits; None for none.
     """
 
@@ -150,7 +149,7 @@ def _plan_components(
 
 
 def _weight_components(source: Source, variant: Variant) -> tuple[str, ...]:
-    """Returns the names of the components with weights, sorted: the variant's, and those that are added."""
+    """Returns the sorted names of components with weights: the variant's and those added to it."""
     return tuple(sorted({*variant.weight_components, *(source.components.keys() & ADDED)}))
 
 
@@ -172,7 +171,7 @@ def _policies(components: Iterable[str], variant: Variant, request: ConvertReque
 def _model_record(
     source: Source, variant: Variant, plans: Mapping[str, _Plan], request: ConvertRequest
 ) -> Model:
-    """Returns the facts and defaults that the runtime needs, which has no model code."""
+    """Returns the facts and defaults of the model, which the runtime needs because it has no model code."""
     defaults = _default_options(source, variant, request)
     everywhere = {name: defaults.pop(name) for name in DefaultOptions.__struct_fields__ if name in defaults}
     if timesteps := everywhere.get("timesteps"):
@@ -190,7 +189,7 @@ def _model_record(
 
 
 def _pyramid(source: Source, variant: Variant) -> Pyramid | None:
-    """Returns the scheduler's stages of a chunk; that the first chunk is doubled is in no file."""
+    """Returns the scheduler's stages of a chunk; no file says that the first chunk is doubled."""
     found, published = read_scheduler(source.scheduler_config).pyramid, variant.pyramid
     if found is None or published is None:
         return None
@@ -198,7 +197,7 @@ def _pyramid(source: Source, variant: Variant) -> Pyramid | None:
 
 
 def _default_options(source: Source, variant: Variant, request: ConvertRequest) -> dict[str, Any]:
-    """Returns the default of each option that has one in the manifest; UsageError as ``_model_record``."""
+    """Returns the manifest's default options; raises UsageError as ``with_defaults`` does."""
     scheduler = read_scheduler(source.scheduler_config)
     negative = variant.negative_prompt if request.negative_prompt is None else request.negative_prompt
     boundary = {} if source.boundary_ratio is None else {"boundary": source.boundary_ratio}
@@ -274,20 +273,11 @@ def _write_components(
 
 
 def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines: None) -> Manifest:
-    """Creates an artifact with the source's weights.
+    """Creates an artifact with the source's weights, and returns its manifest.
 
-    Args:
-        request: source, artifact and options.
-        report: gets lines about LoRAs, about a scheduler that is not taken, about quantised weights that
-            become larger, and about what rounding to 8 bits has lost.
-
-    Returns:
-        The new artifact's manifest.
-
-    Raises:
-        UsageError: if the artifact exists and force is not set, or its folder holds other files too; or for
-            invalid defaults.
-        SourceError: if the source is not usable or the disk is full.
+    ``report`` gets lines about LoRAs, a scheduler that is not used, quantised weights that become larger, and
+    errors of rounding to 8 bits. Raises UsageError if the artifact exists without ``force``, its folder holds
+    other files, or defaults are invalid, and SourceError if the source is not usable or the disk is full.
     """
     artifact = Path(os.path.realpath(request.artifact))  # resolve() raises on a loop of links
     check_place(artifact, request.force)  # before any download; checked again under the build lock
@@ -327,7 +317,7 @@ def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines
 
 
 def _open(request: ConvertRequest) -> Source:
-    """Opens the source: a folder, a hub's repository, an all-in-one file, or files alone."""
+    """Opens the source: a folder, a hub's repository, an all-in-one file, or only files."""
     files = dict(request.files)
     if (tokenizer := files.get(TOKENIZER)) is not None:
         files[TOKENIZER] = locate_tokenizer(tokenizer)

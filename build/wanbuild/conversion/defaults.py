@@ -25,28 +25,17 @@ NUM_TRAIN_TIMESTEPS = 1000
 
 
 def check_defaults(given: Mapping[str, Any]) -> None:
-    """Checks what does not depend on the checkpoint, before it is downloaded.
-
-    Args:
-        given: the given defaults, by key.
-
-    Raises:
-        UsageError: for a value out of range, or values that contradict each other.
-    """
+    """Raises UsageError for defaults out of range or contradictory, before a checkpoint is downloaded."""
     own = {"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler", "boundary": 0.5}
     with_defaults(own, given)
 
 
 def with_defaults(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's defaults, with the given ones in their places.
+    """Returns a model's defaults, ``own`` by the manifest's names, replaced by ``given`` ones.
 
-    Args:
-        own: the variant's and the checkpoint's defaults, by the manifest's names; with two experts the
-            boundary is among them.
-        given: the given defaults, by key: see ``default_rows``. A guidance_scale alone is for both experts.
-
-    Raises:
-        UsageError: for a value out of range or without effect, or values that contradict each other.
+    With two experts ``own`` has the boundary. Keys of ``given`` are those of ``default_rows``; without a
+    guidance_scale_2, guidance_scale is for both experts. Raises UsageError for a value out of range or
+    without effect, or values that contradict each other.
     """
     with _as_defaults():
         checked = _checked(given)
@@ -118,9 +107,7 @@ def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
     """Parses the values of ``--default``, each ``NAME=VALUE``; returns them by key.
 
     Other tools' names are understood as on wanrun's command line: ``num_inference_steps``, ``sample_shift``.
-
-    Raises:
-        UsageError: for an unknown or repeated name, or a value of another kind.
+    Raises UsageError for an unknown or repeated name, or a value of another kind.
     """
     known, values = default_rows(), dict[str, Any]()
     others = {other: key for key, row in known.items() for other in (row.name, *row.also)}
@@ -156,13 +143,12 @@ def model_record(
     """Returns the manifest's facts of a model, which the runtime needs because it has no model code.
 
     Args:
-        variant: the model's variant.
-        configs: its components' parsed configs by name.
+        configs: parsed configs by component.
         image_processor: how images are prepared for the image encoder; None for a model without one.
         expand_timesteps: whether the transformer takes a timestep per token.
         defaults: defaults of the options that every model has.
-        options: defaults of the model's own options.
-        pyramid: the stages of a chunk; None for steps of a solver's own grid.
+        options: defaults of options that only this model has.
+        pyramid: the stages of a chunk; None for steps of a solver's grid.
     """
     chunks = configs["transformer"].chunks
     return Model(

@@ -32,13 +32,9 @@ class WriteBuffer:
 class DirectFile:
     """A new file that is being written; a context manager.
 
-    Args:
-        path: the file.
-        nbytes: its final size, which decides whether a direct write can occur at all.
-        buffer: holds unwritten data; nobody else may use it until the file is closed.
-
-    Raises:
-        OSError: here and from every method, if the file cannot be written.
+    ``nbytes`` is its final size: a file smaller than the buffer is never written directly. Nobody else may
+    use ``buffer`` until the file is closed. The constructor and every method raise OSError if the file cannot
+    be written.
     """
 
     def __init__(self, path: Path, nbytes: int, buffer: WriteBuffer) -> None:
@@ -60,7 +56,7 @@ class DirectFile:
         return self._buffer[self._used : end].view(dtype)
 
     def advance(self, nbytes: int) -> None:
-        """Appends this many bytes of the space returned last."""
+        """Appends this many bytes of the space that ``space`` returned last."""
         self._used += nbytes
         if self._used == BUFFER_BYTES:
             self._flush()

@@ -1,4 +1,4 @@
-"""A component's checkpoint: how parameters are split into chunk files, and the files of Orbax beside them.
+"""A component's checkpoint: how parameters are split into chunk files, and Orbax's files next to them.
 
 Orbax's and zarr's metadata are written without these libraries, so that equal weights give equal bytes.
 """
@@ -24,12 +24,9 @@ LARGE_BYTES = 64 * 2**20
 
 
 def plan_layout(shape: tuple[int, ...], dtype: str, stacked: bool) -> ArrayLayout:
-    """Chooses rows and chunk files for a parameter.
+    """Chooses rows and chunk files for a parameter of a stored dtype.
 
-    Args:
-        shape: the parameter's shape, with the layer axis first if stacked.
-        dtype: name of the stored dtype.
-        stacked: whether axis 0 is the layer axis.
+    If ``stacked``, axis 0 of ``shape`` is the layer axis.
     """
     nbytes = math.prod(shape) * ITEM_BYTES[dtype]
     if stacked:
@@ -79,9 +76,6 @@ def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
     """Returns every file of a checkpoint that is not a chunk file, by its name in the checkpoint's folder.
 
     ``wanbuild verify`` compares them byte for byte, so a change here is a new format version.
-
-    Args:
-        layouts: the component's parameters, by path.
     """
     contents = {
         **{f"{array_folder(path)}/zarr.json": zarr_metadata(layouts[path]) for path in sorted(layouts)},
@@ -92,10 +86,9 @@ def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
 
 
 def add_metadata(artifact: Artifact) -> None:
-    """Gives a copy the files that are not chunk files, which it does not fetch: a run reads none.
+    """Writes a copy's metadata files; raises UsageError if it cannot.
 
-    Raises:
-        UsageError: if it cannot be written.
+    A copy does not fetch them, because a run reads only chunk files.
     """
     if not is_copy(artifact.folder):
         return

@@ -1,4 +1,4 @@
-"""What an artifact was made from: repository, revision, and a digest of every file that was read."""
+"""Records the origin of an artifact: repository, revision, and a digest of every file that was read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from wanrun.files import canonical_json, sha256_of
 
 @dataclass(frozen=True)
 class SmallFiles:
-    """Contents of the files without weights, read before the long work, during which they may change.
+    """Size and digest (``records``) of files without weights by name, and the content of tokenizer.json.
 
-    Args:
-        records: size and digest by name.
-        tokenizer: content of tokenizer.json.
+    They are read before the long work, during which they may change.
     """
 
     records: Mapping[str, Mapping[str, Any]]
@@ -53,11 +51,8 @@ def source_record(
     during conversion, and the digest of an 8-bit tensor's scale. A tensor that fills nothing is not read and
     has no crc32c. Other files are small, and their digest is the sha256 of their bytes.
 
-    Args:
-        source: the checkpoint.
-        small: its other files.
-        filled: the tensors that fill a parameter, by component.
-        crcs: the crc32c of each of them, by component and name.
+    ``filled`` has the tensors that fill a parameter by component, ``crcs`` their crc32c by component and
+    name.
     """
     tensors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
@@ -90,11 +85,9 @@ def source_record(
 
 
 def recognised_lines(manifest: Manifest, given: Collection[str] = ()) -> Iterator[str]:
-    """Yields what conversion has recognised and assumed of files that do not say it.
+    """Yields what conversion has recognised or assumed because no file says it.
 
-    Args:
-        manifest: of the artifact.
-        given: the default options that the user has given.
+    ``given`` are the default options that the user has given.
     """
     yield from _recognised(manifest)
     scheduler = read_scheduler(manifest.configs[SCHEDULER])
@@ -107,7 +100,7 @@ def recognised_lines(manifest: Manifest, given: Collection[str] = ()) -> Iterato
 
 
 def _recognised(manifest: Manifest) -> Iterator[str]:
-    """Yields what was recognised and assumed of files of weights; nothing for a folder."""
+    """Yields what was recognised or assumed of weight files; nothing for a folder."""
     assumed, configs = manifest.source.get("assumed"), manifest.source.get("configs")
     if not assumed and not configs:
         return

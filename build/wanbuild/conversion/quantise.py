@@ -1,9 +1,9 @@
-"""Rounds rows of weights to 8 bits: symmetric, one scale for each row, and what the rounding loses.
+"""Rounds rows of weights to 8 bits, symmetric, with one scale per row, and sums the errors.
 
 A row's scale is its largest magnitude over the largest value of the dtype, and a stored value is the nearest
-to weight / scale, ties to even. So it depends on the row alone, and a row rounds to the same bits wherever
-a block of rows begins. In a form with blocks, each block of a row is rounded like a row; its scale is the
-next float16 that is not smaller, so that no value is larger than the largest.
+to weight / scale, ties to even. So it depends only on the row, and a row rounds to the same bits wherever a
+block of rows begins. In a form with blocks, each block of a row is rounded like a row; its scale is the next
+float16 that is not smaller, so that no value is larger than the largest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 class Rows:
     """Rounded rows.
 
-    Args:
+    Attributes:
         stored: their bytes, uint8 (rows, items).
         scales: float32 (rows,), or float16 (rows, blocks).
         lost: the sum of the squared errors of the values, and the sum of their squares.
@@ -37,25 +37,16 @@ class Rows:
 
 
 class Quantiser:
-    """Rounds blocks of rows in buffers that are used again: one for each thread.
-
-    Args:
-        items: values of the largest block.
-    """
+    """Rounds blocks of at most ``items`` values in buffers that are reused: one for each thread."""
 
     def __init__(self, items: int) -> None:
         self._scaled, self._rounded = np.empty(items, np.float32), np.empty(items, np.float32)
         self._stored = np.empty(items, np.uint8)
 
     def __call__(self, values: np.ndarray, form: str) -> Rows:
-        """Rounds some rows.
+        """Rounds rows, float32 or bfloat16 (rows, items), to a form of ``EIGHT_BITS``.
 
-        Args:
-            values: float32 or bfloat16 (rows, items). Not finite ones give scales that are not finite.
-            form: one of ``EIGHT_BITS``.
-
-        Returns:
-            The rows; their bytes are overwritten by the next call.
+        Values that are not finite give scales that are not. The next call overwrites the returned bytes.
         """
         own, whole = EIGHT_BITS[form], values.shape
         rows = values.reshape(-1, own.block or whole[1])
@@ -124,13 +115,9 @@ def _to_float8(scaled: np.ndarray, rounded: np.ndarray, stored: np.ndarray) -> N
 
 
 def by_cast(dtype: str, scaled: np.ndarray, rounded: np.ndarray, stored: np.ndarray) -> None:
-    """Rounds to an 8-bit float by its cast in ml_dtypes.
+    """Rounds ``scaled``, float32, to an 8-bit float by its cast in ml_dtypes.
 
-    Args:
-        dtype: the dtype's name.
-        scaled: float32, what is rounded.
-        rounded: float32 of the same shape; gets the rounded values.
-        stored: uint8 of the same shape; gets their bytes.
+    The values go into ``rounded``, float32, and their bytes into ``stored``, uint8, both of the same shape.
     """
     values = scaled.astype(getattr(ml_dtypes, dtype))
     rounded[...], stored[...] = values, values.view(np.uint8)

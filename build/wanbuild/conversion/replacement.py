@@ -1,4 +1,4 @@
-"""The parts that a converted artifact takes over from the one that it replaces, and the files in its way."""
+"""Checks where an artifact may be made, and keeps what is still valid of one that it replaces."""
 
 from __future__ import annotations
 
@@ -40,11 +40,7 @@ _OWN = re.compile(
 
 
 def check_place(artifact: Path, force: bool) -> None:
-    """Checks that an artifact may be made at this place; ``force`` lets it replace one.
-
-    Raises:
-        UsageError: if something else is there, or it lies inside an artifact.
-    """
+    """Raises UsageError if an artifact may not be made at this place; ``force`` lets it replace one."""
     Claims().write([artifact], "", artifact=True)
     if artifact.resolve() == Path.cwd():
         raise UsageError(
@@ -66,7 +62,7 @@ def check_place(artifact: Path, force: bool) -> None:
 
 
 def _check_own(artifact: Path) -> None:
-    """Raises UsageError for files in an artifact's folder that are not its own: replacing it deletes them."""
+    """Raises UsageError if an artifact's folder has foreign files: replacing the artifact deletes them."""
     others = sorted(_others(artifact))
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
@@ -79,7 +75,7 @@ def _check_own(artifact: Path) -> None:
 
 
 def _others(artifact: Path) -> Iterator[str]:
-    """Files that are not an artifact's, and folders beside the artifact's own; relative names."""
+    """Yields foreign files, and foreign folders among the artifact's; relative names."""
     for parent, folders, names in os.walk(artifact):
         if Path(parent) == artifact:
             yield from (name for name in folders if name not in _FOLDERS)
@@ -89,19 +85,14 @@ def _others(artifact: Path) -> Iterator[str]:
 
 
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
-    """Takes over what still fits of the artifact being replaced: programs, executables, embeddings, adapters.
+    """Keeps what still fits of the artifact being replaced; returns the new manifest with these parts.
 
-    Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of
-    the model, its components' configs, dtypes and parameters' shapes and axes are the same. So does an
-    adapter, which has changes of weights, and of the same VAE the map of previews.
+    These are programs, executables, embeddings and adapters, and for the same VAE the map of previews.
+    Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of the
+    model, its components' configs, dtypes and parameters' shapes and axes are the same. So does an adapter,
+    which has changes of weights.
 
-    Args:
-        old: the folder of the artifact that is replaced.
-        new: the manifest of the artifact that replaces it.
-        building: the folder in which the new artifact is built.
-
-    Returns:
-        The new manifest with the parts that were taken over.
+    ``old`` is the replaced artifact's folder, ``building`` that of the new one.
     """
     try:
         previous = read_manifest(old)

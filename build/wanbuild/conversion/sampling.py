@@ -1,4 +1,4 @@
-"""The ways to sample that a conversion takes: published ones, or a file; and what speaks against one."""
+"""Reads the samplings that a conversion knows, published or in a file, and warns of unsuitable ones."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ _OF_LORAS = ("lightning-4",)
 
 
 def sampling_doubts(sampling: str | None, task: str, repository: str | None, merged: bool) -> Iterator[str]:
-    """Yields what speaks against a way to sample for a model, one line each.
+    """Yields the reasons why a sampling may not suit a model, one line each.
 
-    Args:
-        sampling: as of ``with_sampling``.
-        task: the model's, such as ``t2v``.
-        repository: the checkpoint's, on the hub; None for a folder or files.
-        merged: whether a LoRA, or a transformer from a file of its own, was given.
+    ``task`` is the model's, such as ``t2v``; ``repository`` the checkpoint's on the hub, None for a folder or
+    files. ``merged`` is whether a LoRA, or a transformer in a separate file, was given.
     """
     if sampling is None or sampling not in SAMPLINGS:
         return
@@ -49,14 +46,9 @@ def sampling_doubts(sampling: str | None, task: str, repository: str | None, mer
 
 
 def with_sampling(sampling: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns defaults with those of a way to sample, which given ones replace.
+    """Returns the defaults of a sampling, a name or a .toml file (None: none), replaced by given ones.
 
-    Args:
-        sampling: a name, or a .toml file of such defaults; None for none.
-        given: defaults by key.
-
-    Raises:
-        UsageError: for an unknown name, and a file that cannot be read or has another key.
+    Raises UsageError for an unknown name, or a file that cannot be read or has an unknown key.
     """
     if sampling is None:
         return dict(given)

@@ -1,4 +1,4 @@
-"""A source tensor read from start to end: its values in the stored dtype, and a checksum of its bytes."""
+"""Reads a source tensor from start to end: its values in the stored dtype, and a checksum of its bytes."""
 
 from __future__ import annotations
 
@@ -39,26 +39,22 @@ class TensorSource(Protocol):
         ...
 
     def read_blocks(self, key: str, begin: int, out: np.ndarray) -> None:
-        """Reads such a tensor's blocks, from byte ``begin`` on, into an array of bytes."""
+        """Reads the blocks of such a tensor, from byte ``begin`` on, into an array of bytes."""
         ...
 
 
 class Tensor:
     """One source tensor that is read, cast and checksummed from start to end.
 
-    What is stored in another order is read group by group, and reordered in memory: the whole tensor, or
-    the rows of one head.
+    Values that are stored in another order are read group by group and reordered in memory; a group is the
+    whole tensor, or the rows of one head.
 
     Args:
-        fill: its key and transform.
-        source: its reader.
-        delta: a delta to add, or None.
         component: its component, for messages: two experts have the same keys.
         form: the form of 8 bits that ``quantised`` gives; empty if only ``cast`` is called.
 
     Attributes:
-        key: the source tensor's name.
-        crc32c: checksum of the bytes that were read, those of the values for blocks of 8 bits.
+        crc32c: checksum of the bytes that were read, without the scales of blocks of 8 bits.
         itemsize: bytes of a stored value in the source.
     """
 
@@ -82,7 +78,7 @@ class Tensor:
         self._reordered: tuple[int, np.ndarray] = -1, np.empty(0)
 
     def _values(self, stored: np.ndarray, start: int) -> np.ndarray:
-        """Returns the values of stored items: those themselves, or float32 of 8-bit ones or with a delta."""
+        """Returns the values of stored items: the items, or float32 for 8-bit ones or with a delta."""
         values = stored if self._eight_bit is None else self._eight_bit.values(stored, start)
         if self._delta is None:
             return values
@@ -104,7 +100,7 @@ class Tensor:
         return data.view(self._entry.dtype)
 
     def _read(self, start: int, stop: int, buffer: np.ndarray, as_stored: bool = False) -> np.ndarray:
-        """Returns items in the order of the parameter: their values, or themselves."""
+        """Returns items in the parameter's order: their values, or as they are stored."""
         if not self._group:
             stored = self._stored(start, stop, buffer)
             return stored if as_stored else self._values(stored, start)
@@ -140,8 +136,7 @@ class Tensor:
     def cast(self, start: int, block: np.ndarray, buffer: np.ndarray) -> None:
         """Fills a block of the stored dtype with the items from ``start`` on; ``buffer`` is for read bytes.
 
-        Raises:
-            SourceError: if a value is not finite.
+        Raises SourceError if a value is not finite.
         """
         values = self._read(start, start + block.size, buffer)
         with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN would warn
@@ -150,18 +145,11 @@ class Tensor:
             raise self._not_finite(block.dtype.name)
 
     def quantised(self, start: int, shape: tuple[int, int], buffer: np.ndarray, quantiser: Quantiser) -> Rows:
-        """Returns rows of items from ``start`` on, rounded to 8 bits.
+        """Returns rows of items, rounded to 8 bits; raises SourceError if a value is not finite.
 
-        What the source has in this form, and nothing is added to, is kept as it is, with its scales.
-
-        Args:
-            start: the first item, at the beginning of a row.
-            shape: rows, and items of each.
-            buffer: for read bytes.
-            quantiser: this thread's.
-
-        Raises:
-            SourceError: if a value is not finite.
+        A tensor that the source has in this form, without a delta, is kept as it is, with its scales.
+        ``start`` is the first item, at the beginning of a row; ``shape`` is the rows and the items of each;
+        ``buffer`` is for read bytes, and ``quantiser`` this thread's.
         """
         stop = start + shape[0] * shape[1]
         if self._block:
@@ -182,7 +170,7 @@ class Tensor:
         return rows
 
     def _kept_blocks(self, start: int, stop: int, shape: tuple[int, int], buffer: np.ndarray) -> Rows:
-        """Returns rows of the source's own blocks."""
+        """Returns rows of blocks as the source stores them."""
         blocks = self._read(start, stop, buffer, as_stored=True)
         stored = np.ascontiguousarray(blocks["values"]).reshape(shape)
         return Rows(stored.view(np.uint8), blocks["scale"].reshape(shape[0], -1), (0.0, 0.0))

@@ -43,12 +43,9 @@ PERMUTED_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class WrittenComponent:
-    """A written component.
+    """A written component: its record, and the crc32c of every source tensor read for it.
 
-    Args:
-        component: its record.
-        source_crc32c: the crc32c of every source tensor read for it.
-        lost: by path and row of each weight of 8 bits, the relative error of its rounding.
+    ``lost`` has, by path and row of each weight of 8 bits, the relative error of its rounding.
     """
 
     component: Component
@@ -58,12 +55,7 @@ class WrittenComponent:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the work for one thread.
-
-    Args:
-        nbytes: source bytes that it reads.
-        run: does the work.
-    """
+    """A part of the work for one thread, which reads ``nbytes`` source bytes."""
 
     nbytes: int
     run: Callable[[], None]
@@ -118,12 +110,8 @@ class _Work:
 class ComponentWriter:
     """Writes one component's checkpoint: run every piece of ``pieces``, in any order, then ``finish``.
 
-    Args:
-        folder: the checkpoint's folder, to be created.
-        assignments: the source of every parameter.
-        source: the source tensors.
-        deltas: deltas to add to source tensors, by key.
-        on_bytes: called with the source bytes of each written row; may raise to stop.
+    ``folder`` is created. ``deltas`` are added to source tensors, by key. ``on_bytes`` is called with the
+    source bytes of each written row; it may raise to stop.
     """
 
     def __init__(
@@ -176,7 +164,7 @@ class ComponentWriter:
         return WrittenComponent(record, self._work.source_crc32c, self._work.lost)
 
     def _write_scales(self, item: Assignment, row: int) -> None:
-        """Writes the chunk file of a layer's scales, if those of all its layers are there."""
+        """Writes a chunk file of scales once those of all its rows are known."""
         path = _scale_path(item)
         layout = self._layouts[path]
         chunk = row // layout.rows_per_chunk
@@ -192,7 +180,7 @@ class ComponentWriter:
 
     @contextmanager
     def _chunk_file(self, path: str, layout: ArrayLayout, chunk: int) -> Iterator[_Sums]:
-        """Opens a chunk file of a parameter; ends it with its checksum, and keeps those of its rows."""
+        """Opens a parameter's chunk file; at the end writes its checksum and keeps those of its rows."""
         place = self._folder / array_folder(path) / layout.chunk_file(chunk)
         place.parent.mkdir(parents=True, exist_ok=True)
         with DirectFile(place, layout.chunk_bytes, self._buffers.write) as file:
@@ -252,7 +240,7 @@ class ComponentWriter:
             start += block.size
 
     def _write_rounded(self, item: Assignment, row: int, tensor: Tensor, sums: _Sums) -> None:
-        """Appends a layer's weight of 8 bits, and keeps its scales and what the rounding has lost."""
+        """Appends a layer's weight of 8 bits; keeps its scales and the rounding error."""
         outputs, inputs = item.shape[-2:]
         count, lost = BLOCK_ITEMS // inputs, np.zeros(2)
         own = EIGHT_BITS[item.form]
@@ -268,11 +256,7 @@ class ComponentWriter:
 
 
 class _Sums:
-    """The checksums of a chunk file's rows, and of all of them, which are the same for one row.
-
-    Args:
-        file: the chunk file.
-    """
+    """The checksums of a chunk file's rows and of all of them, which are equal for a single row."""
 
     def __init__(self, file: DirectFile) -> None:
         self.file, self.rows = file, list[_Row]()
