@@ -21,12 +21,7 @@ from wanrun.units import in_bytes, scaled
 
 
 def summary(manifest: Manifest, built: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the manifest without checksums, for ``--json``.
-
-    Args:
-        manifest: the manifest.
-        built: the profiles that were built on this machine, beside the artifact.
-    """
+    """Returns the manifest without checksums, for ``--json``; ``built`` are the profiles built here."""
     profiles = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
     embeddings = sorted(manifest.embeddings.values(), key=lambda record: (record.prompt, record.dtype))
     return {
