@@ -18,7 +18,7 @@ _REFUSED = frozenset({401, 403, 404})
 
 
 class SilentHubError(SourceError):
-    """The hub does not answer, or not as a hub does; it may do so later (exit 1)."""
+    """The hub gives no answer or an unexpected one; it may be well later (exit 1)."""
 
     exit_code = 1
 
@@ -27,12 +27,8 @@ class SilentHubError(SourceError):
 def explained(repository: str) -> Iterator[None]:
     """Turns the exceptions of huggingface_hub's functions into SourceError.
 
-    Args:
-        repository: the hub id, for messages.
-
-    Raises:
-        SourceError: if there is no such repository, or the hub's cache cannot be written.
-        SilentHubError: for what may be otherwise later.
+    It is a SilentHubError if the failure may pass, so not for a refused or unknown repository or a cache that
+    cannot be written.
     """
     from huggingface_hub.errors import HTTPError
 

@@ -36,13 +36,7 @@ _PLAIN = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
 
 @dataclass(frozen=True)
 class Located:
-    """The local place of a source.
-
-    Args:
-        path: the checkpoint folder.
-        repository: the hub repository it was downloaded from, or None.
-        revision: the commit of that repository, or None.
-    """
+    """The local folder of a source; repository and commit (``revision``) are None without a download."""
 
     path: Path
     repository: str | None
@@ -57,21 +51,14 @@ def locate_source(
 ) -> Located:
     """Returns a local folder, or downloads the files of a hub repository that conversion reads.
 
-    ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have their meaning in huggingface_hub.
+    ``source`` is a folder, or a hub id ``owner/name``, as the user wrote it: ``./owner/name`` is a folder.
+    ``revision`` is a branch, tag or commit; None is the main branch. ``without`` names components, or
+    ``tokenizer``, that are not downloaded. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``
+    have their meaning in huggingface_hub.
 
-    Args:
-        source: a folder, or a hub id ``owner/name``, as the user wrote it: ``./owner/name`` is a folder.
-        revision: branch, tag or commit of the repository; None: its main branch.
-        report: receives a line that says what is downloaded.
-        without: components whose weights are not downloaded, and ``tokenizer``.
-
-    Returns:
-        The folder; for a repository, a folder in the hub's cache with the published layout.
-
-    Raises:
-        UsageError: if a revision is given with a folder, or has not the form of one.
-        SourceError: if there is no such folder or repository, access is refused, the hub cannot be reached,
-            the repository's variant is not supported, or a file in the hub's cache is cut off.
+    Raises UsageError for a revision that is malformed or given with a folder. Raises SourceError if there is
+    no such folder or repository, access is refused, the hub cannot be reached, the repository's variant is
+    not supported, or a file in the hub's cache is cut off.
     """
     text, path = str(source), Path(source)
     try:
@@ -97,14 +84,10 @@ def locate_source(
 
 
 def locate_tokenizer(place: Path) -> Path:
-    """Returns a tokenizer's folder or file, or downloads that of a hub's repository.
+    """Returns a tokenizer's folder or file; downloads it if ``place`` is a hub id, not an existing path.
 
-    Args:
-        place: a path, or a hub id ``owner/name`` of which there is no such path.
-
-    Raises:
-        SourceError: if the repository has no tokenizer.json at its top, in ``tokenizer/`` or, as Wan's own,
-            in ``google/umt5-xxl/``; or as for ``locate_source``.
+    Raises SourceError if the repository has no tokenizer.json at its top, in ``tokenizer/`` or, as Wan's own,
+    in ``google/umt5-xxl/``; or as ``locate_source`` does.
     """
     if place.exists() or not is_hub_id(str(place)):
         return place
@@ -180,7 +163,7 @@ def _locate_repository(
 
 
 def _find_weights(snapshot: Snapshot, component: str, library: str, *, beside: bool) -> str:
-    """Finds a component's weight file or index, by the rule for folders; `beside` model_index.json, maybe."""
+    """Finds a component's weight file or index by the rule for folders; `beside`: also at the top."""
     root = Path(snapshot.name)  # stands for the repository, also in messages
 
     def names_in(place: Path) -> list[str] | None:
@@ -200,7 +183,7 @@ def _config(snapshot: Snapshot, component: str, weights: str) -> str | None:
 
 
 def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
-    """Refuses configs that conversion would refuse after the download; None: derived from the weights."""
+    """Refuses configs before the download as conversion would; a file of None is derived from the weights."""
     from wanbuild.components import KINDS, kind_of
     from wanbuild.source.eight_bit import read_config
     from wanbuild.source.experts import check_same_config

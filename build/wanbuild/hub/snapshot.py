@@ -37,8 +37,7 @@ _REVISION = re.compile(rf"(?!.*\.\.){_PART}(?:/{_PART}){{0,9}}")
 class Snapshot:
     """A repository at one commit, in the hub's cache as far as its files were needed.
 
-    Args:
-        id: the repository, ``owner/name``.
+    Attributes:
         name: id and revision, for messages.
         folder: the commit's folder in the cache, in the repository's layout.
         files: size in bytes of every file of the commit, by name.
@@ -57,15 +56,10 @@ class Snapshot:
         return self.folder.name
 
     def fetch(self, names: Iterable[str], report: Callable[[str], object] | None = None) -> None:
-        """Makes these files available in the folder; downloads no others.
+        """Makes these files, and no others, available in the folder.
 
-        Args:
-            names: file names, relative to the repository.
-            report: given for large files; receives a line that says what is done, and progress is shown.
-
-        Raises:
-            SourceError: if the repository, or in offline mode the cache, lacks a file; a download fails; or a
-                cached file is cut off.
+        With ``report`` it also shows progress, for large files. Raises SourceError if the repository, or in
+        offline mode the cache, lacks a file; a download fails; or a cached file is cut off.
         """
         wanted = set(names)
         lacking = [name for name in sorted(wanted) if not self._has(name)]
@@ -100,10 +94,9 @@ class Snapshot:
 def open_snapshot(repository: str, revision: str) -> Snapshot:
     """Asks the hub, or in offline mode its cache, for a revision's commit and the commit's files.
 
-    Raises:
-        UsageError: if the revision has not the form of one.
-        SourceError: if there is no such repository or revision, access is refused, or the hub cannot be
-            reached; in offline mode, if the commit's list of files is not cached.
+    Raises UsageError for a malformed revision. Raises SourceError if there is no such repository or revision,
+    access is refused, or the hub cannot be reached; in offline mode, if the commit's list of files is not
+    cached.
     """
     from huggingface_hub import HfApi, constants, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, RevisionResolutionError
@@ -154,7 +147,7 @@ def _not_cached(name: str, what: str) -> SourceError:
 
 
 def _download(snapshot: Snapshot, names: set[str], advance: Callable[[int], None] | None = None) -> None:
-    """Downloads those files that are not in the cache; a function gets the numbers of bytes that arrive."""
+    """Downloads those files that are not in the cache; ``advance`` gets the number of bytes that arrive."""
     from huggingface_hub import snapshot_download
 
     with explained(snapshot.id), _guarded(), undone_at_exit(_remove_parts):
@@ -174,7 +167,7 @@ def _remove_parts() -> None:
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[None]:
-    """Switches Xet off, and checks the headers of which the library makes the names of files in its cache."""
+    """Switches Xet off, and checks the headers that the library uses as file names in its cache."""
     from huggingface_hub import constants, file_download
 
     own, before = file_download.get_hf_file_metadata, constants.HF_HUB_DISABLE_XET
@@ -194,7 +187,7 @@ def _guarded() -> Iterator[None]:
 
 
 def _bar(advance: Callable[[int], None] | None) -> type[tqdm[Any]]:
-    """Returns a class of the library's bars that draws nothing; that of bytes written passes them on."""
+    """Returns a progress bar class that draws nothing, and passes the bytes written to ``advance``."""
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
