@@ -1,1 +1,1 @@
-"""Puts artifacts where many machines fetch them from."""
+"""Publishes artifacts to places from which many machines fetch them."""

@@ -1,4 +1,4 @@
-"""The model card of an artifact: README.md of its repository, of what its manifest says."""
+"""The model card of an artifact: README.md of its repository, written from its manifest."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ LICENCE_OF: Mapping[str, str] = {TINY_VAE: "MIT"}
 
 @dataclass(frozen=True)
 class Example:
-    """A video that was made from the artifact.
-
-    Attributes:
-        path: the video.
-        metadata: what wanrun has written into it.
-    """
+    """A video that was made from the artifact, and the metadata that wanrun has written into it."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -55,8 +50,7 @@ class Example:
     def read(cls, path: Path, manifest: Manifest) -> Example:
         """Reads a video's metadata.
 
-        Raises:
-            UsageError: if it is no video that a page shows, or was not made from this artifact.
+        Raises UsageError if a page cannot show the file as a video, or it was not made from this artifact.
         """
         if path.suffix.lower() not in SHOWN:
             raise UsageError("wrong_kind", f"{path} is no example", expected=" or ".join(SHOWN))
@@ -83,17 +77,10 @@ def merged_card(
     licence: str | None = None,
     example: Example | None = None,
 ) -> str | None:
-    """Returns the card: a new one, or the one that is there with our part written again.
+    """Returns a new card, or ``there``, the repository's card, with our part written again.
 
-    Args:
-        there: the repository's card, or None.
-        artifact: the artifact, for its recorded results too.
-        repository: ``OWNER/NAME``.
-        licence: of the weights, as the hub names it; None for the one that is known of the source.
-        example: a video for the card, or None.
-
-    Returns:
-        None if the card that is there has no part of ours: then it is its owner's.
+    It is None if the card in the repository has no part of ours: then it is its owner's. ``licence`` is of
+    the weights, as the hub names it; None for the one that is known of the source.
     """
     part = "\n".join([BEGIN, *_lines(artifact, repository, example), END])
     if there is None:
@@ -205,7 +192,7 @@ def _targets(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _cost(target: Target) -> tuple[str, str]:
-    """Returns FLOPs and bytes of the costliest step that the compiler has told of."""
+    """Returns FLOPs and bytes of the costliest step, by the compiler's statistics."""
     steps = [
         figures
         for named in target.statistics.values()

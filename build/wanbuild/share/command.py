@@ -1,4 +1,4 @@
-"""The commands that put artifacts where many machines fetch them from, and show who made them."""
+"""The commands that publish artifacts, fetch them, and show who made them."""
 
 from __future__ import annotations
 

@@ -16,12 +16,7 @@ from wanrun.files import plain_relative
 
 @dataclass(frozen=True)
 class Layer:
-    """Files that are stored together.
-
-    Attributes:
-        title: what they are, in words.
-        files: their paths relative to the artifact, sorted.
-    """
+    """Files that are stored together: their paths relative to the artifact, sorted, under a title."""
 
     title: str
     files: tuple[str, ...]
@@ -45,11 +40,12 @@ RECORDS = "records"
 def layers_of(artifact: Artifact, signed: bool = False) -> Iterator[Layer]:
     """Yields an artifact's parts, those first that change least often; ``signed``: with its signature.
 
-    A part depends on nothing but what it is of: it is the same beside others, and a file of two is in both.
+    A part depends only on its own content, so it is the same in every artifact; a file of two parts is in
+    both.
 
     These are each component's weights with Orbax's metadata; the tokenizer; the programs of each set; the
-    executables of each target with its file of requirements; each adapter; and last what describes and
-    checks them: embeddings, recorded results and verdicts, and the manifest.
+    executables of each target with its file of requirements; each adapter; and last what describes and checks
+    them: embeddings, recorded results and verdicts, and the manifest.
     """
     files: dict[str, set[str]] = {}
     for one in artifact.named():

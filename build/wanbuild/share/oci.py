@@ -1,7 +1,7 @@
 """Writes an artifact as an OCI image layout, which standard tools push and clusters mount.
 
 Sources: the OCI image specification 1.1 (image-layout, manifest, config, layer, annotations). Each layer is
-an uncompressed tar archive: Kubernetes' image volumes unpack tar alone, and weights do not compress.
+an uncompressed tar archive: Kubernetes' image volumes unpack only tar, and weights do not compress.
 """
 
 from __future__ import annotations
@@ -49,15 +49,8 @@ def write_layout(request: OciRequest, report: Report) -> str:
     """Writes an artifact as an image, and returns the digest of its manifest.
 
     The same artifact gives the same bytes. The layout's index is replaced last: if this is killed, the layout
-    has the images that it had.
-
-    Args:
-        request: what is written.
-        report: gets one line per check and layer.
-
-    Raises:
-        ArtifactError: if the artifact is damaged.
-        UsageError: for a folder that is something else, a tag that no registry takes, or an unknown target.
+    has the images that it had. Raises ArtifactError if the artifact is damaged, and UsageError for a folder
+    that is something else, an invalid tag, or an unknown target.
     """
     folder = request.output
     if TAG.fullmatch(request.tag) is None:
@@ -85,7 +78,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
 
 
 def _list(folder: Path, tag: str, image: Descriptor) -> None:
-    """Lists an image in the index, in the place of one of its name; another process waits meanwhile."""
+    """Lists an image in the index, replacing one of its name; another process waits meanwhile."""
     with (folder / MARKER).open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         others = [one for one in _index(folder) if (one.get("annotations") or {}).get(NAME) != tag]
@@ -142,13 +135,13 @@ def _write_image(request: OciRequest, artifact: Artifact, signed: bool, report: 
 
 
 def _architecture(manifest: Manifest) -> str:
-    """Returns OCI's name of the machine that the targets are for: runtimes take no image of another."""
+    """Returns OCI's name of the targets' CPU architecture: runtimes refuse images of another one."""
     machines = {str(target.environment.get("machine")) for target in manifest.targets.values()}
     return ARCHITECTURES.get(next(iter(machines), ""), "amd64") if len(machines) == 1 else "amd64"
 
 
 def _annotations(manifest: Manifest, licence: str | None) -> dict[str, str]:
-    """Returns what the image says of itself: OCI's keys, then ours."""
+    """Returns the annotations of the image: OCI's keys, then ours."""
     repository, revision = (manifest.source.get(key) for key in ("repository", "revision"))
     said = {
         "org.opencontainers.image.title": manifest.model.variant,

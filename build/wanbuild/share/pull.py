@@ -1,4 +1,4 @@
-"""Fetches an artifact beforehand: what one machine needs of it, or all, into the user's cache or a folder."""
+"""Fetches an artifact in advance: all of it or what one machine needs, into the user's cache or a folder."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ Report = Callable[[str], None]
 def pull(request: PullRequest, report: Report) -> Path:
     """Moves the address's pin to its newest revision, and fetches it; returns the artifact's folder.
 
-    Files that are there are checked, and fetched again if they are damaged. A folder with some of the targets
-    stays a copy: a command fetches what it needs of the others. What was whole stays whole.
-
-    Raises:
-        ArtifactError: if the address does not answer, or a file of it is damaged.
-        UsageError: for an unknown target, none that fits, or a folder that is something else.
+    Existing files are checked, and fetched again if they are damaged. A folder with only some of the targets
+    stays a copy: a command fetches what it needs of the others. A folder that was whole stays whole. Raises
+    ArtifactError if the address does not answer, or a file of it is damaged, and UsageError for an unknown
+    target, none that fits, or a folder that is something else.
     """
     if request.targets and request.whole:
         raise UsageError(
@@ -93,7 +91,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _begun(folder: Path, cached: Path) -> Path:
-    """Makes a folder a copy of the same artifact as the cached one, or goes on with one."""
+    """Makes a folder a copy of the same artifact as the cached one, or continues such a copy."""
     manifest = (cached / MANIFEST).read_bytes()
     try:
         there = folder / MANIFEST
@@ -113,7 +111,7 @@ def _begun(folder: Path, cached: Path) -> Path:
 
 
 def _finish(artifact: Artifact) -> None:
-    """Writes what plain Orbax needs beside the weights; of a whole artifact, removes the marker."""
+    """Writes the files that plain Orbax needs next to the weights; removes a whole artifact's marker."""
     add_metadata(artifact)
     try:
         if all(artifact.path(one).is_file() for one in artifact.named()):

@@ -1,4 +1,4 @@
-"""Publishes an artifact on the Hugging Face hub: one commit, of what the hub does not have.
+"""Publishes an artifact on the Hugging Face hub: one commit of the files that the hub lacks.
 
 The library asks the hub for each file's digest, uploads what is not there, and then makes the commit, which
 is one request. So a push that is cut off leaves the old revision whole, and the next one uploads the rest.
@@ -51,11 +51,9 @@ Report = Callable[[str], None]
 def push(request: PushRequest, report: Report) -> str:
     """Publishes an artifact; returns its address at the new commit.
 
-    Raises:
-        ArtifactError: if the artifact is damaged.
-        SilentHubError: if the hub does not answer.
-        UsageError: for an unknown target, an example of another artifact, if the repository may not be
-            written, or if somebody else has pushed meanwhile.
+    Raises ArtifactError if the artifact is damaged, SilentHubError if the hub does not answer, and UsageError
+    for an unknown target, another artifact's example, a repository that may not be written, or a push of
+    somebody else meanwhile.
     """
     from huggingface_hub import CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -126,7 +124,7 @@ def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
 
 
 def _stale(store: Store, others: Collection[str], report: Report) -> list[str]:
-    """Returns which of these files are of the artifact that is there now, as its manifest says."""
+    """Returns those of these files that belong to the artifact now on the hub, by its manifest."""
     with tempfile.TemporaryDirectory(prefix="wan-push-") as folder:
         (Path(folder) / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))
         try:
@@ -177,7 +175,7 @@ def _unsent(repository: str, error: Exception) -> SilentHubError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Shows the library's progress only to somebody who looks."""
+    """Shows the library's progress only on a terminal."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if sys.stderr.isatty() or are_progress_bars_disabled():

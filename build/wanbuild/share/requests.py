@@ -1,4 +1,4 @@
-"""What is asked of the commands that share artifacts: typed records, with a row for each option."""
+"""The requests of the commands that share artifacts: typed records, with a row for each option."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ class OciRequest(Struct, frozen=True):
 
 
 class PushRequest(Struct, frozen=True):
-    """What ``wanbuild push`` publishes.
-
-    Raises:
-        UsageError: for a name that no repository can have.
-    """
+    """What ``wanbuild push`` publishes; raises UsageError for a name that no repository can have."""
 
     artifact: Annotated[Path, ARGUMENT]
     """The artifact's folder."""

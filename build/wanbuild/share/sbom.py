@@ -27,13 +27,8 @@ def bill_of_materials(artifact: Artifact, licence: str | None = None) -> str:
     It has the model with its source, revision, licence and digests; each component's weights, merged LoRAs,
     the tokenizer, the executables of each target; and the packages with which the executables load.
 
-    Args:
-        artifact: the artifact, whose files of requirements are read.
-        licence: of the weights, as SPDX names it; None for the one that is known of the source.
-
-    Raises:
-        ArtifactError: if a file of requirements is damaged.
-        UsageError: if cyclonedx-python-lib is not installed.
+    ``licence`` is of the weights, as SPDX names it; None for the one that is known of the source. Raises
+    ArtifactError if a requirements file is damaged, and UsageError without cyclonedx-python-lib.
     """
     try:
         from cyclonedx.model.bom import Bom, BomMetaData
@@ -59,7 +54,7 @@ def bill_of_materials(artifact: Artifact, licence: str | None = None) -> str:
 
 
 def _depends(bom: Bom, model: Any) -> None:
-    """Says that the model needs all the other parts."""
+    """Records that the model depends on all other parts."""
     bom.register_dependency(model, bom.components)
 
 
@@ -153,7 +148,7 @@ def _files(manifest: Manifest) -> Iterator[Any]:
 
 
 def _packages(artifact: Artifact) -> Iterator[Any]:
-    """The packages with which executables load, in the versions that they need."""
+    """Yields the packages with which executables load, in the versions that they need."""
     from packageurl import PackageURL
 
     found: dict[tuple[str, str], list[str]] = {}

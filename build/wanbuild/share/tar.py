@@ -1,4 +1,4 @@
-"""Writes files as an uncompressed tar archive whose bytes depend on nothing but their names and content."""
+"""Writes files as an uncompressed tar archive whose bytes depend only on their names and content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COPY_BYTES = 2**20
 
 
 class _Digesting(io.RawIOBase):
-    """A stream that passes on what is written, and takes its sha256."""
+    """A stream that passes on what is written, and computes its sha256."""
 
     def __init__(self, file: BinaryIO, advance: Callable[[int], None]) -> None:
         self._file, self._advance = file, advance
@@ -34,20 +34,12 @@ class _Digesting(io.RawIOBase):
 def write_tar(
     file: BinaryIO, content: Mapping[str, Path | bytes], advance: Callable[[int], None]
 ) -> tuple[str, int]:
-    """Writes an archive; files and the folders above them are in the order of their names.
+    """Writes an archive; returns its sha256, in hexadecimal, and its size in bytes.
 
-    Owners, times and permissions are always the same: root, 1970, and readable for everybody.
-
-    Args:
-        file: where it is written.
-        content: the files, or their bytes, by path.
-        advance: gets the number of bytes after each write.
-
-    Returns:
-        The archive's sha256, in hexadecimal, and its size in bytes.
-
-    Raises:
-        OSError: if a file cannot be read, or becomes shorter meanwhile; or if there is no room.
+    Files and the folders above them are in the order of their names. Owners, times and permissions are always
+    the same: root, 1970, and readable for everybody. ``content`` has the files, or their bytes, by path;
+    ``advance`` gets the number of bytes after each write. Raises OSError if a file cannot be read or becomes
+    shorter meanwhile, or if there is no room.
     """
     out = _Digesting(file, advance)
     folders = {str(parent) for name in content for parent in PurePosixPath(name).parents} - {"."}
