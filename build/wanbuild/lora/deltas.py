@@ -1,8 +1,8 @@
 """The values that a LoRA adds to one weight, computed in float64 and rounded once, to float32.
 
-A product is computed by blocks of rows and columns whose bounds depend on its shape alone. The last bits of a
-sum depend on its order, and so on the blocks: like this a machine gives the same bits whatever it writes at a
-time, and with any number of threads. Another kind of CPU may round a few values the other way.
+A product is computed by blocks of rows and columns whose bounds depend only on its shape. The last bits of a
+sum depend on its order, and so on the blocks: this way a machine gives the same bits however much it writes
+at a time, and with any number of threads. Another kind of CPU may round a few values the other way.
 """
 
 from __future__ import annotations
@@ -47,13 +47,7 @@ class SummedDelta:
 
 @dataclass(frozen=True)
 class FullDelta:
-    """A full delta from the file, times a factor.
-
-    Args:
-        file: the LoRA.
-        key: its tensor, with as many items as the weight, in the same order.
-        factor: the factor.
-    """
+    """A full delta from a LoRA's file, times a factor; its items are in the weight's order."""
 
     file: TensorFile
     key: str
@@ -94,16 +88,9 @@ class LowRankDelta:
     """factor · up @ down.
 
     The matrices are read at the first block and released after the last one, so memory holds only the factors
-    of weights being written. Blocks come in ascending order, from one thread at a time.
-
-    Args:
-        file: the LoRA.
-        up: key of a tensor of shape [rows, rank], possibly with trailing ones.
-        down: key of a tensor of shape [rank, columns], or [rank, ...] with as many items.
-        factor: the factor of the product.
-
-    Attributes:
-        rank: the rank of the product.
+    of weights being written. Blocks come in ascending order, from one thread at a time. ``up`` is the key of
+    a tensor [rows, rank], possibly with trailing ones, ``down`` that of a tensor [rank, columns], or [rank,
+    ...] with as many items.
     """
 
     def __init__(self, file: TensorFile, up: str, down: str, factor: float) -> None:

@@ -48,7 +48,7 @@ class Match:
 
     Attributes:
         deltas: by the model's key; incomplete if there are problems.
-        left_out: tensors of layers that the model lacks, and of no layer that is known.
+        left_out: tensors of layers that the model lacks or that are unknown.
         problems: why it cannot be used.
     """
 
@@ -75,15 +75,10 @@ class _MisfitError(ValueError):
 
 
 class LoraFile:
-    """One LoRA file, to be matched with models.
+    """One LoRA file, to be matched with models; ``scale`` is the factor of its deltas.
 
-    Args:
-        file: the open file.
-        scale: the factor of its deltas.
-
-    Raises:
-        SourceError: if it is something else, such as a checkpoint; if it holds no tensors, quantized tensors,
-            or NaN or infinity; or its configuration is not that of a plain LoRA.
+    The constructor raises SourceError if the file is something else, such as a checkpoint; if it holds no
+    tensors, quantized tensors, or NaN or infinity; or if its configuration is not that of a plain LoRA.
     """
 
     def __init__(self, file: TensorFile, scale: float) -> None:
@@ -95,12 +90,9 @@ class LoraFile:
     def match(
         self, parameters: Parameters, shapes: Mapping[str, tuple[int, ...]], strict: bool = False
     ) -> Match:
-        """Returns what the file changes in a model.
+        """Returns what the file changes in a model; its keys' shapes are ``shapes``.
 
-        Args:
-            parameters: the model's.
-            shapes: their shapes, by key.
-            strict: whether a tensor of a layer that the model lacks is a problem.
+        With ``strict`` a tensor of a layer that the model lacks is a problem.
         """
         found = self._group(parameters)
         if strict and found.left_out:
@@ -309,7 +301,7 @@ def _of_lacking(keys: Sequence[str]) -> str:
 
 
 def _lonely_alphas(keys: Sequence[str]) -> Iterator[str]:
-    """Yields a problem for each alpha without a matrix: it would be that of matrices under another name."""
+    """Yields a problem for each alpha without matrices: they probably have another name."""
     parts = {key: part for key in keys if (part := parse_key(key)) is not None}
     modules = {part.module for part in parts.values() if part.role is not Role.ALPHA}
     for key, part in parts.items():

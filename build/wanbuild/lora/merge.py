@@ -32,12 +32,10 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class LoraRequest:
-    """A LoRA to merge, or to make an adapter of.
+    """A safetensors LoRA file to merge, or to make an adapter of.
 
-    Args:
-        path: a safetensors file.
-        scale: the factor of its deltas.
-        component: the transformer that it changes; None: every transformer.
+    ``scale`` is the factor of its deltas. ``component`` is the transformer that it changes; None is every
+    one.
     """
 
     path: Path
@@ -46,12 +44,7 @@ class LoraRequest:
 
 
 def misplaced(loras: Sequence[LoraRequest], transformers: Sequence[str]) -> Iterator[str]:
-    """Yields a warning for each LoRA that is named after another expert, and if only one expert has LoRAs.
-
-    Args:
-        loras: the LoRAs.
-        transformers: the model's transformers.
-    """
+    """Yields a warning for each LoRA that is named after another expert, and if only one expert has LoRAs."""
     for lora, named in zip(loras, experts_named([lora.path for lora in loras]), strict=True):
         if named is None or named == lora.component:
             continue
@@ -70,8 +63,7 @@ def misplaced(loras: Sequence[LoraRequest], transformers: Sequence[str]) -> Iter
 def parse_lora(text: str) -> tuple[Path, float]:
     """Parses ``FILE[:SCALE]``; an existing file whose name contains the colon takes precedence.
 
-    Raises:
-        UsageError: if the scale is not a finite number.
+    Raises UsageError if the scale is not a finite number, or experts have separate ones.
     """
     try:
         choice = parse_choice(text)
@@ -89,14 +81,13 @@ def parse_lora(text: str) -> tuple[Path, float]:
 
 @dataclass(frozen=True)
 class Loras:
-    """Open LoRA files; a context manager. Made by ``open_loras``.
+    """Open LoRA files, from ``open_loras``; a context manager.
 
-    Args:
+    Attributes:
         changes: component -> diffusers key -> deltas in order, only for keys that a LoRA changes.
         records: one per LoRA, in order, for the manifest.
         lines: what each LoRA does, for people.
         left_out: the layers that the model lacks, with a * for every number.
-        files: the open files.
     """
 
     changes: Mapping[str, Mapping[str, Sequence[LowRankDelta | FullDelta]]]
@@ -127,15 +118,10 @@ class Loras:
 def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = False) -> Loras:
     """Opens LoRA files and finds the parameters that each changes. Reads each file once for its digest.
 
-    Args:
-        requests: the LoRAs, in the order they are added.
-        shapes: transformer component -> diffusers key -> shape.
-        strict: whether a LoRA with tensors of layers that the model lacks is refused.
-
-    Raises:
-        UsageError: if a file is missing, or the source has no such transformer.
-        SourceError: with every problem of every file: pickled, damaged or quantized, not a plain LoRA, for
-            another model, incomplete, or not finite.
+    ``requests`` are in the order they are added; ``shapes`` is transformer component -> diffusers key ->
+    shape. ``strict`` refuses a LoRA with tensors of layers that the model lacks. Raises UsageError if a file
+    is missing, or the source has no such transformer. Raises SourceError with every problem of every file:
+    pickled, damaged or quantized, not a plain LoRA, for another model, incomplete, or not finite.
     """
     _check_requests(requests, shapes)
     parameters = {name: Parameters(keys) for name, keys in shapes.items()}
@@ -182,7 +168,7 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
 
 
 def _said_once(file: str, matches: Mapping[str, Match]) -> Iterator[str]:
-    """Yields the problems of a file, with the transformer if another one does not have the same."""
+    """Yields a file's problems, each once, with the transformer unless all have it."""
     places: dict[str, list[str]] = {}
     for name, match in matches.items():
         for problem in match.problems:

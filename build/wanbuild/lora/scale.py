@@ -56,7 +56,7 @@ _INIT = (True, False, None, "gaussian", "eva", "orthogonal")
 class AdapterConfig:
     """Alpha and rank of every module.
 
-    Args:
+    Attributes:
         where: the file it was read from.
         rank: the rank if no pattern matches.
         alpha: the alpha if no pattern matches.
@@ -73,14 +73,10 @@ class AdapterConfig:
     rank_stabilized: bool
 
     def scale(self, module: str, rank: int) -> float:
-        """Returns the factor of the product of a module's matrices.
+        """Returns the factor of the product of a module's matrices, whose rank is ``rank``.
 
-        Args:
-            module: its name as in the file, without prefixes.
-            rank: the rank of its matrices.
-
-        Raises:
-            ValueError: if the configuration states another rank.
+        ``module`` has its name in the file, without prefixes. Raises ValueError if the configuration states
+        another rank.
         """
         expected = _match(self.ranks, module, self.rank)
         if rank != expected:
@@ -101,8 +97,7 @@ def _match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 def read_adapter_config(file: TensorFile) -> AdapterConfig | None:
     """Reads a LoRA's configuration from its metadata or from PEFT's file; returns None if there is none.
 
-    Raises:
-        SourceError: if it is not understood, or the adapter is not a plain LoRA.
+    Raises SourceError if it is not understood, or the adapter is not a plain LoRA.
     """
     path = file.path.with_name(PEFT_CONFIG)
     if METADATA_KEY in file.metadata:
@@ -150,7 +145,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _unprefixed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes prefixes: diffusers writes ``transformer.r``, a model that is saved alone ``r``."""
+    """Removes prefixes: diffusers writes ``transformer.r``, or ``r`` for a model saved by itself."""
     own = {
         name.removeprefix("transformer."): v for name, v in fields.items() if name.startswith("transformer.")
     }
