@@ -97,8 +97,7 @@ def _scales_of(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
 
 @dataclass
 class _Work:
-    """The shared state of one component's pieces: rows by path and chunk; by path and row the scales that are
-    not written yet."""
+    """The state shared by one component's pieces: rows by path and chunk, scales to write by path and row."""
 
     rows: dict[tuple[str, int], list[_Row]] = field(default_factory=dict)
     source_crc32c: dict[str, str] = field(default_factory=dict)
