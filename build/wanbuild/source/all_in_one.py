@@ -23,15 +23,10 @@ def _several(rows: Iterable[tuple[str, str]]) -> bool:
 
 
 def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
-    """Returns the prefix of a part's names in an all-in-one file; empty for a file of one part.
+    """Returns the prefix of a part's names in an all-in-one file with tensors ``keys``; empty in other files.
 
-    Args:
-        keys: the names of all tensors.
-        name: the part; that of the low-noise expert has the prefix of a transformer.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: if the file holds other parts, or this one twice.
+    A low-noise expert's part has the prefix of a transformer. Raises SourceError if the file holds only other
+    parts, or this one twice.
     """
     rows = dict.fromkeys(_row(key) for key in keys)
     found = [row for row in rows if row is not None]
@@ -55,11 +50,7 @@ def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
 def all_in_one(source: str | Path | None) -> dict[str, Path]:
     """Returns the parts of an all-in-one file, each with the file itself; empty for any other source.
 
-    Args:
-        source: what the user gives as the checkpoint.
-
-    Raises:
-        SourceError: if it is one, and holds tensors that are of no known part.
+    Raises SourceError if the file has tensors of no known part.
     """
     path = Path(source) if source is not None else None
     if path is None or path.suffix != ".safetensors" or not path.is_file():

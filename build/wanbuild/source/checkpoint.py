@@ -39,9 +39,9 @@ _TRANSFORMERS = frozenset(TRANSFORMERS)
 
 @dataclass(frozen=True)
 class Source:
-    """An open checkpoint folder; a context manager. Made by ``open_source``.
+    """An open checkpoint, from ``open_source`` or ``open_files``; a context manager.
 
-    Args:
+    Attributes:
         path: the folder; of single files, the first transformer's.
         layout: whether that is a folder in the diffusers layout.
         repository: the hub repository it was downloaded from, or None.
@@ -52,7 +52,6 @@ class Source:
         component_names: every component of the checkpoint, sorted.
         components: the components with weights.
         scheduler_config: the content of scheduler/scheduler_config.json, or of the given one.
-        tokenizer: the tokenizer folder.
         image_processor: the image encoder's preprocessing; None if there is none.
         image_processor_file: its file; None if there is none, or for the published preprocessing.
         assumed: the facts that are taken as published, because files of weights do not say them.
@@ -136,7 +135,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _official(path: Path) -> SourceError:
-    """Returns the error of a folder as Wan's own repositories have it: two of its parts are pickles."""
+    """Returns the error of a folder in the layout of Wan's own repositories, where two parts are pickles."""
     experts = [path / f"{noise}_noise_model" for noise in NOISE.values()]
     places = experts if all(map(Path.is_dir, experts)) else [path]
     given = " ".join(f"{OPTIONS[name]} {place}" for name, place in zip(TRANSFORMERS, places, strict=False))
@@ -173,14 +172,9 @@ def read_classes(
 ) -> dict[str, tuple[str, str]]:
     """Returns component name -> (library, class) of the components that are not null.
 
-    Args:
-        index: the content of model_index.json.
-        rows: the possible variants of its pipeline.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: naming all components that are unknown, missing or of another class; or if the index
-            has only one of a second expert and a boundary.
+    ``index`` is the content of model_index.json, ``rows`` are the possible variants of its pipeline. Raises
+    SourceError with all components that are unknown, missing or of another class, or if the index has only
+    one of a second expert and a boundary.
     """
     problems = []
     classes = {}
@@ -244,17 +238,13 @@ def open_source(
 ) -> Source:
     """Opens a checkpoint folder in the diffusers layout.
 
-    Args:
-        path: the folder that holds model_index.json.
-        repository: the hub repository that the folder was downloaded from, or None.
-        revision: the commit of that repository.
-        files: weight files that take the place of the folder's, by component; the folder's configs stay.
-        configs: config files that take the place of the folder's, by part.
+    ``repository`` and ``revision`` are the hub's that the folder was downloaded from. ``files`` are weight
+    files that replace the folder's, by component; the folder's configs stay. ``configs`` are config files
+    that replace the folder's, by part.
 
-    Raises:
-        SourceError: if the folder or a file is missing, damaged or pickled; the class of the pipeline or of a
-            component is not supported; model_index.json has an unknown entry; it has only one of a second
-            expert and a boundary; or the shards do not hold exactly what their index lists.
+    Raises SourceError if the folder or a file is missing, damaged or pickled; the class of the pipeline or of
+    a component is not supported; model_index.json has an unknown entry, or only one of a second expert and a
+    boundary; or the shards do not hold exactly what their index lists.
     """
     try:
         return _open_source(Path(path), repository, revision, files, configs)
@@ -320,16 +310,7 @@ def _open_source(
 
 
 def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], where: str) -> None:
-    """Checks that every file takes the place of a component, or may be added.
-
-    Args:
-        files: weight files by component.
-        classes: the checkpoint's components.
-        where: the checkpoint, for the message.
-
-    Raises:
-        UsageError: naming the options of the others.
-    """
+    """Raises UsageError for files that neither replace a component of the checkpoint nor may be added."""
     if others := [OPTIONS[name] for name in files if name not in {*classes, *ADDED}]:
         raise UsageError(
             "unknown_name",

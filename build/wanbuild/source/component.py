@@ -43,16 +43,14 @@ from wanrun.errors import SourceError
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """One tensor of a component: a stored tensor, or equally many rows of one.
+    """One tensor of a component: a stored tensor, or one of equal parts of its rows.
 
-    Args:
-        file: its file.
+    Attributes:
         stored: the stored tensor's name.
-        entry: shape, dtype, size and place of this tensor.
         begin: bytes of the stored tensor in front of this one.
         eight_bit: how 8-bit values are restored; None for a plain dtype.
-        blocks: the place of its values as blocks of 8 bits, of which ``entry`` has the values in float32;
-            None if its file has no such.
+        blocks: the place of its values as blocks of 8 bits, where ``entry`` has the values in float32; None
+            if its file has no blocks.
     """
 
     file: TensorFile
@@ -64,13 +62,13 @@ class SourceTensor:
 
     @property
     def quantised(self) -> bool:
-        """Whether it has more values than bytes for plain ones: it is of 8 bits, or a GGUF's."""
+        """Whether its file stores it in 8 bits, or quantised in GGUF."""
         values = self.file.entries[self.stored].nbytes
         return self.eight_bit is not None or self.file.stored_bytes(self.stored) < values
 
     @property
     def form(self) -> str:
-        """The form of ``EIGHT_BITS`` in which its file has it; empty if it has it in another."""
+        """The form of ``EIGHT_BITS`` in which its file stores it; empty for any other."""
         if self.blocks is not None:
             return "q8_0"
         return "" if self.eight_bit is None else self.entry.dtype.name
@@ -80,8 +78,7 @@ class SourceTensor:
 class SourceComponent:
     """One component with weights.
 
-    Args:
-        name: its name, e.g. ``transformer``.
+    Attributes:
         class_name: its class in model_index.json, without the library.
         config: the content of its config.json, not yet interpreted; derived from the weights if they have
             none.
@@ -101,7 +98,7 @@ class SourceComponent:
 
     @property
     def renamed(self) -> bool:
-        """Whether some tensor has another name in its file, or is a part of one."""
+        """Whether a tensor has another name in its file, or is a part of a stored one."""
         return _renamed(self.tensors)
 
     @property
@@ -116,7 +113,7 @@ class SourceComponent:
 
     @property
     def recorded_config(self) -> dict[str, Any]:
-        """The config as a manifest records it: a transformer's names its class, which programs depend on."""
+        """The config for a manifest; a transformer's names its class, which programs depend on."""
         named = {"_class_name": self.class_name} if self.name in TRANSFORMERS else {}
         return {**self.config, **named}
 
@@ -149,7 +146,7 @@ class SourceComponent:
         return self.tensors[key].blocks
 
     def read_blocks(self, key: str, begin: int, out: np.ndarray) -> None:
-        """Reads such a tensor's blocks, from byte ``begin`` on; raises like ``read``."""
+        """Reads the blocks of such a tensor, from byte ``begin`` on; raises like ``read``."""
         tensor = self.tensors[key]
         if tensor.blocks is None or begin + out.nbytes > tensor.blocks.nbytes:
             raise ValueError(f"{begin + out.nbytes} bytes of the blocks of {key}")
@@ -165,10 +162,8 @@ class SourceComponent:
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
         """Reads a tensor's stored bytes, from its byte ``begin`` on, until ``out`` is full.
 
-        Raises:
-            KeyError: if there is no such tensor.
-            ValueError: if the range ends after the tensor, or the file is closed.
-            SourceError: if the file has become unreadable.
+        Raises KeyError if there is no such tensor, ValueError if the range ends after the tensor or the file
+        is closed, and SourceError if the file has become unreadable.
         """
         tensor = self.tensors[key]
         if begin + out.nbytes > tensor.entry.nbytes:
@@ -192,15 +187,10 @@ def open_component(
     stack: ExitStack,
     given: Path | None = None,
 ) -> SourceComponent:
-    """Opens the component in a folder.
+    """Opens the component in a folder; ``stack`` closes the files.
 
-    Args:
-        name: the component.
-        pair: library and class of its entry in model_index.json.
-        folder: its folder.
-        beside: a second folder in which a transformer's weights may be, or None.
-        stack: closes the files.
-        given: a config.json that takes the place of the folder's, or None.
+    ``pair`` is library and class of its entry in model_index.json. A transformer's weights may also be in
+    ``beside``. ``given`` is a config.json that replaces the folder's.
     """
     library, class_name = pair
     weights = find_weights(folder, WEIGHT_NAMES[library], beside if name in TRANSFORMERS else None)
@@ -222,16 +212,14 @@ def open_part(
     stack: ExitStack,
     given: Path | None = None,
 ) -> SourceComponent:
-    """Opens a component that is wherever the user says.
+    """Opens a component from the place that the user gives; ``stack`` closes the files.
 
     Args:
-        name: the component.
-        class_name: its class; None: the weights tell.
+        class_name: its class; None: the weights show it.
         place: its weight file, their folder or their index; of an all-in-one file only this component is
             read.
         config_file: a config.json that describes it; None: derived from the weights.
-        stack: closes the files.
-        given: a config.json that takes the place of either, or None.
+        given: a config.json that replaces either of these, or None.
     """
     weights = weights_at(name, place)
     holders, index = _holders(weights, stack)

@@ -1,4 +1,4 @@
-"""Configs that a user gives for the parts of a checkpoint, in place of its own or of assumed ones."""
+"""Configs that a user gives for the parts of a checkpoint, which replace its own or assumed ones."""
 
 from __future__ import annotations
 
@@ -42,15 +42,11 @@ _CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def parse_configs(texts: Iterable[str], folder: Path = Path()) -> dict[str, Path]:
-    """Returns the config files that a user names, by part.
+    """Returns the config files that a user names, by part; relative paths start at ``folder``.
 
-    Args:
-        texts: each a folder in the diffusers layout, of which the configs that are there are taken, or
-            ``PART=FILE``, several of them separated by commas.
-        folder: relative paths start here.
-
-    Raises:
-        UsageError: for an unknown part, one that is given twice, or a folder without any config.
+    Each text is a folder in the diffusers layout, whose configs are taken, or ``PART=FILE``, several of them
+    separated by commas. Raises UsageError for an unknown part, one that is given twice, or a folder without
+    any config.
     """
     found: dict[str, Path] = {}
     for name, file in _named(texts, folder):
@@ -96,11 +92,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def beside(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Returns the config.json of each part that is given as a folder or an index, if one is there.
-
-    Args:
-        files: what the user gives for the parts.
-    """
+    """Returns the config.json of each part that the user gives as a folder or an index, if one is there."""
     places = {name: weights_at(name, place) for name, place in files.items() if name in FILES}
     return {
         name: weights.with_name(FILES[name])
@@ -111,11 +103,7 @@ def beside(files: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def scheduler_beside(files: Mapping[str, Path]) -> Path | None:
-    """Returns the scheduler's config of a whole checkpoint that the user gives as the transformer; else None.
-
-    Args:
-        files: what the user gives for the parts.
-    """
+    """Returns the scheduler's config of a checkpoint that the user gives as the transformer, or None."""
     place = files.get(TRANSFORMERS[0])
     if place is None or not is_checkpoint(place):
         return None
@@ -126,15 +114,9 @@ def scheduler_beside(files: Mapping[str, Path]) -> Path | None:
 def scheduler_left(
     files: Mapping[str, Path], configs: Mapping[str, Path], own: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yields that the scheduler of such a checkpoint is not taken, if it differs from the one that is.
+    """Yields a line if the scheduler of such a checkpoint is not used, and differs from ``own``, which is.
 
-    Args:
-        files: what the user gives for the parts.
-        configs: the given configs.
-        own: the scheduler's config of the source.
-
-    Raises:
-        SourceError: as ``read_json``.
+    Raises SourceError as ``read_json`` does.
     """
     file = scheduler_beside(files)
     if file is None or SCHEDULER in configs:
@@ -149,14 +131,9 @@ def scheduler_left(
 
 
 def of_parts(configs: Mapping[str, Path], parts: Collection[str]) -> dict[str, Path]:
-    """Returns the given configs of a checkpoint's parts: that of one expert is both experts'.
+    """Returns the given configs of a checkpoint's parts; one expert's config is for both.
 
-    Args:
-        configs: the given files, by part.
-        parts: the checkpoint's.
-
-    Raises:
-        UsageError: for the config of a part that the checkpoint does not have.
+    Raises UsageError for the config of a part that the checkpoint does not have.
     """
     if others := [name for name in configs if name not in parts and name != SCHEDULER]:
         raise UsageError(
@@ -172,8 +149,7 @@ def of_parts(configs: Mapping[str, Path], parts: Collection[str]) -> dict[str, P
 def given_scheduler(file: Path) -> dict[str, Any]:
     """Returns the content of a given scheduler_config.json.
 
-    Raises:
-        SourceError: if it is missing, not JSON, or no supported scheduler's.
+    Raises SourceError if it is missing, not JSON, or not a supported scheduler's.
     """
     remedy = f"give --config {SCHEDULER}={FILES[SCHEDULER]} of the same model"
     config = _read(SCHEDULER, file, _CLASSES[SCHEDULER], remedy)
@@ -184,15 +160,8 @@ def given_scheduler(file: Path) -> dict[str, Any]:
 def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights: str) -> dict[str, Any]:
     """Returns the content of a given config.json, in diffusers' and transformers' form.
 
-    Args:
-        name: the component.
-        class_name: its class.
-        shapes: shape of every tensor, by diffusers' and transformers' key.
-        file: the config; of a transformer, the original repository's is understood too.
-        weights: the weight file, for messages.
-
-    Raises:
-        SourceError: if the file is missing, not JSON, of another class, or contradicts the shapes.
+    ``shapes`` is by diffusers' and transformers' key. Of a transformer, ``file`` may be the original
+    repository's. Raises SourceError if it is missing, not JSON, of another class, or contradicts the shapes.
     """
     transformer = name in TRANSFORMERS
     own = classes_of(class_name)
@@ -223,7 +192,7 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
 
 
 def _remedy(name: str, file: Path, weights: str) -> str:
-    """Returns what to do about a wrong config: one beside the weights is taken if their folder is given."""
+    """Returns what to do about a wrong config: one next to the weights is used if their folder is given."""
     other = f"give --config {name}={FILES[name]} of these weights"
     if file != Path(weights).with_name(FILES[name]) or weights.endswith(".json"):
         return f"{other}, or leave it out"

@@ -48,13 +48,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
 def class_of(name: str, shapes: Shapes, where: str) -> str:
     """Returns the class of a component, as in a model_index.json.
 
-    Args:
-        name: the component.
-        shapes: shape of every tensor, by diffusers' and transformers' key.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: if the file is no such component.
+    ``shapes`` is by diffusers' and transformers' key. Raises SourceError if they are not such a component's.
     """
     if name not in TRANSFORMERS:
         return _OTHERS[name]
@@ -65,15 +59,9 @@ def class_of(name: str, shapes: Shapes, where: str) -> str:
 
 
 def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
-    """Returns a component's config.json.
+    """Returns a component's config.json; ``shapes`` is by diffusers' and transformers' key.
 
-    Args:
-        name: the component.
-        shapes: shape of every tensor, by diffusers' and transformers' key.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: if tensors are missing, so that the file is no such component.
+    Raises SourceError if tensors are missing, so that the file is not such a component.
     """
     if name in TRANSFORMERS:
         class_name = class_of(name, shapes, where)
@@ -105,31 +93,20 @@ def classes_of(class_name: str) -> tuple[str, ...]:
 
 
 def as_class(class_name: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """Returns a transformer's config as one of another class, whose own fields are as published where
-    the config has none.
+    """Returns a transformer's config as one of another class, ``class_name``.
 
-    Args:
-        class_name: that class.
-        config: of the class that its weights tell.
-        shapes: shape of every tensor, by diffusers' key.
+    Fields that only this class has, and the config does not, are as published. ``shapes`` is by diffusers'
+    key.
     """
     own = _OWN[class_name](shapes) if class_name in _OWN else {}
     return {**own, **config, "_class_name": class_name}
 
 
 def shown_fields(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
-    """Returns the fields of a component's config.json that its shapes show.
+    """Returns the fields of a component's config.json that its shapes show; raises as ``derived_config``.
 
-    Of a transformer, ``num_attention_heads`` and ``attention_head_dim`` are not among them: shapes show their
-    product alone.
-
-    Args:
-        name: the component.
-        shapes: shape of every tensor, by diffusers' and transformers' key.
-        where: the file, for messages.
-
-    Raises:
-        SourceError: as ``derived_config``.
+    A transformer's ``num_attention_heads`` and ``attention_head_dim`` are not among them: shapes show only
+    their product.
     """
     try:
         return (fields_of_transformer if name in TRANSFORMERS else _SHOWN[name])(shapes)

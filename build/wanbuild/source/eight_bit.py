@@ -59,7 +59,7 @@ OTHER_FORMS: Mapping[str, str] = MappingProxyType(
 class EightBit:
     """The dtype of an 8-bit weight with its scale.
 
-    Args:
+    Attributes:
         table: the value of each of the 256 stored bytes, float32 (256,), multiplied by a tensor's one scale.
         rows: one scale for each row of the tensor, float32 (rows,); None if there are none.
         row_items: items of a row.
@@ -72,12 +72,7 @@ class EightBit:
     scale: float = 1.0
 
     def values(self, stored: np.ndarray, start: int) -> np.ndarray:
-        """Returns the weights, float32.
-
-        Args:
-            stored: items of the tensor as stored, one byte each, flat.
-            start: the first one's index in the tensor.
-        """
+        """Returns the float32 weights of flat stored items, one byte each; ``start`` is the first index."""
         values = np.take(self.table, stored.view(np.uint8), mode="wrap")  # no byte is out of range
         if self.rows is not None:
             first, last = start // self.row_items, (start + len(values) - 1) // self.row_items
@@ -93,11 +88,11 @@ class EightBit:
 
     @property
     def digest(self) -> str:
-        """sha256 of the table and the rows' scales."""
+        """sha256 of the table and the rows' scales, hexadecimal."""
         return sha256_of(self.table.tobytes() + (b"" if self.rows is None else self.rows.tobytes()))
 
     def part(self, index: int, parts: int) -> EightBit:
-        """Returns the dtype of one of equally many rows of the tensor."""
+        """Returns the dtype of one of ``parts`` equal parts of the tensor's rows."""
         if self.rows is None:
             return self
         count = len(self.rows) // parts
@@ -112,7 +107,7 @@ def weights_in(holders: Mapping[str, TensorFile]) -> dict[str, TensorFile]:
 
 
 def _scaled(key: str) -> str | None:
-    """Returns the name of the weight that a tensor is the scale of; None if its name is not a scale's."""
+    """Returns the name of the weight that a tensor scales; None if its name is not a scale's."""
     end = next((end for end in SCALES if key.endswith(end)), None)
     return None if end is None else f"{key.removesuffix(end)}.weight"
 
@@ -122,8 +117,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
     Classes have diffusers' names.
 
-    Raises:
-        SourceError: as ``read_json``; if it says that the weights are in a form which is not read.
+    Raises SourceError as ``read_json``, or if the weights are in a form that is not read.
     """
     config = with_names_of_config(read_json(file))
     rest = {name: value for name, value in config.items() if name != _QUANTIZATION}
@@ -143,13 +137,10 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 class Scales:
-    """The scales of a component's 8-bit weights, and what its files say of how each is quantized.
+    """The scales of a component's 8-bit weights, and the files' metadata of how each is quantized.
 
-    Args:
-        holders: the file of each stored tensor, scales among them.
-
-    Raises:
-        SourceError: for tensors that belong to a form which is not read, or metadata that cannot be read.
+    ``holders`` has the file of each stored tensor, scales among them. The constructor raises SourceError for
+    tensors of a form that is not read, or metadata that cannot be read.
     """
 
     def __init__(self, holders: Mapping[str, TensorFile]) -> None:
@@ -163,15 +154,11 @@ class Scales:
         self._layers = {file.path: _layers(file) for file in set(holders.values())}
 
     def of(self, key: str) -> EightBit | None:
-        """Returns how a stored weight is restored; None for one that is not of 8 bits.
+        """Returns how a stored weight is restored, by its name in the file; None if it is not of 8 bits.
 
-        Args:
-            key: the weight's name in its file.
-
-        Raises:
-            SourceError: if its scale is missing although others are scaled, or it is of integers; if it is
-                neither one number nor one for each row, or is not a positive number; if the weight with a
-                scale is not of 8 bits; or if it is quantized in a form that is not read.
+        Raises SourceError if its scale is missing although it is of integers or others are scaled; if the
+        scale is neither one number nor one for each row, or is not positive; if a weight with a scale is not
+        of 8 bits; or if it is quantized in a form that is not read.
         """
         holders = self._holders
         file, entry = holders[key], holders[key].entries[key]
@@ -195,7 +182,7 @@ class Scales:
         return EightBit(table * scale, None, items, float(scale[0]))
 
     def _check_form(self, key: str, file: TensorFile, entry: TensorEntry) -> None:
-        """Raises SourceError for a weight that is quantized in a form which is not read, naming the form."""
+        """Raises SourceError, naming the form, for a weight that is quantized in a form that is not read."""
         base = key.removesuffix(".weight")
         if base == key:
             return
@@ -222,7 +209,7 @@ class Scales:
 
 
 def _layers(file: TensorFile) -> Mapping[str, Any]:
-    """Returns what a file's metadata say of its layers, by name; empty if they say nothing."""
+    """Returns a file's metadata of its layers, by name; empty if there are none."""
     if METADATA not in file.metadata:
         return {}
     layers = _object(file.metadata[METADATA].encode()).get("layers")

@@ -39,7 +39,7 @@ _NAMED = (
 
 
 def expert_named(file: Path) -> str | None:
-    """Returns the transformer that a file, or else its folder, is named after; None if after none or both."""
+    """Returns the transformer that a file, or else its folder, is named after; None if neither or both."""
     for name, named in itertools.product((file.name.lower(), file.parent.name.lower()), _NAMED):
         if found := {*named.findall(name)}:
             return next((part for part, word in NOISE.items() if found == {word}), None)
@@ -50,8 +50,10 @@ _LETTER = re.compile(r"(?<![a-z])[hl](?![a-z])")
 
 
 def experts_named(files: Sequence[Path]) -> list[str | None]:
-    """Returns what each file is named after: as of ``expert_named``, or by an H or an L if another one's name
-    differs in that alone (``wan22_H``, ``wan22_L``).
+    """Returns the transformer that each file is named after, or None.
+
+    It is that of ``expert_named``, or by an H or an L if another file's name differs only in this letter
+    (``wan22_H``, ``wan22_L``).
     """
     names = {file.name.lower() for file in files}
     return [expert_named(file) or _by_letter(file.name.lower(), names) for file in files]
@@ -67,15 +69,10 @@ def _by_letter(name: str, names: Collection[str]) -> str | None:
 
 
 def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -> None:
-    """Refuses one file for both experts and names that say that it is the other one; warns of one alone.
+    """Raises UsageError for one file for both experts, or one named after the other; warns of a single one.
 
-    Args:
-        files: a weight file of each transformer, by component, from wherever it comes.
-        variant: the name of the model that they make.
-        given: whether one of them is of an option: a SOURCE may have one file for both.
-
-    Raises:
-        UsageError: if both transformers are the same file, or one is named after the other.
+    ``files`` has a weight file of each transformer, by component. ``given`` is whether an option names one: a
+    SOURCE may have one file for both. ``variant`` is the name of the model that they make.
     """
     together = len({file.parent for file in files.values()}) < len(files)  # their folder is named after both
     looked = {name: Path(file.name) if together else file for name, file in files.items()}
@@ -115,8 +112,7 @@ _PLACES = f"{OPTIONS['transformer']} for high noise and {OPTIONS[LOW_NOISE]} for
 def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:
     """Returns ``boundary_ratio`` of a model_index.json; None if it is absent or null.
 
-    Raises:
-        SourceError: if it is not a number from 0 to 1.
+    Raises SourceError if it is not a number from 0 to 1.
     """
     value = index.get("boundary_ratio")
     if value is None:
@@ -133,16 +129,7 @@ def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:
 
 
 def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path) -> None:
-    """Checks that a boundary and a second expert come together.
-
-    Args:
-        boundary_ratio: the checkpoint's boundary, or None.
-        two_experts: whether the checkpoint lists transformer_2.
-        where: its model_index.json, for the message.
-
-    Raises:
-        SourceError: saying which of the two is missing.
-    """
+    """Raises SourceError if a model_index.json has only one of a boundary and a second expert."""
     if boundary_ratio is not None and not two_experts:
         raise SourceError(
             "conflict",
@@ -164,14 +151,7 @@ def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path)
 
 
 def check_same_config(configs: Mapping[Path, Any]) -> None:
-    """Checks that the experts' configs have the same fields.
-
-    Args:
-        configs: the experts' parsed configs, of one dataclass, by config file.
-
-    Raises:
-        SourceError: naming every field that differs.
-    """
+    """Raises SourceError with every field in which the experts' parsed configs, by file, differ."""
     (first, expected), *others = ((file, dataclasses.asdict(config)) for file, config in configs.items())
     for file, found in others:
         different = [name for name in expected if found[name] != expected[name]]

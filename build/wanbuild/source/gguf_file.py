@@ -44,7 +44,7 @@ _ALIGNMENT = "general.alignment"
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How a tensor is stored: ``items`` values in ``nbytes`` bytes, again and again."""
+    """How a tensor is stored: in blocks of ``items`` values in ``nbytes`` bytes."""
 
     kind: GGMLQuantizationType
     offset: int
@@ -55,13 +55,8 @@ class _Blocks:
 class GgufFile(TensorFile):
     """One GGUF file, open for reading; thread-safe, and a context manager.
 
-    Quantised tensors have the dtype float32 in ``entries``, and ``read`` dequantises them.
-
-    Args:
-        path: the file.
-
-    Raises:
-        SourceError: if the file is missing or unreadable, breaks the format, or has a type that is not known.
+    Quantised tensors have the dtype float32 in ``entries``, and ``read`` dequantises them. The constructor
+    raises SourceError if the file is missing or unreadable, breaks the format, or has an unknown type.
     """
 
     kind = "GGUF"
@@ -172,7 +167,7 @@ class GgufFile(TensorFile):
 
 
 def values_of(blocks: np.ndarray) -> np.ndarray:
-    """Returns what blocks of ``Q8_0`` stand for, float32 (blocks, 32)."""
+    """Returns the values of blocks of ``Q8_0``, float32 (blocks, 32)."""
     scales = blocks["scale"].astype(np.float32)[:, None]
     with np.errstate(invalid="ignore"):  # a scale that is not finite is refused later
         return np.multiply(blocks["values"], scales, dtype=np.float32)
@@ -192,12 +187,7 @@ def _is_read(kind: GGMLQuantizationType) -> bool:
 
 
 class _Header:
-    """Takes one thing after the other from the beginning of a file.
-
-    Args:
-        data: the beginning.
-        file: the file, for errors.
-    """
+    """Reads one item after the other from ``data``, the beginning of a file."""
 
     def __init__(self, data: bytes, file: GgufFile) -> None:
         self._data, self._file, self.position = data, file, 0
@@ -228,7 +218,7 @@ class _Header:
         return raw.decode("utf-8", errors="backslashreplace")
 
     def fact(self) -> tuple[str, Any]:
-        """Returns a fact's name and value; of a list of texts None, which nobody needs."""
+        """Returns a fact's name and value; for a list of texts None, which nothing uses."""
         name = self.text()
         return name, self._value(self.take("<I"))
 
@@ -257,9 +247,5 @@ class _Header:
 
 
 def weight_file(path: Path) -> TensorFile:
-    """Opens a file of weights, GGUF or safetensors, by its first bytes.
-
-    Raises:
-        SourceError: as ``TensorFile`` and ``GgufFile``.
-    """
+    """Opens a GGUF or a safetensors file, by its first bytes; raises as ``GgufFile`` or ``TensorFile``."""
     return GgufFile(path) if first_bytes(path).startswith(GGUF) else TensorFile(path)

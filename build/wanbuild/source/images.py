@@ -26,7 +26,7 @@ _TYPES = frozenset(
 class ImageProcessorConfig:
     """Config of transformers' CLIPImageProcessor; names and defaults are those of preprocessor_config.json.
 
-    Args:
+    Attributes:
         size: pixels of the shorter side after resizing, which keeps the aspect ratio.
         crop_size: pixels of the side of the square centre crop.
         image_mean: subtracted from each channel, red first, when the largest value is 255 rescale_factor.
@@ -76,9 +76,8 @@ class ImageProcessorConfig:
 def open_image_processor(folder: Path) -> ImageProcessorConfig:
     """Reads the folder's preprocessor_config.json.
 
-    Raises:
-        SourceError: if the file is missing or not JSON, or describes anything but this: the shorter side is
-            resized with the bicubic filter, a square centre crop, values scaled and normalised per channel.
+    Raises SourceError if the file is missing or not JSON, or describes anything but this: the shorter side is
+    resized with the bicubic filter, a square centre crop, values scaled and normalised per channel.
     """
     file = folder / FILE
     data = read_json(file)

@@ -24,9 +24,8 @@ _Check = tuple[str, object, object]
 def variant_of(source: Source) -> Variant:
     """Returns the variant of a source.
 
-    Raises:
-        SourceError: naming the differences from the nearest variant, or from several equally near ones; or
-            if a tiny decoder is of other latents.
+    Raises SourceError with the differences from the nearest variant, or from several equally near ones; or
+    for a tiny decoder of other latents.
     """
     rows = variants_of_pipeline(source.pipeline_class, str(source.path))
     found = [(variant, misfits(variant, source)) for variant in rows]
@@ -43,7 +42,7 @@ def variant_of(source: Source) -> Variant:
 
 
 def _check_tiny(source: Source, variant: Variant) -> None:
-    """Raises SourceError for a tiny decoder of other latents than the VAE's."""
+    """Raises SourceError if a tiny decoder's latents are not the VAE's."""
     if (tiny := source.components.get(TINY_VAE)) is None:
         return
     if tiny.weights.name.lower().startswith("lighttae"):  # nothing in it says so
@@ -65,23 +64,14 @@ def _check_tiny(source: Source, variant: Variant) -> None:
 
 
 def nearest_misfits(found: Sequence[tuple[Variant, Sequence[str]]]) -> str:
-    """Returns the differences of a source from the variants that it is nearest to, as text.
-
-    Args:
-        found: each variant, and the differences from it.
-    """
+    """Returns the differences of a source from the variants that it is nearest to, as text."""
     fewest = min(len(problems) for _, problems in found)
     nearest = [(variant, problems) for variant, problems in found if len(problems) == fewest]
     return "; ".join(f"not {variant.name}: {', '.join(problems)}" for variant, problems in nearest)
 
 
 def given_parts(source: Source, said: str) -> str | None:
-    """Returns the parts that the user has given and that differences are about, as text; None for none.
-
-    Args:
-        source: the source.
-        said: the differences.
-    """
+    """Returns the parts given by the user that differences are about, as text; None for none."""
     named = [f"{OPTIONS[name]} {path}" for name, path in source.given.items() if f"{name} " in said]
     return ", ".join(named) or None
 

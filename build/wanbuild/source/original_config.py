@@ -77,9 +77,8 @@ def layers(shapes: Shapes, blocks: str) -> int:
 def fields_of_transformer(shapes: Shapes) -> dict[str, Any]:
     """Returns the fields that every class has and that shapes show.
 
-    Raises:
-        KeyError: naming a tensor that is missing.
-        ValueError: for a tensor of another rank, or channels that are not whole patches.
+    Raises KeyError for a missing tensor, and ValueError for another rank, or channels that are not whole
+    patches.
     """
     _, channels, *patch = shapes["patch_embedding.weight"]
     volume = math.prod(patch)
@@ -154,21 +153,11 @@ def _disagreements(config: Mapping[str, Any], original: OriginalConfig) -> list[
 def derive_config(
     class_name: str, shapes: Shapes, weights: str, original: Mapping[str, Any] | None = None, where: str = ""
 ) -> dict[str, Any]:
-    """Returns the diffusers config of a transformer in the original naming.
+    """Returns a transformer's diffusers config as that repository publishes it, without the version.
 
-    Args:
-        class_name: its diffusers class, from model_index.json.
-        shapes: shape of every parameter, by diffusers name.
-        weights: the weight file, for messages.
-        original: the content of the original repository's config.json, or None.
-        where: that file's name, for messages.
-
-    Returns:
-        The config as the diffusers repository publishes it, without the version.
-
-    Raises:
-        SourceError: if shapes are missing, the class's config cannot be derived, or the original config is
-            not understood or contradicts the shapes.
+    ``class_name`` is its diffusers class, ``shapes`` is by diffusers name. ``original`` is the content of the
+    original repository's config.json, ``where`` that file's name. Raises SourceError if shapes are missing,
+    the class's config cannot be derived, or the original config is not understood or contradicts the shapes.
     """
     stated = None if original is None else parse_config(OriginalConfig, original, where)
     if stated is not None and stated.dim % stated.num_heads:

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that may be files of their own, and their options."""
+"""The parts of a checkpoint that may be separate files, and their options."""
 
 from __future__ import annotations
 

@@ -67,11 +67,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def no_checkpoint(path: Path) -> SourceError:
-    """Returns the error of a file that was given as a checkpoint, which names the kind of file.
-
-    Args:
-        path: an existing file.
-    """
+    """Returns the error of an existing file that was given as a checkpoint; it names the kind of file."""
     start = first_bytes(path)
     if start.startswith(GGUF) or path.suffix.lower() == ".gguf":
         return _of_gguf(path)
@@ -139,15 +135,9 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
 
 
 def check_kind(name: str, keys: Iterable[str], where: Path) -> None:
-    """Refuses a file that stands for a part, and is another one or a LoRA.
+    """Raises SourceError if a part's file, with tensors ``keys``, is another part's or a LoRA.
 
-    Args:
-        name: the part.
-        keys: the names of all tensors of the file.
-        where: the file, for the message.
-
-    Raises:
-        SourceError: saying what it is, and as what it can be given.
+    The error says what the file is, and which option takes it.
     """
     kind, found = recognised(keys)
     expected = "transformer" if name in NOISE else name
@@ -168,8 +158,7 @@ def check_kind(name: str, keys: Iterable[str], where: Path) -> None:
 def recognised(keys: Iterable[str]) -> tuple[str, str]:
     """Returns the kind of a file with these tensors, and its component of a checkpoint; empty if unknown.
 
-    Args:
-        keys: names of tensors, with or without a prefix of single files.
+    Names of tensors may have a prefix of single files.
     """
     names = [unwrapped(key) for key in keys if not key.endswith(UNUSED)]
     if names and all(map(of_adapter, names)):

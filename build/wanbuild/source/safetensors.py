@@ -71,9 +71,8 @@ READABLE_DTYPES = WEIGHT_DTYPES | EIGHT_BIT_DTYPES
 class TensorEntry:
     """The place of one tensor in its file.
 
-    Args:
+    Attributes:
         dtype: its NumPy dtype (ml_dtypes for bfloat16).
-        shape: its shape.
         offset: position of its first byte in the file.
         nbytes: its size in bytes.
         dtype_name: its dtype as the file spells it.
@@ -123,7 +122,7 @@ def gguf(path: Path) -> SourceError:
 
 
 def nothing_there(path: Path, kind: str = "file", remedy: str = "check the path") -> SourceError:
-    """Returns the error of a path at which nothing is, with the names beside it that are nearly its own."""
+    """Returns the error of a path that does not exist, with similar names in its folder."""
     try:
         near = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()])
     except OSError:
@@ -147,13 +146,9 @@ def not_a_weight(name: str, path: Path, entry: TensorEntry) -> SourceError:
 class TensorFile:
     """One safetensors file, open for reading; thread-safe, and a context manager.
 
-    Args:
-        path: the file.
-        absent: returns the error of a file that is not there.
-
-    Raises:
-        SourceError: if the file is missing, unreadable or pickled, or breaks the format: the file is cut off,
-            the header is wrong, or entries overlap, leave gaps or do not fill the file exactly.
+    ``absent`` returns the error of a file that is not there. The constructor raises SourceError if the file
+    is missing, unreadable or pickled, or breaks the format: the file is cut off, the header is wrong, or
+    entries overlap, leave gaps or do not fill the file exactly.
     """
 
     kind: ClassVar[str] = "safetensors"
@@ -294,17 +289,10 @@ class TensorFile:
             rest, offset = rest[count:], offset + count
 
     def read(self, name: str, begin: int, out: np.ndarray) -> None:
-        """Reads a tensor's stored bytes, from its byte ``begin`` on, until ``out`` is full.
+        """Reads a tensor's stored bytes, from its byte ``begin`` on, until ``out`` (uint8) is full.
 
-        Args:
-            name: the tensor.
-            begin: first byte, counted from the start of the tensor.
-            out: contiguous array of bytes (uint8).
-
-        Raises:
-            KeyError: if the file has no such tensor.
-            ValueError: if the range ends after the tensor, or the file is closed.
-            SourceError: if its dtype is not a weight's, or the file has become unreadable.
+        Raises KeyError if the file has no such tensor, ValueError if the range ends after the tensor or the
+        file is closed, and SourceError if its dtype is not a weight's or the file has become unreadable.
         """
         entry = self.entries[name]
         if entry.dtype_name not in READABLE_DTYPES:
@@ -329,7 +317,7 @@ class TensorFile:
         return values
 
     def text(self, name: str) -> bytes:
-        """Returns the bytes of a small tensor of any dtype, which hold a text; none of a large one."""
+        """Returns the bytes of a small tensor of any dtype, which hold a text; empty for a large one."""
         entry = self.entries[name]
         return self._bytes(entry.offset, entry.nbytes) if entry.nbytes <= MAX_TEXT_BYTES else b""
 

@@ -252,11 +252,11 @@ class SelfForcingSchedulerConfig:
 class SchedulerDefaults:
     """The defaults of generation.
 
-    Args:
+    Attributes:
         solver: wanrun's name of the solver.
         flow_shift: s in σ = s·u / (1 + (s − 1)·u).
         assumed: whether the file has no shift, and this one is the class's.
-        pyramid: the stages of a chunk, whose shift is by the tokens; None but for a scheduler of chunks.
+        pyramid: the stages of a chunk, whose shift is by the tokens; None for other schedulers.
     """
 
     solver: Solver
@@ -299,17 +299,11 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
 
 
 def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.json") -> SchedulerDefaults:
-    """Returns the solver and shift of a scheduler_config.json.
+    """Returns the solver and shift of the content of a scheduler_config.json.
 
     A shift that is left out is the class's, as in diffusers. So is null, with which diffusers makes no step.
-
-    Args:
-        config: the parsed file.
-        where: the file's name, for messages.
-
-    Raises:
-        SourceError: if the class is not one of these, a field is unknown or has an unsupported value,
-            or the shift is out of range.
+    Raises SourceError if the class is not one of these, a field is unknown or has an unsupported value, or
+    the shift is out of range.
     """
     if (stages := _read_pyramid(config, where)) is not None:
         return SchedulerDefaults(stages[0], CLASS_SHIFT, pyramid=stages[1])

@@ -1,4 +1,4 @@
-"""Names and shapes of a checkpoint's tensors, from the components' config.json alone.
+"""Names and shapes of a checkpoint's tensors, from nothing but the components' config.json.
 
 They are those that conversion reads: each parameter of the component's module, under the key that its mapping
 table maps to it, in the shape that the table's transform makes the parameter's. A test compares them with the
@@ -43,15 +43,7 @@ _LAST: Mapping[str, Shape] = MappingProxyType(
 
 
 def component_shapes(name: str, config: Mapping[str, Any]) -> Shapes:
-    """Returns the tensors of a component, sorted by name.
-
-    Args:
-        name: the component's name.
-        config: its config.json.
-
-    Raises:
-        SourceError: if the config is none of such a component.
-    """
+    """Returns the shapes of a component's tensors, sorted by name; raises SourceError for a wrong config."""
     kind = kind_of(name, config.get("_class_name"))
     parsed = kind.parse(config, f"{name}/config.json")
     module = kind.module(parsed, kind.policy(None))
@@ -91,7 +83,7 @@ def _key(rule: Rule, groups: Mapping[str, str]) -> str:
 
 
 def _stored_shape(path: str, shape: Shape, transform: str, config: Any) -> Shape:
-    """Returns the shape in files of a parameter, one of a stack alone."""
+    """Returns the shape in files of a parameter, or of one layer of a stack."""
     if transform in ("conv2d", "conv3d"):
         return (shape[-1], shape[-2], *shape[:-2])
     last = next((axes for pattern, axes in _LAST.items() if re.fullmatch(pattern, path)), ())

@@ -51,17 +51,12 @@ def find_weights(
     beside: Path | None = None,
     names_in: Callable[[Path], Sequence[str] | None] = list_folder,
 ) -> Path:
-    """Returns the weight file or index of a component: the plain one, else the only named variant's, else
-    the only safetensors file.
+    """Returns the weight file or index of a component.
 
-    Args:
-        folder: the component's folder.
-        base: the library's name for weights, from ``WEIGHT_NAMES``.
-        beside: a second folder to look in, if the component's folder is missing or has no weights.
-        names_in: lists a folder, which may be on the hub.
-
-    Raises:
-        SourceError: if there are no weights, several candidates, or only a pickled checkpoint.
+    It is the plain one, else the only named variant's, else the only safetensors file. ``base`` is the
+    library's name for weights, from ``WEIGHT_NAMES``. ``beside`` is a second folder to look in, if the first
+    is missing or has no weights. ``names_in`` lists a folder, which may be on the hub. Raises SourceError if
+    there are no weights, several candidates, or only a pickled checkpoint.
     """
     for place in (folder, beside):
         names = None if place is None else names_in(place)
@@ -93,14 +88,10 @@ def find_weights(
 
 
 def weights_at(name: str, place: Path) -> Path:
-    """Returns the weight file or the index that an option names by a file, an index or a folder.
+    """Returns the weight file or the index that the user gives for a part: a file, an index or a folder.
 
-    Args:
-        name: the part.
-        place: what the user gives for it. Of a checkpoint's folder the part's own is taken.
-
-    Raises:
-        SourceError: for one of several shards, or as ``find_weights``.
+    In a checkpoint's folder it is the part's. Raises SourceError for one of several shards, or as
+    ``find_weights``.
     """
     if place.is_dir():
         own = place / name if is_checkpoint(place) else place

@@ -29,16 +29,12 @@ from wanrun.errors import SourceError, UsageError
 
 
 def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingProxyType({})) -> Source:
-    """Opens a checkpoint of single files; the tensors tell of which variant it is.
+    """Opens a checkpoint of single files, whose tensors decide the variant.
 
-    Args:
-        files: the weight file of each component, and the tokenizer's folder or file.
-        configs: the config files that the user has given, by part; what they say is not assumed.
-
-    Raises:
-        UsageError: if a needed part is missing, or a config is of no part.
-        SourceError: if a file is missing, damaged or not what its option names, or the parts are of no
-            supported variant.
+    ``files`` has the weight file of each component, and the tokenizer's folder or file. ``configs`` are given
+    by the user, by part; what they say is not assumed. Raises UsageError if a needed part is missing, or a
+    config is of no part, and SourceError if a file is missing, damaged or not what its option names, or the
+    parts are of no supported variant.
     """
     if missing := [OPTIONS[name] for name in NEEDED if name not in files]:
         raise UsageError(
@@ -119,11 +115,9 @@ def _as_published(source: Source, variant: Variant) -> Source:
 
 
 def taken_as(source: Source, name: str) -> Source:
-    """Returns a source as one of a variant whose weights have the tensors of another one's.
+    """Returns a source as one of the variant ``name``, whose weights have the same tensors.
 
-    Args:
-        source: as its tensors or its model_index.json tell.
-        name: the variant; what neither the weights nor a given config says is as published for it.
+    Facts that neither the weights nor a given config has are as published for it.
     """
     variant, components = variants()[name], dict(source.components)
     if source.pipeline_class == variant.pipeline_class:
@@ -139,7 +133,7 @@ def taken_as(source: Source, name: str) -> Source:
 
 
 def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterator[str]:
-    """Yields the facts that files of weights do not say, and that decide a video."""
+    """Yields the assumed facts, which decide a video and are not in files of weights."""
     stated = source.components.keys() if source.layout else source.configs.keys()
     if "transformer" not in stated:
         yield f"heads of {source.component('transformer').config['attention_head_dim']} channels"

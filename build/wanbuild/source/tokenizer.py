@@ -14,14 +14,9 @@ from wanrun.errors import SourceError
 
 @dataclass(frozen=True)
 class SourceTokenizer:
-    """A tokenizer folder.
+    """A tokenizer folder, whose tokenizer.json (``file``) is the only file that the runtime needs.
 
-    Args:
-        folder: the folder.
-        file: its tokenizer.json, the only file that the runtime needs.
-        pad_id: id of the padding token.
-        eos_id: id of the end-of-sequence token.
-        vocab_size: one past the largest id.
+    ``vocab_size`` is one past the largest id.
     """
 
     folder: Path
@@ -40,12 +35,8 @@ def _token_name(config: Mapping[str, Any], field: str, default: str) -> str:
 def open_tokenizer(place: Path) -> SourceTokenizer:
     """Reads the ids from tokenizer.json; the ``tokenizers`` package interprets the rest at run time.
 
-    Args:
-        place: the folder, or its tokenizer.json.
-
-    Raises:
-        SourceError: if the files are missing or not JSON, the tokenizer is not a Unigram tokenizer with a
-            padding and an end token, or it pads on the left.
+    ``place`` is the file or its folder. Raises SourceError if the files are missing or not JSON, the
+    tokenizer is not a Unigram tokenizer with a padding and an end token, or it pads on the left.
     """
     file = place if place.suffix == ".json" else place / "tokenizer.json"
     folder = file.parent
