@@ -1,1 +1,1 @@
-"""The command ``wanrun``, and what its options have in common with those of ``wanbuild``."""
+"""The command ``wanrun``, and what its options share with those of ``wanbuild``."""

@@ -1,6 +1,6 @@
-"""Options and commands of other tools that are none here: what each means, or what to do instead.
+"""Options and commands of other tools that do not exist here: what each means, or what to do instead.
 
-``wanrun.request.elsewhere`` has the names that are no options of a generation; here are those that are
+``wanrun.request.elsewhere`` has the names that are not options of a generation; here are those that mean
 another thing to another command, and the names of commands.
 """
 
@@ -204,14 +204,10 @@ WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 def no_option(
     command: str, written: str, meant: str, own: Sequence[str], others: Mapping[str, Collection[str]]
 ) -> UsageError:
-    """Returns the error of an option that a command has not, with what to do if the name is known or near.
+    """Returns the error of an option that a command lacks, with what to do if the name is known or similar.
 
-    Args:
-        command: the command, such as ``wanbuild convert``.
-        written: the option as it is written.
-        meant: the option of a generation that its name stands for, else the same.
-        own: the command's own options.
-        others: the options of the other commands of its program, by command.
+    ``written`` is the option as the user wrote it, ``meant`` the option of a generation that its name stands
+    for, else the same. ``own`` are the command's options, ``others`` those of its program's other commands.
     """
     remedy = _remedy(command, written, meant, own, others) or f"see {command} --help"
     return UsageError("unknown_parameter", f"{command} has no {written}", remedy=remedy)
@@ -220,7 +216,7 @@ def no_option(
 def _remedy(
     command: str, written: str, meant: str, own: Sequence[str], others: Mapping[str, Collection[str]]
 ) -> str | None:
-    """Returns what to do about an option that a command has not; None where nothing is sure."""
+    """Returns what to do about an option that a command lacks; None where nothing is sure."""
     instead = _instead(command)
     for name in (_name(written), _name(meant)):
         if name in instead:
@@ -233,7 +229,7 @@ def _remedy(
 
 
 def _instead(command: str) -> Mapping[str, str]:
-    """Returns what to do instead of an option that a command has not, by the option's name."""
+    """Returns what to do instead of an option that a command lacks, by the option's name."""
     if command == "wanrun serve":
         fields = {row.key: "it is a field of each request" for row in rows()}
         return {**fields, **OF_COMMANDS[command]}
@@ -245,12 +241,9 @@ def _name(option: str) -> str:
 
 
 def command_meant(program: str, word: str, commands: Collection[str]) -> str | None:
-    """Returns what to do instead of a command that a program has not; None if the word is not known.
+    """Returns what to do instead of a command that a program lacks; None if the word is not known.
 
-    Args:
-        program: ``wanrun`` or ``wanbuild``.
-        word: the word in the command's place.
-        commands: the program's own commands, of which the word may be misspelt.
+    ``commands`` are the program's, of which the word may be a misspelling.
     """
     if word in WORDS[program]:
         return WORDS[program][word]

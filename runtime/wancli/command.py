@@ -1,4 +1,4 @@
-"""What the commands' options have in common: sections of the help, names of other tools, the artifact."""
+"""What the commands' options share: sections of the help, names of other tools, the artifact."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ takes_overwrite = click.option(
 
 
 def understood(token: str) -> str:
-    """Returns an option's name without dashes in front as it is declared, for a name of other tools."""
+    """Returns the option that an option's name of other tools stands for, as declared, without dashes."""
     written = token.replace("-", "_")
     return _keys().get(written, written).replace("_", "-")
 
@@ -128,14 +128,10 @@ CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
 
 
 class Answering(click.Command):
-    """A command that says what to do instead of an option that it has not."""
+    """A command that says what to do instead of an option that it lacks."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses arguments.
-
-        Raises:
-            UsageError: for an option that there is not.
-        """
+        """Parses arguments; raises UsageError for an unknown option, with what to do instead."""
         written = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -145,7 +141,7 @@ class Answering(click.Command):
 
 
 def _as_written(option: str, args: Iterable[str]) -> str:
-    """Returns an option as the user has written it: click tells the one that its name stands for."""
+    """Returns an option as the user has written it: click gives the one that its name stands for."""
     names = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
     return next((name for name in names if f"--{understood(name[2:])}" == option), option)
 
@@ -165,7 +161,7 @@ def _others(context: click.Context) -> dict[str, list[str]]:
 
 
 class Commands(Answering, click.Group):
-    """A group of commands that also says what to do instead of a command that it has not."""
+    """A group of commands that says what to do instead of a command that it lacks."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, context_settings=dict(CONTEXT_SETTINGS), **settings)
@@ -173,11 +169,7 @@ class Commands(Answering, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the command that arguments name.
-
-        Raises:
-            UsageError: for a command that there is not.
-        """
+        """Returns the command that arguments name; raises UsageError for an unknown one."""
         if args[0] not in self.commands:
             remedy = (
                 command_meant(ctx.command_path, args[0], self.commands) or f"see {ctx.command_path} --help"
@@ -232,7 +224,7 @@ class Command(Checked):
     """A command whose help lists its options by section, in the order in which each is first named."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the sections, those without a name of their own last."""
+        """Writes the sections; options without one come last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None and isinstance(param, click.Option):
@@ -243,10 +235,9 @@ class Command(Checked):
 
 
 def check_outputs(context: click.Context) -> None:
-    """Checks what a command's options name, by their types.
+    """Claims the files that a command's options read and write, by their types.
 
-    Raises:
-        UsageError: as ``Claims.write_to``.
+    Raises UsageError as ``Claims.write_to`` does.
     """
     artifact = context.params.get("folder") or context.params.get("artifact")
     claims = Claims()
@@ -285,11 +276,9 @@ def _spelled(param: click.Parameter) -> str:
 
 
 class Written(click.ParamType):
-    """A click type for values that are written in a form of their own.
+    """A click type for values with a syntax; ``parse`` returns a text's value, or raises UsageError.
 
-    Args:
-        name: the form, as the help shows it.
-        parse: returns the value of a text; raises UsageError.
+    ``name`` is the form that the help shows.
     """
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -315,14 +304,14 @@ class Number(click.FloatRange):
 
 
 def folder_found(place: str) -> Path:
-    """Returns the folder of an artifact, of an address that of its copy: see ``wanhub.find``."""
+    """Returns an artifact's folder; for an address, its copy's: see ``wanhub.find``."""
     import wanhub
 
     return wanhub.find(place, print_error)
 
 
 def fetch(artifact: Artifact, names: Iterable[Named]) -> None:
-    """Fetches files of an artifact that is elsewhere, and says how much has come."""
+    """Fetches files of a copied artifact, and says how much has come."""
     import wanhub
     from wanrun.timing.spans import Spans
 
@@ -332,15 +321,9 @@ def fetch(artifact: Artifact, names: Iterable[Named]) -> None:
 
 
 def fetch_all(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> None:
-    """Fetches all files of an artifact that is elsewhere.
+    """Fetches the files of a copied artifact, of these kinds and targets; none for all.
 
-    Args:
-        folder: its folder.
-        kinds: the kinds of files that are read; none for all.
-        targets: the targets; none for all.
-
-    Raises:
-        ArtifactError, UsageError: as ``wanhub.open_artifact`` and ``fetch``.
+    Raises ArtifactError or UsageError as ``wanhub.open_artifact`` and ``fetch`` do.
     """
     import wanhub
 
@@ -376,7 +359,7 @@ def artifact_option(also: str = "", **settings: Any) -> Callable[[Any], Any]:
 
 
 def _chosen(folder: Path | None, option: Path | None, variable: str | None) -> Path:
-    """Returns the artifact's folder of a command: the argument, the option, or the variable."""
+    """Returns a command's artifact folder, from the argument, the option, or the variable."""
     context = click.get_current_context()
     given = context.get_parameter_source("artifact") is ParameterSource.COMMANDLINE
     if folder is not None and given:

@@ -65,7 +65,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
 
 
 def _completed(command: click.Command) -> int | None:
-    """Answers a shell that completes a command line, and returns the exit code; None where none asks."""
+    """Answers a shell that completes a command line, and returns the exit code; None if none asks."""
     name = command.name or "wanrun"
     variable = f"_{name.upper()}_COMPLETE"
     if not (instruction := os.environ.get(variable)):
@@ -164,7 +164,7 @@ def _of_click(error: click.ClickException, command: click.Command) -> UsageError
 
 
 def _lacks_resources(error: BaseException) -> bool:
-    """Whether an error says that there is no memory, or no thread, process or file can be had."""
+    """Whether an error says that the system has no more memory, threads, processes or files."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
     text = str(error)

@@ -1,4 +1,4 @@
-"""What a command does before it imports anything that takes time: its streams, its warnings, its signals."""
+"""Prepares a command's streams, warnings and signals, before the imports that take time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WORDS: Mapping[int, str] = MappingProxyType(
 
 
 def start() -> None:
-    """Opens closed streams, leaves out the warnings of NumPy and Pillow, and lets signals end the process.
+    """Opens closed streams, silences warnings of NumPy and Pillow, and lets signals end the process.
 
-    A signal that is ignored (nohup), or handled already, stays so.
+    A signal that is ignored (nohup) or already handled stays so.
     """
     for number in range(3):  # the next file would get the number of a closed one, as with 2>&-
         try:
@@ -48,7 +48,7 @@ def start() -> None:
 
 
 def _watch(pipe: int, numbers: Collection[int]) -> None:
-    """Ends the process at a signal, whose number Python's handler in C has written to a pipe."""
+    """Ends the process when Python's C handler has written a signal's number to a pipe."""
     while (number := os.read(pipe, 1)[0]) not in numbers:
         pass
     end(128 + number, WORDS[number], partial(signal.pthread_kill, threading.main_thread().ident or 0, number))

@@ -1,4 +1,4 @@
-"""Options of a command that are made of the rows of a record."""
+"""Makes a command's options from the rows of a record."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from wanrun.rows import MOST_TOLD, Row
 
 
 class _Chosen(click.Choice[str]):
-    """A click type for one of some texts as they are, which may have further names.
+    """A click type for some exact texts: only the names of options may be spelled in other ways.
 
-    Only the names of options may be spelled in other ways.
-
-    Args:
-        choices: the texts.
-        parse: returns the text that a name stands for, or else the name; None for no further names.
+    ``parse`` returns the text that a further name stands for, or else the name; None for no further names.
     """
 
     def __init__(self, choices: Sequence[str], parse: Callable[[str], str] | None = None) -> None:

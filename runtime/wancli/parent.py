@@ -1,9 +1,9 @@
-"""The parent of a command in a run of several processes, which is left when JAX has ended the command.
+"""The parent of a command in a run of several processes, which remains when JAX has ended the command.
 
 JAX's service ends the process from C++ when another one is gone. So the command starts itself again as a
 child. The parent, which has no JAX, passes signals on, and prints the error that the child ends with: JAX may
-end that before or after it has. If the child was ended without an exit code, the parent removes what it has
-left, and says so if no error was told.
+end that before or after it has. If the child was ended without an exit code, the parent removes its
+leftovers, and says so if no error was reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Told:
-    """The file in which this process tells its parent something; None without a parent."""
+    """The file in which this process reports to its parent; None without a parent."""
 
     file: int | None = None
 
@@ -59,7 +59,7 @@ def run_with_parent() -> None:
 
 
 def _open_file(number: str) -> int | None:
-    """Returns the number of an open file; None if it is none."""
+    """Returns the number of an open file; None if it is not one."""
     try:
         os.fstat(int(number))
     except (ValueError, OverflowError, OSError):
@@ -68,7 +68,7 @@ def _open_file(number: str) -> int | None:
 
 
 def _run_as_child() -> NoReturn:
-    """Runs this command again as a child, and ends this process as that has ended."""
+    """Runs this command again as a child, and ends this process in the same way."""
     import ctypes
     import subprocess
 
@@ -124,14 +124,14 @@ def tell_parent(folders: Iterable[Path] = ()) -> None:
 
 
 def tell_end(code: int, line: str) -> bool:
-    """Tells the parent how this process ends, for it to print; whether there is one."""
+    """Reports how this process ends to the parent, which prints it; returns whether there is one."""
     if _TOLD.file is not None:
         os.write(_TOLD.file, b"\0".join([b"", f"{code} {line}".encode(), b""]))
     return _TOLD.file is not None
 
 
 def _ended(number: int, joined: bool) -> ClusterError:
-    """Returns the error of a child that a signal has ended; JAX ends it by SIGABRT."""
+    """Returns the error of a child that a signal has ended; JAX uses SIGABRT."""
     if number != signal.SIGABRT:
         return ClusterError(
             "process_lost", "this process of the run was killed, or has crashed", found=f"signal {number}"

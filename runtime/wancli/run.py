@@ -65,11 +65,7 @@ class Wanrun(Command):
     """The command ``wanrun``, whose first word is an artifact, or ``serve``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses arguments.
-
-        Raises:
-            UsageError: for a word that is meant as a command, and for an option that there is not.
-        """
+        """Parses arguments; raises UsageError for a word that is meant as a command, or an unknown option."""
         remedy = command_meant("wanrun", args[0], ["serve"]) if args else None
         if remedy is None and len(args) > 1 and not args[0].startswith("-") and Path(args[1]).is_dir():
             remedy = "wanrun ARTIFACT --prompt TEXT makes a video"
@@ -268,7 +264,7 @@ def _run(
 
 
 def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings, warmup: bool) -> None:
-    """Fetches what the jobs, and a warm-up, read of an artifact that is elsewhere."""
+    """Fetches the files of a copied artifact that the jobs, and a warm-up, read."""
     if not work.artifact.origin:
         return
     from wanrun import needed

@@ -1,4 +1,4 @@
-"""Standard output of a command: lines of this program alone, or a video alone."""
+"""Standard output of a command: only lines of this program, or only a video."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def keep_stdout(quiet: bool) -> None:
 
 
 def stdout_for_video() -> int:
-    """Returns a descriptor of standard output. What is printed there goes to standard error from now on.
+    """Returns a descriptor of standard output; from now on, prints go to standard error.
 
-    Raises:
-        UsageError: if it is a terminal.
+    Raises UsageError if it is a terminal.
     """
     if sys.stdout.isatty():
         raise UsageError(

@@ -42,8 +42,8 @@ class Batch:
     Args:
         overwrite: whether existing files may be replaced.
         leads: whether this process prints and writes; one of a run of several processes does.
-        status: the line that says what is waited for, which gives way to other lines; None for no such line.
-        pictures: what shows a video that is made; None for nothing.
+        status: the status line, which gives way to other lines; None for none.
+        pictures: shows a video that is made; None for nothing.
         ahead: whether the next prompt is prepared while a video is decoded and written. Processes of one run
             make everything in one order.
         hours: says how long it takes; None to say nothing.
@@ -76,16 +76,16 @@ class Batch:
         return self._failures[0].exit_code if self._failures else 0
 
     def warn(self, message: str, planned: Planned | None = None) -> None:
-        """Prints a warning, and which line of the prompts file it concerns."""
+        """Prints a warning, and the line of the prompts file that it concerns."""
         where = f"{planned.entry.where}: " if planned is not None and self._work.many else ""
         self._print(warn, f"{where}{message}")
 
     def report(self, message: str) -> None:
-        """Prints what was done."""
+        """Prints a line about finished work."""
         self._print(report, message)
 
     def note(self, message: str) -> None:
-        """Prints what was decided, to standard error."""
+        """Prints a line about a decision, to standard error."""
         self._print(print_error, message)
 
     def _print(self, printing: Callable[[str], None], message: str) -> None:
@@ -122,9 +122,8 @@ class Batch:
     def run(self, pipeline: Pipeline) -> None:
         """Makes the videos of all jobs with a pipeline that was loaded with the first job's profile.
 
-        Raises:
-            ArtifactError: if the artifact is not usable.
-            WanError: if the prompt of the command line fails.
+        Raises ArtifactError if the artifact is not usable, and WanError if the prompt of the command line
+        fails.
         """
         jobs = [partial(self._make, planned, pipeline) for planned in self._work.jobs]
         try:
@@ -134,7 +133,7 @@ class Batch:
             self._clear_pictures()
 
     def _settle(self, planned: Planned, outcome: Outcome) -> None:
-        """Notes how a job ended; raises an error that ends the run."""
+        """Records how a job ended; raises an error that ends the run."""
         if (error := outcome.error) is None:
             self.outcomes[planned.entry.index] = outcome
             return
@@ -152,7 +151,7 @@ class Batch:
             self.report(self._count())
 
     def say_count(self) -> None:
-        """Prints the same when a signal ends the process, without the locks of Python's streams."""
+        """Signal-safe ``report_count``: writes without taking the locks of Python's streams."""
         if self._work.many and self._leads:
             say(f"{self._count()}\n")
 
@@ -199,7 +198,7 @@ class Batch:
         return outcome
 
     def _look(self, pictures: Pictures) -> Callable[[int, Step], None]:
-        """Returns what shows pictures of a job's steps on the terminal, now and then."""
+        """Returns a listener that shows pictures of a job's steps on the terminal, now and then."""
 
         def show(done: int, frames: np.ndarray) -> None:
             with self._status.held():
@@ -214,14 +213,14 @@ class Batch:
         return look
 
     def _telling(self, planned: Planned, timings: Timings) -> Callable[[Event], object] | None:
-        """Returns what hears of the first job's steps: it says how long the rest takes."""
+        """Returns a listener to the first job's steps, which says how long the rest takes."""
         if self._hours is None or planned is not self._work.jobs[0]:
             return None
         return partial(self._hours.step, timings=timings, note=self.note)
 
     @contextmanager
     def _shown_running(self, job: Job) -> Iterator[CancelToken]:
-        """Shows the number of a job of many while it runs; yields what ends it."""
+        """Shows the number of a job of many while it runs; yields the token that cancels it."""
         token = self._running[job.id] = CancelToken()
         try:
             self._show_places()
@@ -234,7 +233,7 @@ class Batch:
         self._status.place = "".join(f"[{id}] " for id in list(self._running)) if self._work.many else ""
 
     def _deliver(self, output: Output, metadata: Mapping[str, Any]) -> None:
-        """Puts a video that was made into the object store, if there is one."""
+        """Uploads a finished video to the object store, if there is one."""
         if self._work.store is not None and output.kind == VIDEO:
             facts = {**metadata, "video": output.video}
             check = partial(check_same, self._work.shown(output.path))
@@ -253,7 +252,7 @@ class Batch:
 
 
 def _begun(planned: Planned) -> str:
-    """Says what an ended run has left of a prompt's video."""
+    """Returns a line about what an ended run has left of a prompt's video."""
     generation = planned.job.generation
     clips = f"{planned.parts} of {generation.clips} clips"
     there = clips if generation.blending is None else "latents of all steps"

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 def made_before(video: Path, store: VideoStore | None) -> dict[str, Any] | None:
     """Returns the metadata of an existing video, empty if it has none; None if there is no such video.
 
-    In an object store it is that of the record, which is there before the video.
-
-    Raises:
-        UsageError: if it cannot be read.
+    In an object store it is that of the record, which exists before the video. Raises UsageError if it cannot
+    be read.
     """
     if store is not None:
         return store.record(video.name)
@@ -36,10 +34,8 @@ def missing_videos(
 ) -> tuple[int, ...]:
     """Returns the numbers of the videos that do not exist; the others must have the run's metadata.
 
-    The metadata is that of each video, except its number. ``store`` is the object store of the videos.
-
-    Raises:
-        UsageError: for an existing video with other metadata, or without metadata.
+    The metadata is that of each video, except its number. ``store`` is the object store of the videos. Raises
+    UsageError for an existing video with other metadata, or without metadata.
     """
     missing = []
     for index, video in enumerate(videos):
@@ -51,7 +47,7 @@ def missing_videos(
 
 
 def _is_here(video: Path, expected: Mapping[str, Any]) -> bool:
-    """Returns whether a video is there; raises as ``missing_videos``, also for what is in its way."""
+    """Returns whether a video exists; raises as ``missing_videos``, also for anything else in its place."""
     if video.exists() and not (video.suffix.lower() == FOLDER and video.is_dir()):
         check_free([video], overwrite=True)
     try:
@@ -67,7 +63,7 @@ def _is_here(video: Path, expected: Mapping[str, Any]) -> bool:
 
 
 def _is_in_store(name: str, expected: Mapping[str, Any], store: VideoStore) -> bool:
-    """Returns whether a video is there with its record; raises as ``missing_videos``."""
+    """Returns whether a video exists with its record; raises as ``missing_videos``."""
     there = store.record(name)
     if there is not None:
         check_same(store.where(name), there, expected)
@@ -109,7 +105,7 @@ def _text(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def _shown(*texts: str) -> list[str]:
-    """Returns the parts of texts in which they differ, with a little of what is before."""
+    """Returns the parts of texts in which they differ, with a little of the text before."""
     alike = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False))
     begin = max(0, len(list(alike)) - 30)
     before = "..." if begin else ""

@@ -1,4 +1,4 @@
-"""How long a run of hours will take: said before it from earlier runs' times, or after its first step."""
+"""The time of a run of hours: announced before it from earlier runs' times, or after its first step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,7 @@ from wanrun.units import in_hours
 
 
 class Hours:
-    """The expected time of a run.
-
-    Args:
-        artifact: the artifact.
-        jobs: what is made.
-        run: the options of the run.
-    """
+    """The expected time of a run's jobs."""
 
     def __init__(self, artifact: Artifact, jobs: Sequence[Planned], run: RunOptions) -> None:
         self._artifact, self._run = artifact, run
@@ -49,15 +43,10 @@ class Hours:
         return total
 
     def announce(self, note: Callable[[str], object]) -> None:
-        """Says before a long run how long it takes; a terminal is asked whether to begin, unless told so.
+        """Says before a long run how long it takes; on a terminal asks whether to begin, unless ``--yes``.
 
         Where nobody can answer, the run begins: it was started on purpose, and the time is an estimate.
-
-        Args:
-            note: prints a line.
-
-        Raises:
-            click.Abort: if the answer is no.
+        Raises click.Abort if the answer is no.
         """
         if self.expected is None or self.expected < LONG:
             return
@@ -77,7 +66,7 @@ class Hours:
             note(f"about {in_hours(left)} of steps are left; {self._less()}")
 
     def learn(self, id: str, outcome: Outcome) -> None:
-        """Keeps how fast the programs of a job were, for later runs.
+        """Records how fast the programs of a job were, for later runs.
 
         Nothing is learned of one with other steps than were counted: windows were read.
         """
@@ -88,7 +77,7 @@ class Hours:
 
     @staticmethod
     def _left(planned: Planned) -> Counts:
-        """Returns what is left to do, where an ended run has made parts of the video."""
+        """Returns the work that is left, where an ended run has made parts of the video."""
         return planned.job.generation.counts().after(planned.parts)
 
     def _seconds(self, planned: Planned) -> float | None:
@@ -116,7 +105,7 @@ class Hours:
 
     @staticmethod
     def _rates(generation: Generation, selected: SelectedTarget) -> Rates:
-        """Returns what programs of such weights reach here: those of small models reach far less."""
+        """Returns the rates that programs of such weights reach here: those of small models are far lower."""
         facts = {
             "target": selected.name,
             "mesh": dict(selected.mesh),
@@ -126,7 +115,7 @@ class Hours:
         return Rates.of(selected.target.environment, **facts)
 
     def _less(self) -> str:
-        """Says what takes less time."""
+        """Returns a text about options that take less time."""
         ways = ["a smaller --size", "fewer --frames", "fewer --steps"]
         generations = [one.job.generation for one in self._jobs.values()]
         names = {one.profile.name for one in generations}
@@ -139,7 +128,7 @@ class Hours:
 
 
 def _work(generation: Generation, left: Counts, target: str) -> Mapping[str, float]:
-    """Returns the FLOPs of what an outcome's seconds tell apart: of the text encoder's nothing is learned."""
+    """Returns the FLOPs of the phases that an outcome times; nothing is learned of the text encoder's."""
     parts = cost_of(left, generation.manifest, generation.profile).parts.get(target, {})
     steps = parts.get("expert", 0.0) + parts.get("steps", 0.0)
     return {name: one for name, one in (("steps", steps), ("decode", parts.get("video", 0.0))) if one}

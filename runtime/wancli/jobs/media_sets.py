@@ -32,12 +32,10 @@ class MediaSets:
         self._kept: tuple[_Set, Inputs] | None = None
 
     def facts(self, generation: Generation, digests: bool = False) -> Inputs | None:
-        """Returns a generation's media without arrays, and reads them at the first call; None for text alone.
+        """Returns a generation's media without arrays, and reads them at the first call; None for text only.
 
-        Where ``digests`` suffice, the media may turn out to be unusable later.
-
-        Raises:
-            UsageError: if they cannot be used, or with digests if they cannot be read.
+        If ``digests`` are enough, the media may turn out to be unusable later. Raises UsageError if they
+        cannot be used, or with digests if they cannot be read.
         """
         if (key := _set_of(generation)) is None:
             return None
@@ -52,10 +50,9 @@ class MediaSets:
             raise
 
     def inputs(self, generation: Generation) -> Inputs | None:
-        """Returns checked media as arrays, one object for jobs in a row that share them; None for text alone.
+        """Returns checked media as arrays, one object for jobs in a row that share them; None for text only.
 
-        Raises:
-            UsageError: if the media can no longer be read, or have changed since the check.
+        Raises UsageError if the media can no longer be read, or have changed since the check.
         """
         checked, key = self.facts(generation), _set_of(generation)
         if checked is None or key is None:
@@ -68,7 +65,7 @@ class MediaSets:
         return self._kept[1]
 
     def spare(self, generation: Generation) -> None:
-        """Keeps no arrays of a generation that is not to be made."""
+        """Drops the arrays of a generation that is not to be made."""
         if self._kept is not None and self._kept[0] == _set_of(generation):
             self._kept = None
 
@@ -79,7 +76,7 @@ class MediaSets:
         return self._decoded[key]
 
     def _digest(self, key: _Set, generation: Generation) -> Inputs:
-        """Returns the facts of media by their digests; where these do not suffice, by decoding them."""
+        """Returns the facts of media by their digests, or by decoding them if these are not enough."""
         with self._timings.phase("read_media"):
             from wanrun.media.prepare import media_facts  # imports Pillow
 
@@ -97,7 +94,7 @@ class MediaSets:
 
 
 def _set_of(generation: Generation) -> _Set | None:
-    """Returns what two generations with the same arrays have in common; None if no media are read."""
+    """Returns a key that generations with the same arrays share; None if no media are read."""
     return None if generation.media is None else (generation.profile.name, generation.media)
 
 

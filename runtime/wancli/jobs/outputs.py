@@ -1,11 +1,8 @@
 """The names of results: replaces their fields, and checks before the first step that they can be written.
 
-| field | replacement |
-|---|---|
-| ``{index}`` | the prompt's number, from 1, zero padded to the digits of the number of prompts |
-| ``{seed}`` | the seed |
-| ``{slug}`` | the prompt's first words: lower case letters and digits joined by ``-`` |
-| ``{{``, ``}}`` | a brace |
+| field | replacement | |---|---| | ``{index}`` | the prompt's number, from 1, zero padded to the digits of
+the number of prompts | | ``{seed}`` | the seed | | ``{slug}`` | the prompt's first words: lower case letters
+and digits joined by ``-`` | | ``{{``, ``}}`` | a brace |
 
 ``{index:04}`` and ``{seed:04}`` pad to four digits.
 """
@@ -40,15 +37,9 @@ def slug(prompt: str) -> str:
 
 
 def expand(pattern: str, option: str, *, index: int, total: int, seed: int, prompt: str) -> str:
-    """Replaces the fields of a name by values.
+    """Replaces the fields of a name by values; raises UsageError for one that is not in the table above.
 
-    Args:
-        option: the option of the name, for messages.
-        index: the prompt's number, from 1.
-        prompt: the prompt, for ``{slug}``.
-
-    Raises:
-        UsageError: for a field that is not in the table above.
+    ``option`` is the name's option, for messages. ``index`` counts prompts from 1.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -101,8 +92,7 @@ def check_encoder(videos: Iterable[Path]) -> None:
 def write_timings(timings: Timings, path: Path | None) -> None:
     """Writes ``Timings.as_json``, indented and atomically; None means no file.
 
-    Raises:
-        UsageError: if the file cannot be written.
+    Raises UsageError if the file cannot be written.
     """
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""A prompt of a run with its job: its outputs are named and checked, and those that exist are left out."""
+"""A prompt of a run with its job: its outputs are named and checked, and existing ones are left out."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ class Planned:
     """A prompt of a run.
 
     Attributes:
-        entry: the prompt, and its place.
-        job: what is to be made. It has the outputs that do not exist; the others have the same metadata.
+        job: has the outputs that do not exist; the others have the same metadata.
         videos: all videos of the prompt.
         metadata: the metadata of each video, except the video's number; empty until the media are read.
-        parts: its parts that an ended run has left.
+        parts: the number of the video's parts that an ended run has left.
     """
 
     entry: Entry
@@ -65,13 +64,12 @@ class Planner:
     """Plans jobs of prompts: ``planned`` is cheap, and ``compared`` reads the media.
 
     Attributes:
-        many: whether the prompts come from a file. Then an output without fields is numbered if there are
-            several prompts, and an existing video with the same metadata is finished. The video of a single
-            prompt must not exist.
+        many: whether the prompts come from a file, or there are several seeds. Then an output without
+            fields is numbered if there are several prompts, and an existing video with the same metadata
+            is finished. The video of a single prompt must not exist.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
-        influences: facts beside a prompt's own options that decide its video, for the metadata.
-        media: reads the media of the jobs.
-        claims: notes the files that are written.
+        influences: facts that decide a video besides a prompt's options, for the metadata.
+        claims: records the files that are written.
         store: the object store of the videos, which are written in its folder before; or None.
     """
 
@@ -87,8 +85,7 @@ class Planner:
     def path(self, entry: Entry, option: str) -> Path:
         """Returns the path of --output or --save-latents for this prompt; its line may name an output.
 
-        Raises:
-            UsageError: for a name with an unknown field, or of a folder in an object store.
+        Raises UsageError for a name with an unknown field, or of a folder in an object store.
         """
         line, pattern, name = entry.line, str(getattr(self.run, option)), "--" + option.replace("_", "-")
         if option == "output" and line.output is not None:
@@ -104,10 +101,9 @@ class Planner:
     def planned(self, entry: Entry) -> Planned:
         """Resolves a prompt, and claims the names of its outputs; reads no media.
 
-        Raises:
-            UsageError: for an option out of range, media that the model does not take, or an output that
-                cannot be written or exists already.
-            ArtifactError: for a profile or a form of the loop that is not built.
+        Raises UsageError for an option out of range, media that the model does not take, or an output that
+        cannot be written or exists already. Raises ArtifactError for a profile or a form of the loop that is
+        not built.
         """
         entry = self._with_its_seed(entry)
         generation = self.resolved(entry)
@@ -144,7 +140,7 @@ class Planner:
         return resolve_request(entry.line, self.artifact, loop=self.run.loading.form)
 
     def _with_its_seed(self, entry: Entry) -> Entry:
-        """Returns a line whose seed was drawn with that of its first video, if that was begun before."""
+        """Returns a line with its first video's seed, if the seed is drawn and the video was begun before."""
         if not entry.drawn:
             return entry
         try:
@@ -163,8 +159,7 @@ class Planner:
     def compared(self, planned: Planned) -> Planned:
         """Reads a prompt's media, and leaves out its outputs that exist.
 
-        Raises:
-            UsageError: for media that cannot be used, or an existing output with other metadata.
+        Raises UsageError for media that cannot be used, or an existing output with other metadata.
         """
         job, videos, overwrite, parts = planned.job, planned.videos, self.run.overwrite, 0
         with usable_names():
@@ -185,7 +180,7 @@ class Planner:
         return replace(planned, job=replace(job, outputs=outputs), metadata=metadata, parts=parts)
 
     def _is_missing(self, output: Output, videos: Sequence[int]) -> bool:
-        """Whether an output is to be written. Existing latents are refused beside a video that is to be."""
+        """Whether an output is to be written. Existing latents are refused if their video is to be."""
         if output.kind != LATENTS:
             return output.video in videos
         if not output.path.exists() or self.run.overwrite:

@@ -1,4 +1,4 @@
-"""The start of a command in a run of several processes: the worklist, the others, and their agreement."""
+"""The start of a run of several processes: they join, each makes the worklist, and all agree on it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,10 @@ def worklist_of_several(
 ) -> Iterator[tuple[Worklist, RunOptions, ProcessGroup]]:
     """Enters the group of the processes, and makes the worklist in each, until all have agreed on it.
 
-    Arguments and errors are those of ``make_worklist``. Yields the worklist; the options, in the others
-    without the files that process 0 alone writes; the group.
-
-    Raises:
-        ArtifactError: if the processes have different artifacts.
-        UsageError: if they were given different requests, or the description of the group is wrong.
-        ClusterError: if another process is gone.
+    Arguments and errors are those of ``make_worklist``. Yields the worklist; the options, without the files
+    that only process 0 writes in the other processes; the group. Raises ArtifactError for different
+    artifacts, UsageError for different requests or a wrong description of the group, and ClusterError if
+    another process is gone.
     """
     waiting = Status(lambda: timings.running)
     with contextlib.ExitStack() as entered:
@@ -59,12 +56,8 @@ def _folders(work: Worklist, run: RunOptions) -> set[Path]:
 def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
     """Checks that all processes have the same artifact and jobs; returns those that process 0 has to make.
 
-    Which jobs are finished is what process 0 finds, because it writes the results: the others may see other
-    disks.
-
-    Raises:
-        ArtifactError: in every process, if their artifacts differ.
-        UsageError: in every process, if their requests differ.
+    Process 0 decides which jobs are finished, because it writes the results: the others may see other disks.
+    Every process raises ArtifactError if the artifacts differ, and UsageError if the requests do.
     """
     group.agree_on_artifact(work.artifact.manifest.digests)
     jobs = {job.entry.index: job for job in (*work.jobs, *work.finished)}
@@ -83,5 +76,5 @@ def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
 
 
 def _facts(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a job's facts but the artifact's address; the prompt is the first, to be named as different."""
+    """Returns a job's facts without the artifact's address; the prompt is first, to be named first."""
     return {"prompt": metadata["prompt"], **{key: metadata[key] for key in metadata if key != "artifact"}}

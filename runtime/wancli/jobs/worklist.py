@@ -44,13 +44,11 @@ class Worklist:
     """The prompts of a run with their jobs, and the results of its checks.
 
     Attributes:
-        artifact: the artifact.
         jobs: the prompts with a job to do, in order.
         finished: those whose outputs all exist.
         failures: the errors of the other lines of the prompts file, by their number, in order.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
         many: whether the prompts come from a file, or there are several seeds.
-        media: reads the media of the jobs.
         store: the object store of the videos; None where they stay in their folders.
     """
 
@@ -96,7 +94,7 @@ def _read_latents(path: Path) -> np.ndarray:
 def _each(
     steps: Sequence[tuple[Entry, Callable[[], Planned]]], bad: dict[int, WanError], timings: Timings
 ) -> list[Planned]:
-    """Returns what each step makes of its line; keeps errors by index, and raises one that all have."""
+    """Returns each step's result; keeps its line's error by index, and raises one that all lines have."""
     jobs, errors = list[Planned](), list[WanError]()
     checking = timings.phase("check", None, lambda: (len(jobs) + len(errors), len(steps)), "prompt")
     with checking if len(steps) > 1 else contextlib.nullcontext():
@@ -114,7 +112,7 @@ def _each(
 
 
 def _built(planner: Planner, entries: Sequence[Entry], timings: Timings) -> Artifact:
-    """Returns the artifact with every profile that prompts ask for, and that it lacks."""
+    """Returns the artifact after building every profile that prompts ask for and it lacks."""
     for entry in entries:
         try:
             planner.resolved(entry)
@@ -147,17 +145,13 @@ def make_worklist(
 ) -> Worklist:
     """Makes all checks that need neither jax nor a weight, and returns the jobs.
 
-    Args:
-        opened: opens the artifact, once the request is known to be one.
-        run: the options of the run.
-        given: the command line's options of a generation, by name.
-        timings: where the reading of media is recorded.
+    ``opened`` opens the artifact, once the request is valid. ``given`` has the command line's options of a
+    generation, by name. ``timings`` records the reading of media.
 
-    Raises:
-        UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
-            file that cannot be read, or an output that cannot be written. An error in one line of the prompts
-            file is a failure of the worklist instead.
-        ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
+    Raises UsageError for an option out of range, latents that do not fit, media that cannot be used, a
+    prompts file that cannot be read, or an output that cannot be written; an error in one line of the prompts
+    file is a failure of the worklist instead. Raises ArtifactError if the artifact cannot be read, or has no
+    such profile or form of the loop.
     """
     if run.prompt is None and run.prompts is None:
         opened()  # what is no artifact is told before a missing prompt
@@ -204,7 +198,7 @@ def make_worklist(
 
 
 def _share(run: RunOptions, indexes: Sequence[int]) -> set[int]:
-    """Returns the numbers of the lines that this job makes, and says which if they are not all."""
+    """Returns the numbers of this job's lines; prints how many they are, or that a shard is not used."""
     from wanfleet.shard import AUTO, find_shard, told_number
 
     if run.shard is not None:
@@ -220,7 +214,7 @@ def _share(run: RunOptions, indexes: Sequence[int]) -> set[int]:
 
 
 def _default_output(run: RunOptions, shared: Line) -> Path:
-    """Returns the name of a run's videos where none is given: one that is free, for a single prompt."""
+    """Returns the default name of a run's videos; for a single prompt one that is free."""
     first = Path("out.mp4")
     if run.prompts is not None or run.overwrite:
         return first
@@ -236,7 +230,7 @@ def _default_output(run: RunOptions, shared: Line) -> Path:
 
 
 def _claims(artifact: Artifact, run: RunOptions, entries: Sequence[Entry]) -> Claims:
-    """Notes the files that the run reads, and the files that it writes beside those of its jobs."""
+    """Records the files that the run reads, and those that it writes apart from its jobs'."""
     claims = Claims(artifact.folder, artifact.origin)
     for entry in entries:
         for name, path in entry.media_files:
