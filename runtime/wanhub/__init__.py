@@ -1,7 +1,7 @@
-"""Artifacts that are elsewhere: opened by their manifest, fetched, pinned to a revision, and signed.
+"""Remote artifacts: opened by their manifest, fetched, pinned to a revision, and signed.
 
-The extra ``hub`` installs what addresses such as ``hf://OWNER/NAME`` need. The exported names are resolved on
-first use.
+The extra ``hub`` installs the packages for addresses such as ``hf://OWNER/NAME``. The exported names are
+resolved on first use.
 """
 
 from __future__ import annotations

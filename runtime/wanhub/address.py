@@ -22,7 +22,7 @@ class Address:
     """Where an artifact is.
 
     Attributes:
-        text: the address as it is told, without a URL's query, user and password, which may be keys.
+        text: the address for messages, without a URL's query, user and password, which may be keys.
         url: the URL of the folder; of a repository ``hf://OWNER/NAME``.
         revision: the branch, tag or commit of a repository; empty for its main branch, and of a URL.
     """
@@ -33,7 +33,7 @@ class Address:
 
     @property
     def repository(self) -> str:
-        """The repository, ``OWNER/NAME``; empty of a URL."""
+        """The repository, ``OWNER/NAME``; empty for a URL."""
         return self.url.removeprefix(f"{HUB}://") if self.url.startswith(f"{HUB}://") else ""
 
     @property
@@ -47,11 +47,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parses ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder.
-
-    Raises:
-        UsageError: for another form.
-    """
+    """Parses ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder; raises UsageError."""
     try:
         url = urlsplit(text)
     except ValueError:
@@ -80,20 +76,20 @@ def is_commit(text: str) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether huggingface_hub is told to ask for nothing."""
+    """Whether huggingface_hub is in its offline mode."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 class UnreachableError(ArtifactError):
-    """An address does not answer; it may do so later (exit 1)."""
+    """An address gives no answer; it may later (exit 1)."""
 
     exit_code = 1
 
 
 def no_such(address: Address, status: int) -> ArtifactError:
-    """Returns the error of a repository that is not there, or that somebody else may read."""
+    """Returns the error of a repository that does not exist, or that this user may not read."""
     return ArtifactError(
         "not_found",
         f"there is no {address.text}, or it may not be read",
@@ -104,7 +100,7 @@ def no_such(address: Address, status: int) -> ArtifactError:
 
 
 def unreachable(address: Address, name: str, found: str) -> UnreachableError:
-    """Returns the error of a file that cannot be asked for."""
+    """Returns the error of a file that cannot be requested."""
     check = "the network and HF_ENDPOINT" if address.repository else "the address and the network"
     return UnreachableError(
         "unreachable",

@@ -35,14 +35,10 @@ Progress = Callable[[int], None]
 
 
 class Copy:
-    """A copy, whose files can be fetched. Several processes may do so at once.
+    """A copy, whose files can be fetched, also by several processes at once.
 
-    Args:
-        artifact: its folder has a manifest, and says where the rest is.
-        report: gets a line about a wait, from any thread.
-
-    Raises:
-        ArtifactError: if its folder is no copy, or its marker is damaged.
+    The folder of ``artifact`` has a manifest and an origin. ``report`` gets a line about a wait, from any
+    thread. The constructor raises ArtifactError if the folder is not a copy, or its marker is damaged.
     """
 
     def __init__(self, artifact: wanrun.Artifact, report: Report = quiet) -> None:
@@ -52,32 +48,28 @@ class Copy:
 
     @cached_property
     def store(self) -> Store:
-        """Where its files are. Raises UsageError as ``Store``."""
+        """The place of its files. Raises UsageError as ``Store``."""
         return Store(self._origin.place, self._report)
 
     def missing(self, names: Iterable[wanrun.Named]) -> list[wanrun.Named]:
-        """Returns the files that are not there, each once."""
+        """Returns the missing files, each once."""
         files = {one.name: one for one in names}
         return [one for one in files.values() if not self.artifact.path(one).is_file()]
 
     def discard_damaged(self, names: Iterable[wanrun.Named]) -> None:
-        """Removes files that are not those of the manifest, so that they can be fetched again."""
+        """Removes files that differ from the manifest, so that they can be fetched again."""
         files = {one.name: one for one in names}
         with ThreadPoolExecutor(thread_name_prefix="check") as pool:
             for one in [pool.submit(self._discard, group) for group in wanrun.groups(files.values())]:
                 one.result()
 
     def fetch(self, names: Iterable[wanrun.Named], advance: Progress = lambda _: None) -> None:
-        """Fetches files that are missing, several at a time, and checks them.
+        """Fetches missing files, several at a time, and checks them.
 
-        Args:
-            names: files of the artifact; of a parameter all.
-            advance: gets numbers of bytes as they come, from any thread.
-
-        Raises:
-            ArtifactError: if one is not where the manifest comes from, or is not the one that it lists; what
-                else came stays.
-            UsageError: if there is no room, or the folder cannot be written; and as ``Store``.
+        ``names`` has all files of a parameter or none. ``advance`` gets numbers of bytes as they come, from
+        any thread. Raises ArtifactError if a file is missing where the manifest comes from, or differs from
+        it; the other fetched files stay. Raises UsageError if there is no room, or the folder cannot be
+        written; and as ``Store``.
         """
         self.store  # noqa: B018 - one for all threads
         wanted = {one.name: one for one in names}
@@ -118,7 +110,7 @@ class Copy:
             raise unwritable(f"the copy {self.artifact}", error, remedy) from error
 
     def _fill(self, file: BinaryIO, named: wanrun.Named, advance: Progress) -> None:
-        """Appends what is missing of a file, range by range."""
+        """Appends the missing bytes of a file, range by range."""
         done = os.fstat(file.fileno()).st_size
         if done > named.most:
             file.truncate(0)
@@ -173,16 +165,12 @@ class Copy:
 
 
 def _elsewhere(error: ArtifactError) -> ArtifactError:
-    """Returns the error of a file that is damaged where it comes from."""
+    """Returns the error of a file that is damaged at its origin."""
     return ArtifactError(**{**error.parts, "remedy": "try again; if it stays so, ask who made it"})
 
 
 def check_places(artifact: wanrun.Artifact) -> None:
-    """Checks that no file lies among weights, which copies share, or has the name of a copy's own.
-
-    Raises:
-        ArtifactError: naming one that does.
-    """
+    """Raises ArtifactError for a file among weights, which copies share, or with a name that copies use."""
     files: Mapping[str, wanrun.Named] = {one.name: one for one in artifact.named()}
     folders = [f"{component.folder}/" for component in artifact.manifest.components.values()]
     others = [f"{name}/" for name, one in files.items() if one.parameter is None]

@@ -1,4 +1,4 @@
-"""Artifacts at addresses: opened by their manifest, then fetched, and loaded as any other."""
+"""Artifacts at addresses: opened by their manifest, then fetched, and loaded like any other."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Fetching = Callable[[Callable[[], tuple[int, int]]], AbstractContextManager[obje
 
 
 def find(place: str | os.PathLike[str], report: Report = quiet) -> Path:
-    """Returns the folder of an artifact: that of a path, or of an address the copy in the user's cache.
+    """Returns the folder of an artifact: of a path, itself; of an address, the copy in the user's cache.
 
-    Of a copy the manifest is there; ``fetch`` brings the other files.
+    A copy has the manifest; ``fetch`` brings the other files.
 
     Args:
         place: a path; ``hf://OWNER/NAME[@REVISION]``, or the URL of an artifact's folder.
         report: gets a line for a revision that was not pinned before, and one about a wait.
 
     Raises:
-        ArtifactError, UsageError: as ``wanhub.opening.open_copy``, and for a missing package, of an address.
+        ArtifactError, UsageError: as ``wanhub.opening.open_copy``; UsageError for a missing package.
     """
     text = os.fspath(place)
     if "://" not in text:
@@ -45,7 +45,7 @@ def find(place: str | os.PathLike[str], report: Report = quiet) -> Path:
 
 
 def open_artifact(place: str | os.PathLike[str], report: Report = quiet) -> wanrun.Artifact:
-    """Opens an artifact by its manifest, wherever it is; arguments as of ``find``.
+    """Opens an artifact by its manifest, wherever it is; arguments as for ``find``.
 
     Raises:
         ArtifactError: if there is none, or it is damaged.
@@ -71,13 +71,13 @@ def fetch(
     report: Report = quiet,
     showing: Fetching | None = None,
 ) -> None:
-    """Fetches files of an artifact that are not there; of one that is no copy nothing.
+    """Fetches missing files of a copied artifact; does nothing for other artifacts.
 
     Args:
-        artifact: the artifact, as of ``open_artifact``; or its place, as of ``find``.
-        names: its files, such as those of ``wanrun.needed``; of a parameter all.
+        artifact: the artifact, as from ``open_artifact``; or its place, as for ``find``.
+        names: its files, such as those of ``wanrun.needed``; all files of a parameter or none.
         report: gets a line about a wait, from any thread.
-        showing: shows how many bytes have come, if any are to come.
+        showing: shows how many bytes have come, if any are missing.
 
     Raises:
         ArtifactError, UsageError: as ``wanhub.copy.Copy.fetch``.
@@ -99,7 +99,7 @@ def load(place: str | os.PathLike[str], **loading: Any) -> Pipeline:
     """Loads an artifact wherever it is, after fetching what all its profiles need on this machine's target.
 
     Args:
-        place: as of ``find``.
+        place: as for ``find``.
         loading: keywords of ``wanrun.load``.
 
     Raises:
@@ -117,15 +117,16 @@ def check_signed(
 ) -> None:
     """Checks that an artifact was signed with a key, and that its files are those that were (extra ``sign``).
 
-    Of a copy those that are there; others are compared as they come. Load it with ``verify="sha256"`` then.
+    Of a copy it checks the files that are there; others are compared as they come. Load it with
+    ``verify="sha256"`` then.
 
     Args:
-        artifact: the artifact; or its place, as of ``find``.
+        artifact: the artifact; or its place, as for ``find``.
         public_key: an elliptic curve key, PEM.
 
     Raises:
-        ArtifactError: if it is not signed, by another key, or if a file is missing or another one.
-        UsageError: if the key is none, or the extra is not installed.
+        ArtifactError: if it is not signed, by another key, or if a file is missing or differs.
+        UsageError: if ``public_key`` is not a key, or the extra is not installed.
     """
     from wanhub.signature import MANIFEST, check_signature
     from wanrun.artifact.manifest import manifest_of

@@ -1,4 +1,4 @@
-"""The file that makes a folder a copy of an artifact that is elsewhere."""
+"""The file that makes a folder a copy of a remote artifact."""
 
 from __future__ import annotations
 

@@ -24,12 +24,10 @@ from wanrun.errors import ArtifactError, unwritable
 
 
 class Opened(NamedTuple):
-    """A copy of what an address has now.
+    """A copy of the revision that an address has now, and what pins that revision.
 
-    Attributes:
-        folder: the copy.
-        pin: pins its revision. It gets what to tell the user by, which gets a line for a revision that was
-            not pinned before, and raises UsageError if the lock file cannot be written.
+    ``pin`` reports a revision that was not pinned before, and raises UsageError if the lock file cannot be
+    written.
     """
 
     folder: Path
@@ -39,17 +37,12 @@ class Opened(NamedTuple):
 def open_copy(text: str, cache: Path, report: Report) -> Path:
     """Returns the folder of a copy of the artifact at an address, at the revision that is pinned.
 
-    An address without a pin gets one: the revision that it has now. With a pin and a copy nothing is asked
-    for.
+    An address without a pin gets one: the revision that it has now. With a pin and a copy nothing is
+    requested. ``cache`` is the folder of copies, and of the lock file unless ``WANRUN_LOCK`` names one.
+    ``report`` gets a line for a revision that was not pinned before, and one about a wait.
 
-    Args:
-        text: the address.
-        cache: the folder of copies, and of the lock file that ``WANRUN_LOCK`` does not name.
-        report: gets a line for a revision that was not pinned before, and one about a wait.
-
-    Raises:
-        ArtifactError: if the address does not answer, has no artifact, or has another one than is pinned.
-        UsageError: if the address is invalid, a package is missing, or the folder cannot be written.
+    Raises ArtifactError if the address gives no answer, has no artifact, or has another one than is pinned,
+    and UsageError if the address is invalid, a package is missing, or the folder cannot be written.
     """
     asked = parse_address(text)
     pinned, at = read_pins(lock_file(cache)).get(asked.text), asked
@@ -68,7 +61,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
 
 
 def open_newest(text: str, cache: Path, report: Report = quiet) -> Opened:
-    """Makes a copy of what an address has now, whatever is pinned; as ``open_copy`` else."""
+    """Makes a copy of what an address has now, ignoring the pin; otherwise as ``open_copy``."""
     asked, lock = parse_address(text), lock_file(cache)
     with held(lock):  # it is written last: a fault of it is told of before anything comes
         read_pins(lock)
@@ -97,7 +90,7 @@ def copy_folder(cache: Path, manifest_digest: str) -> Path:
 def _copied(
     place: Address, asked: Address, cache: Path, pinned: Pin | None, report: Report
 ) -> tuple[Path, wanrun.Manifest]:
-    """Fetches the manifest, and makes the copy unless it is there."""
+    """Fetches the manifest, and makes the copy unless it exists."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))

@@ -1,4 +1,4 @@
-"""Where the files of a copy come from: a small file in its folder, which makes the folder a copy."""
+"""The origin of a copy's files: a small file in its folder, which makes the folder a copy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ MAX_MARKER_BYTES: Final = 2**16
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a copy's files come from.
+    """The origin of a copy's files.
 
-    Attributes:
-        address: as it is told; of a repository at a commit.
-        url: the URL with its query.
+    ``address`` is for messages, of a repository at a commit; ``url`` is the URL with its query.
     """
 
     address: str
@@ -31,15 +29,15 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> Address:
-        """What the store reads."""
+        """The address that the store reads."""
         place = parse_address(self.address)
         return place if place.repository else parse_address(self.url)
 
 
 def mark(folder: Path, origin: Origin) -> None:
-    """Makes a folder a copy, or tells one another origin. Raises OSError if it cannot be written.
+    """Makes a folder a copy, or changes a copy's origin. Raises OSError if it cannot be written.
 
-    What is not the address may be a key: then it is for the user's eyes alone.
+    What the URL has beyond the address may be a key: then only the user may read the file.
     """
     marker, data = folder / MARKER, msgspec.json.encode(origin)
     if not marker.exists() or wanrun.read_bounded(marker, MAX_MARKER_BYTES) != data:
@@ -47,7 +45,7 @@ def mark(folder: Path, origin: Origin) -> None:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Returns where the files of a folder come from; None of one that is no copy, or does not say it."""
+    """Returns the origin of a folder's files; None if the folder is not a copy, or its marker is damaged."""
     if not is_copy(folder):
         return None
     try:
@@ -57,16 +55,10 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def read_copied(folder: Path, where: str, remedy: str, origin: str = "") -> wanrun.Artifact:
-    """Reads the manifest of an artifact that comes from elsewhere.
+    """Reads the manifest of an artifact that comes from the address ``origin``.
 
-    Args:
-        folder: where it is now.
-        where: what a message names in the place of the folder.
-        remedy: what to do if it is none: to build it again is for somebody else.
-        origin: the address that it comes from.
-
-    Raises:
-        ArtifactError: as ``wanrun.open_artifact``.
+    A message names ``where`` in place of the folder, and ``remedy``, because the user cannot build it again.
+    Raises ArtifactError as ``wanrun.open_artifact``.
     """
     try:
         if not (folder / MANIFEST).exists():

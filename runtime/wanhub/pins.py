@@ -1,4 +1,4 @@
-"""The lock file: which revision of each address is run, so that every run is of the same artifact."""
+"""The lock file: the pinned revision of each address, so that every run uses the same artifact."""
 
 from __future__ import annotations
 
@@ -21,28 +21,19 @@ MAX_BYTES: Final = 2**22
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an address stands for.
-
-    Attributes:
-        revision: the commit of a repository; empty of a URL.
-        manifest_digest: the artifact's, which covers all of it.
-    """
+    """A repository's commit (empty for a URL), and the digest of the manifest, which covers the artifact."""
 
     revision: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{40})?\Z")]
     manifest_digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 
 
 def lock_file(cache: Path) -> Path:
-    """Returns the lock file: that of ``WANRUN_LOCK``, or the one of the user's cache."""
+    """Returns the lock file: that of ``WANRUN_LOCK``, or the user cache's."""
     return Path(os.environ.get(VARIABLE) or cache / "lock.json")
 
 
 def read_pins(path: Path) -> Mapping[str, Pin]:
-    """Returns the pins of a lock file, by address; none without one.
-
-    Raises:
-        UsageError: if it is something else.
-    """
+    """Returns the pins of a lock file by address, none without a file; raises UsageError for another file."""
     try:
         return msgspec.json.decode(wanrun.read_bounded(path, MAX_BYTES), type=dict[str, Pin])
     except FileNotFoundError:
@@ -57,10 +48,9 @@ def read_pins(path: Path) -> Mapping[str, Pin]:
 
 
 def pin(path: Path, address: str, value: Pin) -> None:
-    """Writes a pin; those of other addresses stay, also if another process writes one meanwhile.
+    """Writes a pin; those of other addresses stay, even if another process writes one meanwhile.
 
-    Raises:
-        UsageError: if the file cannot be written, or is something else.
+    Raises UsageError if the file cannot be written, or is not a lock file.
     """
     with held(path):
         pins = dict(read_pins(path))
@@ -72,10 +62,9 @@ def pin(path: Path, address: str, value: Pin) -> None:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Holds the right to write a lock file; the system gives it back if this process is killed.
+    """Holds an exclusive lock for writing the lock file, which the system releases if this process is killed.
 
-    Raises:
-        UsageError: if it cannot be written.
+    Raises UsageError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

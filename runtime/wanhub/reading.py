@@ -1,4 +1,4 @@
-"""Reads URLs with bounds: of bytes, of silence and of time. A wait says what it waits for."""
+"""Reads URLs with limits on bytes, silence and time, and reports what it waits for."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
 
 @dataclass
 class _Came:
-    """What has come of an answer; ``nbytes`` are all, also those before the range."""
+    """The part of an answer that has come; ``nbytes`` counts all bytes, also those before the range."""
 
     data: bytearray = field(default_factory=bytearray)
     nbytes: int = 0
 
 
 class _AnswerError(Exception):
-    """An answer of HTTP that is no file."""
+    """An HTTP answer other than a file."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -54,33 +54,33 @@ class _AnswerError(Exception):
 
 
 class _RefusedError(ValueError):
-    """What another try would not change."""
+    """A failure that another try would not change."""
 
 
 class _SilentError(OSError):
-    """Nothing comes, or next to nothing."""
+    """No bytes come, or next to none."""
 
 
 class _LateError(_SilentError):
-    """A file that ought to be small has not come in its time."""
+    """A small file has not come in its time."""
 
 
 class ForbiddenError(ArtifactError):
-    """A file that may not be read; a bucket says so of one that is not there too."""
+    """A file that may not be read; a bucket says so of a missing one too."""
 
 
 class Reader:
-    """Reads URLs of one scheme. Its methods may be called by several threads.
+    """Reads URLs of one scheme; several threads may call its methods.
 
     Args:
         scheme: the URLs'; ``file``, ``http``, ``https``, or one that fsspec reads (``s3``, ``gs``). Those two
-            send no more than they are asked for, and their packages have time limits of their own.
+            send no more than they are asked for, and their packages have their own time limits.
         headers: of each request over HTTP.
         address: for messages, which never have a URL: its query may be a key.
         report: gets a line about a wait, from any thread.
 
     Attributes:
-        requests: how often something was asked for.
+        requests: the number of requests.
         nbytes: the bytes that came.
 
     Raises:
@@ -96,20 +96,12 @@ class Reader:
         self._files = None if scheme == "file" else _file_system(scheme, address.text)
 
     def read(self, url: str, start: int, end: int, name: str, seconds: float | None = None) -> bytes:
-        """Returns the bytes of a file from ``start`` until ``end``, or until its end.
+        """Returns the bytes of a file from ``start`` to ``end``, or to its end; discards any beyond.
 
-        Args:
-            url: the file's.
-            start: of the range.
-            end: of the range: no byte behind it is kept, whatever is sent.
-            name: the file's, for messages.
-            seconds: the most for a small file, whose wait is told of in any case; None for a range of a large
-                one, which may take as long as ``SLOWEST`` allows.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            ForbiddenError: if it may not be read.
-            ArtifactError: if the store does not answer, or refuses.
+        ``name`` is the file's, for messages. ``seconds`` is the limit for a small file, whose waits are all
+        reported; None for a range of a large one, which may take as long as ``SLOWEST`` allows. Raises
+        FileNotFoundError if there is no such file, ForbiddenError if it may not be read, and ArtifactError if
+        the store gives no answer, or refuses.
         """
         if self._address.repository and is_offline():
             raise unreachable(self._address, name, "HF_HUB_OFFLINE is set")
@@ -133,7 +125,7 @@ class Reader:
         raise AssertionError("unreachable")
 
     def _range(self, url: str, start: int, end: int, name: str, seconds: float | None) -> bytes:
-        """Asks once."""
+        """Makes one request."""
         if self._files is None:
             with wanrun.open_regular(Path(url.removeprefix("file://"))) as file:
                 file.seek(start)
@@ -166,7 +158,7 @@ class Reader:
             future.cancel()
 
     async def _get(self, url: str, start: int, end: int, came: _Came) -> None:
-        """Asks for a range over HTTP, and hangs up behind it, whatever else is sent."""
+        """Requests a range over HTTP, and hangs up at its end, even if more is sent."""
         import aiohttp
 
         assert self._files is not None
@@ -192,7 +184,7 @@ class Reader:
             raise _RefusedError("what is no URL, or a redirect to one") from None
 
     def _tell(self, line: str) -> None:
-        """Reports a wait, of those of all threads one at a time."""
+        """Reports a wait; of all threads' waits, one at a time."""
         now = time.monotonic()
         if now - self._said >= 0.9 * WAIT_SECONDS:
             self._said = now
@@ -227,7 +219,7 @@ class Reader:
 
 
 def _said(came: _Came | None, seconds: float) -> str:
-    """Says how much has come in how long."""
+    """Returns a text of how much has come in how long."""
     bytes_ = "" if came is None else f"{came.nbytes or 'no'} {'byte' if came.nbytes == 1 else 'bytes'} in "
     return f"{bytes_}{seconds:.0f} s"
 
@@ -238,7 +230,7 @@ def _refused(error: Exception) -> bool:
 
 
 def _file_system(scheme: str, text: str) -> Any:
-    """Returns fsspec's file system for a scheme; it is no shared one, so that it keeps no listings."""
+    """Returns fsspec's file system for a scheme, not a shared one, so that it keeps no listings."""
     needed = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}[scheme]
     try:
         import fsspec

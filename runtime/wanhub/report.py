@@ -1,4 +1,4 @@
-"""What is told of a wait, line by line."""
+"""Reports of waits, line by line."""
 
 from __future__ import annotations
 

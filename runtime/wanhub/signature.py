@@ -1,6 +1,6 @@
-"""Signatures of artifacts, in the format of OpenSSF Model Signing (OMS 1.0), made with keys that lie here.
+"""Signatures of artifacts, in the format of OpenSSF Model Signing (OMS 1.0), made with local keys.
 
-What is signed is ``manifest.json``. It has the digest of every other file, so one small signature covers all;
+Only ``manifest.json`` is signed. It has the digest of every other file, so one small signature covers all;
 whoever requires it has every file compared with its digest too (``wanhub.check_signed``, and ``Copy`` as it
 fetches). Source: https://github.com/ossf/model-signing-spec, and the library model-signing.
 """
@@ -70,14 +70,10 @@ def signer(private_key: Path, password: str | None = None) -> Signer:
 
 
 def check_signature(folder: Path, public_key: Path) -> bytes:
-    """Checks that an artifact's manifest was signed with a key; reads nothing else of the artifact.
+    """Checks that an artifact's manifest was signed with a key, and returns the bytes that it checked.
 
-    Returns:
-        The bytes of the manifest that were checked.
-
-    Raises:
-        ArtifactError: if there is no signature, or it is of another manifest or by another key.
-        UsageError: if the key is none.
+    It reads nothing else of the artifact. Raises ArtifactError if there is no signature, or it is of another
+    manifest or by another key, and UsageError if ``public_key`` is not a key.
     """
     config = _library().verifying.Config()
     _use(public_key, "public", lambda key: config.use_elliptic_key_verifier(public_key=key))
@@ -125,7 +121,7 @@ def is_signed(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _manifest_alone(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yields a folder with the manifest alone, always of the same name, and a name for a signature."""
+    """Yields a folder with only the manifest, always of the same name, and a path for a signature."""
     with tempfile.TemporaryDirectory(prefix="wan-signature-") as temporary:
         alone = Path(temporary) / "artifact"
         alone.mkdir()

@@ -1,4 +1,4 @@
-"""The files below an address: through fsspec, over HTTP also those of the Hugging Face hub."""
+"""The files below an address: through fsspec, including those of the Hugging Face hub over HTTP."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ MAX_ANSWER_BYTES: Final = 2**24
 
 
 class Store:
-    """The files below an address. Its methods may be called by several threads.
+    """The files below an address, of a repository at a commit; several threads may call its methods.
 
-    Args:
-        address: of a repository, at a commit.
-        report: gets a line about a wait, from any thread.
-
-    Raises:
-        UsageError: if the package that reads such addresses is not installed.
+    ``report`` gets a line about a wait, from any thread. The constructor raises UsageError if the package
+    that reads such addresses is not installed.
     """
 
     def __init__(self, address: Address, report: Report = quiet) -> None:
@@ -43,7 +39,7 @@ class Store:
 
     @property
     def requests(self) -> int:
-        """How often something was asked for."""
+        """The number of requests."""
         return self._reader.requests
 
     @property
@@ -52,20 +48,17 @@ class Store:
         return self._reader.nbytes
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Returns the bytes of a file from ``start`` until ``end``, or until its end.
+        """Returns the bytes of a file from ``start`` to ``end``, or to its end.
 
-        Raises:
-            FileNotFoundError: if there is no such file.
-            ArtifactError: if the store does not answer, or refuses.
+        Raises FileNotFoundError if there is no such file, and ArtifactError if the store gives no answer, or
+        refuses.
         """
         return self._reader.read(self._url(name), start, end, name)
 
     def small(self, name: str, most: int) -> bytes:
-        """Returns a file whose size nothing tells.
+        """Returns a file of unknown size, of at most ``most`` bytes.
 
-        Raises:
-            FileNotFoundError: as ``read``.
-            ArtifactError: as ``read``; and if it has more than ``most`` bytes, or takes too long.
+        Raises as ``read`` does, and ArtifactError if it is larger, or takes too long.
         """
         data = self._reader.read(self._url(name), 0, most + 1, name, SMALL_SECONDS)
         if len(data) > most:
@@ -82,20 +75,15 @@ class Store:
 
 
 class _Info(msgspec.Struct):
-    """What is read of the hub's answer about a repository."""
+    """The field that is read of the hub's answer about a repository."""
 
     sha: str
 
 
 def resolved(address: Address, report: Report = quiet) -> Address:
-    """Returns the address at the commit that a repository's branch or tag is at now; of a URL the same.
+    """Returns the address at the commit of a repository's branch or tag now; a URL as it is.
 
-    Args:
-        address: the address.
-        report: gets a line about a wait.
-
-    Raises:
-        ArtifactError: if the hub does not answer, or has no such repository or revision.
+    Raises ArtifactError if the hub gives no answer, or has no such repository or revision.
     """
     if not address.repository or address.fixed:
         return address
