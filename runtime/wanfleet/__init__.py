@@ -1,1 +1,1 @@
-"""Many machines make the videos of one file of prompts."""
+"""Many machines make the videos of one prompts file."""

@@ -4,9 +4,9 @@
     made = wanfleet.ray.make_videos(rows, "hf://OWNER/NAME", "s3://bucket/videos", workers=8, num_gpus=1)
     made.write_parquet("s3://bucket/made")
 
-Each worker loads the artifact once, and begins a row while the video of the one before is decoded and put
-away. Ray gives the rows of a worker that has died to another one, which makes each of them alone. A row whose
-video is there already is not made again; if two workers make it at once, the second video is discarded.
+Each worker loads the artifact once, and begins a row while the previous one's video is decoded and stored.
+Ray gives the rows of a worker that has died to another one, which makes each of them alone. A row whose video
+exists is not made again; if two workers make it at once, the second video is discarded.
 
 A dataset of Ray is computed each time that it is read, also by ``show``: then workers load the artifact
 again, find the videos, and ``made`` is False. ``materialize`` computes it once.
@@ -64,7 +64,7 @@ class _Turns:
 
     @contextlib.contextmanager
     def taken(self, alone: bool) -> Iterator[Passed]:
-        """Waits until the row before has made its steps, or has ended; yields what lets the next begin."""
+        """Waits until the previous row has made its steps, or has ended; yields what lets the next begin."""
         with contextlib.ExitStack() as turn, contextlib.ExitStack() as places:
             turn.enter_context(self._steps)
             for _ in range(AT_ONCE if alone else 1):
@@ -84,7 +84,7 @@ class VideoMaker:
         loading: keywords of ``wanrun.load``.
 
     Raises:
-        ArtifactError, UsageError: as ``wanhub.load`` and ``Uploads``; for an unknown suffix.
+        ArtifactError, UsageError: as ``wanhub.load`` and ``Uploads``; UsageError for an unknown suffix.
     """
 
     def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
@@ -121,7 +121,7 @@ class VideoMaker:
         return {**row, **nothing, "seconds": time.monotonic() - started, **added}
 
     def _made(self, row: Row) -> Row:
-        """Returns what is added to a row; makes its videos unless they are there."""
+        """Returns the columns added to a row; makes its videos unless they exist."""
         asked = {name: row[name] for name in row.keys() & self._known if row[name] is not None}
         drawn = [name for name in self._seeds & asked.keys() if str(asked[name]) in ("random", "-1")]
         try:
@@ -156,7 +156,7 @@ class VideoMaker:
 
     @contextlib.contextmanager
     def _counted(self, name: str, folder: Path) -> Iterator[Passed]:
-        """Waits for a row's turn, and counts beside the videos how many workers began and did not end it."""
+        """Waits for a row's turn, and counts in the output how many workers began it without ending it."""
         tries = f"{name}.tries"
         died = len(self._uploads.read(tries) or b"")  # maybe of this row: it is made alone
         with self._turns.taken(alone=died > 0) as passed, self._removed(tries):
@@ -172,7 +172,7 @@ class VideoMaker:
 
     @contextlib.contextmanager
     def _removed(self, tries: str) -> Iterator[None]:
-        """Removes what counts the tries of a row at its end."""
+        """Removes the files that count a row's tries, at its end."""
         try:
             yield
         finally:
@@ -189,7 +189,7 @@ class VideoMaker:
         return self._pipeline.resolve(asked.get("prompt", ""), media=media, **others)
 
     def _delivered(self, name: str, files: Sequence[Path], facts: Row) -> Row:
-        """Puts the videos of a row there, after their record: one without a record is not of a row."""
+        """Uploads the videos of a row after their record: a video without a record is not of a row."""
         told = _Record(json.dumps(facts, sort_keys=True, default=str), facts["videos"])
         record = files[0].with_name("record")
         record.write_text(told.text)
@@ -209,7 +209,7 @@ class VideoMaker:
         return self._told(told) | {"made": any(made)}
 
     def _begun(self, name: str, request: str) -> _Record | None:
-        """Returns the record of a row; None if there is none, an error if it is of another request."""
+        """Returns the record of a row; None if there is none; UsageError if it is of another request."""
         record = self._uploads.read(f"{name}.json")
         if record is None:
             return None
@@ -227,12 +227,12 @@ class VideoMaker:
         )
 
     def _told(self, record: _Record) -> Row:
-        """Returns what is added to a row."""
+        """Returns the columns added to a row."""
         return {"videos": [self._uploads.where(one) for one in record.videos], "metadata": record.text}
 
 
 class _TableMaker(VideoMaker):
-    """Makes the rows of a table of Arrow: its columns keep their types, and those that are added have one."""
+    """Makes the rows of an Arrow table: its columns keep their types, and the added ones have fixed types."""
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:  # type: ignore[override]
         import pyarrow
@@ -246,7 +246,7 @@ class _TableMaker(VideoMaker):
 
 
 def _added_types() -> dict[str, pyarrow.DataType]:
-    """Returns the types of the columns that are added: a list without videos would be one of nothing."""
+    """Returns the types of the added columns: Arrow would infer none from an empty list of videos."""
     import pyarrow
 
     return {
@@ -259,7 +259,7 @@ def _added_types() -> dict[str, pyarrow.DataType]:
 
 
 def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:
-    """Returns a digest of what decides the videos of a row: the files' names do not."""
+    """Returns a digest of what decides a row's videos; the names of input files are not part of it."""
     if inputs is not None:
         content = {name: fact for name, fact in inputs.facts.items() if f"{name}_sha256" not in inputs.facts}
         inputs = replace(inputs, facts=content)
@@ -278,7 +278,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_suffix(suffix: str) -> None:
-    """Raises UsageError for what is no kind of video: it would be seen when a video was made."""
+    """Raises UsageError for an unknown kind of video, which otherwise shows only when one is made."""
     if suffix.lower() not in wanrun.SUFFIXES:
         raise UsageError(
             "unsupported",
@@ -306,17 +306,17 @@ def make_videos(
         rows: a dataset; see ``VideoMaker.__call__``.
         artifact: an artifact's folder, which every node has, or an address.
         output: the folder, which every node has, or URL of the videos.
-        workers: how many actors.
+        workers: the number of actors.
         suffix: the kind of video.
         num_cpus: CPUs of an actor, for Ray.
         num_gpus: GPUs of an actor, for Ray.
-        actor: what else Ray is asked of an actor, by the names that ``Dataset.map_batches`` has, such as
+        actor: other demands of an actor, by the names that ``Dataset.map_batches`` has, such as
             ``memory``, ``resources``, ``accelerator_type`` and ``runtime_env``.
         loading: keywords of ``wanrun.load``.
 
     Returns:
         The rows with ``videos``, ``metadata``, ``made``, ``error`` and ``seconds``, in no particular order.
-        As all of Ray's datasets it is computed whenever it is read.
+        Like all of Ray's datasets it is computed whenever it is read.
 
     Raises:
         UsageError: for an unknown suffix.

@@ -50,12 +50,10 @@ ARRAYS: Final = (
 
 @dataclass(frozen=True)
 class Shard:
-    """A share of the prompts.
+    """A share of the prompts, job ``number`` of ``count``.
 
-    Attributes:
-        number: this job's, from 1, as ``{index}`` counts prompts: job I makes prompt I first.
-        count: how many jobs share them.
-        variable: the variable that the number is from; empty if it was given.
+    ``number`` is from 1, as ``{index}`` counts prompts: job I makes prompt I first. ``variable`` is the
+    variable that it is from; empty if it was given.
     """
 
     number: int
@@ -85,7 +83,7 @@ class Shard:
         )
 
     def has(self, index: int) -> bool:
-        """Whether a prompt is of this job; ``index`` counts from 1."""
+        """Whether a prompt is this job's; ``index`` counts from 1."""
         return (index - self.number) % self.count == 0
 
     def __str__(self) -> str:
@@ -138,7 +136,7 @@ def told_number(environment: Mapping[str, str]) -> str:
 
 
 def _array(environment: Mapping[str, str]) -> _Array | None:
-    """Returns the array that tells both numbers, or at least this job's: one may run inside another."""
+    """Returns the array with both numbers, or at least this job's: one array may run inside another."""
     told = [one for one in ARRAYS if one.number in environment]
     return next((one for one in told if one.size in environment), told[0] if told else None)
 

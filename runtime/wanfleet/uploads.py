@@ -1,4 +1,4 @@
-"""Where results go: a folder, or an object store by fsspec. A file appears whole, and only once."""
+"""Stores results in a folder, or an object store by fsspec. A file appears whole, and only once."""
 
 from __future__ import annotations
 
@@ -34,19 +34,15 @@ MAX_BYTES: Final = 2**22
 
 
 class StoreError(UsageError):
-    """An object store does not answer, or refuses; it may do so no more later (exit 1)."""
+    """An object store gives no answer, or refuses; it may be well later (exit 1)."""
 
     exit_code = 1
 
 
 class Uploads:
-    """A place for results.
+    """A place for results: a folder, which is made if it is missing, or a URL.
 
-    Args:
-        place: a folder, which is made if it is not there, or a URL.
-
-    Raises:
-        UsageError: if it cannot be written, or is a URL that is not understood.
+    The constructor raises UsageError if it cannot be written, or the URL is not understood.
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
@@ -79,8 +75,8 @@ class Uploads:
     def read(self, name: str) -> bytes | None:
         """Returns a small file's bytes; None if there is no such file.
 
-        Raises:
-            UsageError: if it cannot be read, for example without credentials, or has more than ``MAX_BYTES``.
+        Raises UsageError if it cannot be read, for example without credentials, or has more than
+        ``MAX_BYTES``.
         """
         where = self.where(name)
         try:
@@ -98,13 +94,9 @@ class Uploads:
         return data
 
     def put(self, path: Path, name: str, overwrite: bool = False) -> bool:
-        """Copies a file there, with ``overwrite`` over one of this name.
+        """Uploads a file; returns False if the name exists, unless ``overwrite`` replaces it.
 
-        Returns:
-            Whether it was copied: False if one of this name is there.
-
-        Raises:
-            UsageError: if there is no room, or it may not be written.
+        Raises UsageError if there is no room, or it may not be written.
         """
         try:
             if self._files is None:
@@ -117,14 +109,9 @@ class Uploads:
         return True
 
     def has(self, name: str, whole: bool = True) -> bool:
-        """Returns whether a video, a file or a folder of pictures, is there.
+        """Returns whether a video, a file or a folder of pictures, exists; UsageError if that is unknown.
 
-        Args:
-            name: the video's.
-            whole: whether a folder counts only with the picture that is put into it last.
-
-        Raises:
-            UsageError: if that cannot be told.
+        With ``whole`` a folder counts only if it has the picture that is put into it last.
         """
         if whole and name.lower().endswith(".frames"):
             name = f"{name}/{_FIRST}"
@@ -136,10 +123,9 @@ class Uploads:
             raise self._failed(self.where(name), "read", error) from error
 
     def put_video(self, video: Path, overwrite: bool = False) -> bool:
-        """Copies a video, a file or a folder of pictures, there under its own name; see ``put``.
+        """Uploads a video, a file or a folder of pictures, under its own name, as ``put``.
 
-        Returns:
-            Whether it was copied, or what made it whole.
+        Returns whether it was copied; of a folder, whether the picture was that makes it whole.
         """
         files = sorted(video.iterdir(), reverse=True) if video.is_dir() else [video]
         return [self.put(file, str(file.relative_to(video.parent)), overwrite) for file in files][-1]
@@ -147,16 +133,10 @@ class Uploads:
     def begin(
         self, record: Path, name: str, videos: Iterable[str], is_there: Callable[[], bool]
     ) -> str | None:
-        """Puts a record there before its videos, unless the same one is there.
+        """Uploads a record before its videos, unless the same one exists.
 
-        Args:
-            record: the file.
-            name: its name there.
-            videos: the videos' names there.
-            is_there: returns whether a record is there, and raises an error if it is another one.
-
-        Returns:
-            A video that is there without a record, and so is not of a run: then nothing was put. Else None.
+        ``is_there`` returns whether a record exists, and raises an error if it is another one. Returns a
+        video that exists without a record, and so is not of a run: then nothing was uploaded. Else None.
         """
         if is_there():
             return None
@@ -166,11 +146,7 @@ class Uploads:
         return foreign
 
     def remove(self, name: str) -> None:
-        """Removes a file or a folder, if it is there.
-
-        Raises:
-            UsageError: if it may not be removed.
-        """
+        """Removes a file or a folder, if it exists; raises UsageError if it may not be removed."""
         try:
             if self._files is not None:
                 for file in self._files.find(self.where(name)):  # its rm takes a name for a pattern
@@ -185,7 +161,7 @@ class Uploads:
             raise self._failed(self.where(name), "removed", error) from error
 
     def _failed(self, where: str, done: str, error: Exception) -> UsageError:
-        """Returns the error of what a folder or a store did not do."""
+        """Returns the error of a failure of a folder or a store."""
         if self._files is None and isinstance(error, OSError) and done == "written":
             return unwritable(where, error)
         lasts = self._files is None or isinstance(error, FileNotFoundError | PermissionError)
@@ -196,7 +172,7 @@ class Uploads:
 
     @staticmethod
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:
-        """Copies beside the final name, and then gives it that name, whose folder is made."""
+        """Copies to a temporary file in the final folder, which is created, and renames it."""
         final.parent.mkdir(exist_ok=True)
         with wanrun.temporary_path(final) as copy:
             with path.open("rb") as source, copy.open("xb") as file:
