@@ -1,7 +1,7 @@
 """Reports: one page of HTML about a run, a verification or a benchmark, which needs no other file.
 
 ``wanrun --report``, ``wanbuild verify --report`` and ``benchmarks/quality.py --report`` write one. Of the
-runtime it uses what ``wanrun`` and ``wanrun.errors`` export. The server's page has the same style sheet.
+runtime it uses only what ``wanrun`` and ``wanrun.errors`` export. The server's page has the same style sheet.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The file of a report, which is written whole at the end of the work that it is about."""
+"""Writes the file of a report, whole, at the end of the work that it is about."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from wanrun.errors import unwritable
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Writes a report's page, which ends with the command of this process.
+    """Writes a report's page atomically; it ends with the command of this process.
 
-    Who reads the file sees the old page or the new one.
-
-    Raises:
-        UsageError: if it cannot be written.
+    Raises UsageError if it cannot be written.
     """
     repeat = Section("Repeat", (Facts((Fact("Command", command(), code=True),)),))
     try:

@@ -1,4 +1,4 @@
-"""Videos for a page: as they are if a browser plays them, and as a contact sheet, which is printed too."""
+"""Videos for a page: the file itself if browsers play it, and a contact sheet, which is printed too."""
 
 from __future__ import annotations
 
@@ -63,14 +63,9 @@ def still(frame: Image.Image, width: int) -> Picture:
 
 
 def clip(video: Path, room: int) -> tuple[Clip | None, str]:
-    """Returns a video as it is; without one the reason why.
+    """Returns a video's file for a page, or None and the reason; raises UsageError if it cannot be read.
 
-    Args:
-        video: its file.
-        room: how many bytes more the page may hold.
-
-    Raises:
-        UsageError: if the file cannot be read.
+    ``room`` is how many more bytes the page may hold.
     """
     suffix = video.suffix.lower()
     if suffix not in PLAYED:
@@ -86,10 +81,9 @@ def clip(video: Path, room: int) -> tuple[Clip | None, str]:
 
 
 def frames_of(video: Path) -> list[Image.Image]:
-    """Returns all frames of a video that wanrun has written, in any of its formats; large ones made smaller.
+    """Returns all frames of a video in any of wanrun's formats; large ones made smaller.
 
-    Raises:
-        UsageError: if it cannot be read.
+    Raises UsageError if it cannot be read.
     """
     try:
         found = [frame.copy() for frame in _opened(video)]
@@ -101,11 +95,7 @@ def frames_of(video: Path) -> list[Image.Image]:
 
 
 def digest(video: Path) -> tuple[int, str]:
-    """Returns a file's number of bytes and its sha256.
-
-    Raises:
-        UsageError: if it cannot be read.
-    """
+    """Returns a file's number of bytes and its sha256; raises UsageError if it cannot be read."""
     try:
         return video.stat().st_size, file_sha256(video)
     except OSError as error:
@@ -139,7 +129,7 @@ def _opened(video: Path) -> Iterator[Image.Image]:
 
 
 def _decoded(video: Path) -> np.ndarray:
-    """Returns a video's frames, uint8 (T, H, W, 3), none wider than the pictures that are made of them."""
+    """Returns a video's frames, uint8 (T, H, W, 3), no wider than the pictures made of them."""
     small = f"scale='min(iw,{POSTER})':-2"
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-v", "error", "-i", str(video.absolute())]
     done = subprocess.run(

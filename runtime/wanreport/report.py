@@ -1,4 +1,4 @@
-"""What a report holds: sections of facts, tables, pictures, a waterfall and lines, all of them plain text.
+"""The content of a report: sections of facts, tables, pictures, a waterfall and lines, all plain text.
 
 The records know no HTML. ``wanreport.page`` escapes every text in them.
 """
@@ -13,11 +13,9 @@ Tone = Literal["", "good", "bad", "soft"]
 
 @dataclass(frozen=True)
 class Fact:
-    """One named value.
+    """One named value, with a note in small letters.
 
-    Attributes:
-        note: what the value says more exactly, in small letters.
-        code: whether the value is a digest, a path or a command.
+    ``code`` is whether the value is a digest, a path or a command.
     """
 
     name: str
@@ -28,20 +26,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Named values beside one another."""
+    """Named values side by side."""
 
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A still picture.
-
-    Attributes:
-        uri: its bytes, as a data URI.
-        width: in pixels.
-        height: in pixels.
-    """
+    """A still picture: its bytes as a data URI, and its size in pixels."""
 
     uri: str
     width: int
@@ -50,12 +42,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Clip:
-    """A video, or an animated picture, that a browser plays.
-
-    Attributes:
-        uri: its bytes, as a data URI.
-        animated: whether it is a picture for browsers, such as a GIF.
-    """
+    """A video that a browser plays, as a data URI; ``animated`` if for browsers it is a picture, as a GIF."""
 
     uri: str
     animated: bool
@@ -66,13 +53,13 @@ class Film:
     """A video.
 
     Attributes:
-        title: a text of the user's, such as the prompt.
+        title: the user's text, such as the prompt.
         alt: what the pictures are, for people who do not see them.
         sheet: some of its frames side by side; None if it cannot be read.
         clip: the video itself; None if no browser plays it, or if it is too large.
         poster: its first frame, which is seen until it plays.
         note: why there is no sheet, or no clip.
-        facts: what is said below it.
+        facts: shown below it.
         name: of its place in the page, for links.
     """
 
@@ -88,14 +75,14 @@ class Film:
 
 @dataclass(frozen=True)
 class Films:
-    """Videos beside one another."""
+    """Videos side by side."""
 
     films: tuple[Film, ...]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; that of numbers is aligned at their ends."""
+    """A column of a table; numbers are aligned at their ends."""
 
     name: str
     numeric: bool = False
@@ -124,10 +111,8 @@ class Cell:
 class Table:
     """A table. The first cell of a row names it.
 
-    Attributes:
-        caption: what the rows are, and what they are compared with.
-        rows: a cell for each column.
-        sortable: whether the reader may sort it by a column.
+    ``caption`` says what the rows are, and what they are compared with. A reader may sort it by a column if
+    ``sortable``.
     """
 
     caption: str
@@ -138,11 +123,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a waterfall.
+    """A row of a waterfall: disjoint (start, end) intervals, in seconds.
 
-    Attributes:
-        intervals: disjoint (start, end), in seconds.
-        loading: whether it reads or prepares; otherwise it computes or writes.
+    ``loading`` is whether it reads or prepares; otherwise it computes or writes.
     """
 
     name: str
@@ -152,11 +135,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """When each part of a run took place, in seconds.
-
-    Attributes:
-        marks: moments by name.
-    """
+    """When each part of a run took place, in seconds; ``marks`` are moments by name."""
 
     bars: tuple[Bar, ...]
     begin: float
@@ -195,7 +174,7 @@ class Report:
     """A whole report.
 
     Attributes:
-        kind: what it is of, such as ``Report of a run``.
+        kind: its subject, such as ``Report of a run``.
         title: its heading.
         verdict: the outcome, in one sentence.
         passed: whether the outcome is the wanted one.

@@ -62,7 +62,7 @@ Outcomes = Mapping[int, wanrun.Outcome]
 
 @dataclass(frozen=True)
 class _Row:
-    """A prompt, or a line of the prompts file that is none, and what became of it."""
+    """A prompt, or an invalid line of the prompts file, and its outcome."""
 
     index: int
     state: str
@@ -104,7 +104,7 @@ def run_report(
     timings: wanrun.Timings,
     error: Exception | None = None,
 ) -> Report:
-    """Returns the report of a run. ``error`` is what ended it early; other arguments as of ``reported``."""
+    """Returns the report of a run. ``error`` ended it early; other arguments are as for ``reported``."""
     rows, measured = _rows(work, outcomes), timings.as_json()
     films, small = _films(rows, work)
     sections = [Section("What ended the run", (Note(str(error), "bad"),))] if error is not None else []
@@ -161,7 +161,7 @@ _TONES: Mapping[str, Any] = {"made": "good", "there already": "soft", "failed": 
 
 
 def _films(rows: Sequence[_Row], work: Worklist) -> tuple[list[Film], dict[int, Picture]]:
-    """Returns the videos that are there, and a small picture of the first one of each prompt."""
+    """Returns the videos that exist, and a small picture of the first one of each prompt."""
     films, small, room = list[Film](), dict[int, Picture](), pictures.PAGE_BYTES
     for row in rows:
         if row.generation is None or row.state not in ("made", "there already"):
@@ -266,7 +266,7 @@ def _table(rows: Sequence[_Row], small: Mapping[int, Picture]) -> Table:
 
 
 def number(text: str) -> float | None:
-    """Returns the number that a text is; None if it is none."""
+    """Returns the number in a text; None if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -329,7 +329,7 @@ def _artifact(artifact: wanrun.Artifact, rows: Sequence[_Row], target: str | Non
 
 
 def _machine(manifest: Any, target: str | None) -> str:
-    """Returns the kind of device that a target was built for, and with which packages."""
+    """Returns the kind of device that a target was built for, and its packages."""
     if target not in manifest.targets:
         return ""
     environment = manifest.targets[target].environment

@@ -1,6 +1,6 @@
 """A waterfall: from spans of time to bars, and from bars to SVG.
 
-Each row of the table has a drawing of its own, in shares of its width. So it fits a telephone and a sheet of
+Each row of the table has its own drawing, in shares of its width. So it fits a telephone and a sheet of
 paper, and its text is as large as the rest of the page.
 """
 
@@ -30,12 +30,10 @@ HEIGHT, THICKNESS = 26, 12
 def waterfall(
     spans: Iterable[tuple[str, float, float]], end: float, marks: Sequence[tuple[str, float | None]] = ()
 ) -> Waterfall:
-    """Returns the waterfall of a run that began at 0.
+    """Returns the waterfall of a run from 0 to ``end`` seconds.
 
-    Args:
-        spans: (name, start, end) in seconds; a name begins with its phase.
-        end: the end of the run, in seconds.
-        marks: moments by name; those that are None were not reached.
+    ``spans`` are (name, start, end) in seconds; a name begins with its phase. ``marks`` are moments by name;
+    those that are None were not reached.
     """
     parts: dict[str, list[tuple[float, float]]] = {}
     for name, start, stop in sorted(spans, key=lambda span: span[1]):
@@ -58,7 +56,7 @@ def joined(intervals: Iterable[tuple[float, float]], gap: float) -> tuple[tuple[
 
 
 def seconds(bar: Bar) -> float:
-    """Returns how long a part took, in seconds."""
+    """Returns the duration of a part, in seconds."""
     return sum(end - start for start, end in bar.intervals)
 
 
