@@ -191,9 +191,10 @@ def _finite_float(text: str) -> float | str:
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Returns a regular file's content; raises SourceError for any other file (a pipe may never end).
+    """Returns a regular file's content.
 
-    It also does so if the file is missing, unreadable or larger than ``limit`` bytes.
+    Raises SourceError if the file is missing, unreadable, larger than ``limit`` bytes, or not regular (a pipe
+    may never end).
     """
     try:
         with open_regular(path, limit) as file:

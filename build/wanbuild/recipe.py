@@ -33,13 +33,13 @@ MOST = 2**31 - 1
 """The largest integer."""
 
 Number = Annotated[int, Meta(ge=-MOST - 1, le=MOST)] | Annotated[float, Meta(ge=-1e300, le=1e300)]
-"""A finite number, an integer too. What uses it has limits of its own."""
+"""A finite number or integer. What uses it has further limits."""
 
 _NUMBERS: Mapping[type[Any], Any] = MappingProxyType({bool: bool, float: Number})
 
 
 def _written(row: Row) -> Any:
-    """Returns the type of an option's value in a recipe. Whatever uses the value has limits of its own."""
+    """Returns the type of an option's value in a recipe. Whatever uses the value has further limits."""
     kind: Any = _NUMBERS.get(row.base, Text)
     if row.base is int:
         kind = Annotated[int, Meta(ge=-MOST if row.bounds[0] is None else row.bounds[0], le=MOST)]
@@ -147,7 +147,7 @@ def read_recipe(path: Path) -> Recipe:
     """Reads a recipe; raises UsageError if it cannot, or for any field that is missing, unknown or wrong."""
     try:
         data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
-    # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are no text.
+    # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are not text.
     except (OSError, ValueError, RecursionError) as error:
         checkpoint = f"a checkpoint is for wanbuild convert {path} --artifact DIR"
         raise UsageError(
@@ -176,14 +176,14 @@ def read_recipe(path: Path) -> Recipe:
     for name in OPTIONS:
         if name in convert:
             convert[name] = _place(convert[name], path.parent)
-    if not convert.get("defaults", True):  # an empty section is as none
+    if not convert.get("defaults", True):  # an empty section is like none
         del convert["defaults"]
     if "config" in convert:
         convert["configs"] = _configs(convert.pop("config"), path)
     source = data.get("source")
     source = None if source is None else str(_place(source, path.parent))
     artifact = path.parent / data["artifact"]
-    if ".." in artifact.parts:  # of which some may not be there before the conversion
+    if ".." in artifact.parts:  # some of them may not exist before the conversion
         artifact = artifact.resolve()
     return Recipe(source, artifact, convert, compiled)
 

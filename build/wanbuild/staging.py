@@ -109,7 +109,7 @@ def build_lock(artifact: Path) -> Iterator[None]:
             if (refused := _refused(artifact, error)) is not None:
                 raise refused from error
             if isinstance(error, OSError) and lacks_space(error) and error.filename is None:
-                error.filename = str(artifact)  # what writes to an open file does not know its name
+                error.filename = str(artifact)  # a write to an open file does not know its name
             raise
 
 

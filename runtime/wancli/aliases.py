@@ -198,7 +198,7 @@ WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""By a program, and by the name of a command that it has not, what to do instead."""
+"""What to do instead of a command that a program lacks, by program and by the command's name."""
 
 
 def no_option(

@@ -58,22 +58,22 @@ class Input(click.Path):
         self.tree, self._base = tree, base
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value as it is written. Raises click's error for an address where a path is read."""
+        """Returns the value as written. Raises click's error for an address where a path is read."""
         if self._base is Path and "://" in str(value):
             self.fail(f"{value} is an address; name a path here.", param, ctx)
         return super().convert(value, param, ctx)
 
     def claim(self, claims: Claims, value: str | Path, option: str) -> None:
-        """Notes that a value is read; a folder of frames is looked at with its prompt."""
+        """Records that a value is read; a folder of frames is checked with its prompt."""
         if self.tree or not os.path.isdir(value):  # noqa: PTH112 - False for a name that is too long
             claims.read(Path(value), option, self.tree)
 
 
 class Output(click.ParamType):
-    """A click type for what a command writes. ``Checked`` looks at each such value before anything is done.
+    """A click type for an output of a command. ``Checked`` checks each such value before anything is done.
 
     Args:
-        place: what stands there.
+        place: the kind of file or folder that is written.
         base: the type of the value: ``str`` for a text that may also be an address.
     """
 
@@ -83,7 +83,7 @@ class Output(click.ParamType):
         self.place, self._base = place, base
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value as it is written. Raises click's error for an address where none is taken."""
+        """Returns the value as written. Raises click's error for an address where only a path is possible."""
         if self._base is Path and "://" in str(value):
             self.fail(f"{value} is an address; name a path here.", param, ctx)
         return self._base(value)
@@ -106,7 +106,7 @@ takes_overwrite = click.option(
     callback=_note_overwrite,
     help="Replace a file that is something else.",
 )
-"""The option of a command whose files replace none but those of the same option."""
+"""The option of a command whose files replace only those of the same option."""
 
 
 def understood(token: str) -> str:
@@ -124,7 +124,7 @@ def _keys() -> Mapping[str, str]:
 CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
     {"help_option_names": ["-h", "--help"], "max_content_width": 110, "token_normalize_func": understood}
 )
-"""Of every command, for click."""
+"""Click's settings of every command."""
 
 
 class Answering(click.Command):
@@ -181,13 +181,13 @@ class Commands(Answering, click.Group):
 
 
 class Checked(Answering):
-    """A command that checks its outputs before it does anything. Its help needs no group.
+    """A command that checks its outputs before it does anything; it needs no group for its help.
 
     Args:
         name: its name.
-        options: makes further options, which stand behind the arguments and ``--artifact``. It is called when
-            the command is first asked for its options: the help of a group needs none.
-        settings: those of click.
+        options: makes further options, which follow the arguments and ``--artifact``. It is called when the
+            command's options are first needed: the help of a group does not need them.
+        settings: click's.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ def fetch_all(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> None
 def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns the decorator that gives a command its artifact: as an argument, or as ``--artifact``.
 
-    ``variable`` is the environment variable that names it where neither is given.
+    ``variable`` is the environment variable that names it if neither is given.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

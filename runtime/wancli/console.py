@@ -78,9 +78,9 @@ def _completed(command: click.Command) -> int | None:
 def leave(code: int) -> NoReturn:
     """Ends the process with an exit code, without the interpreter's end.
 
-    There the signals' handlers are gone: a signal would end a finished run without a word. The interpreter
-    also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
-    What was printed has been flushed by ``run``. If a signal is ending the process already, it does.
+    During that end the signals' handlers are gone: a signal would end a finished run without a word. The
+    interpreter also waits for threads, whatever they compile or read, and runs C++ destructors concurrently.
+    ``run`` has flushed what was printed. A signal that is already ending the process is left to do so.
     """
     end(code)
 

@@ -16,7 +16,7 @@ from wanrun.undo import end, stand_still
 WORDS: Mapping[int, str] = MappingProxyType(
     {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 )
-"""What a command says that a signal ended."""
+"""The last word of a command that a signal has ended."""
 
 
 def start() -> None:
@@ -40,7 +40,7 @@ def start() -> None:
     os.set_blocking(write, False)
     try:
         threading.Thread(target=_watch, args=(read, numbers), name="signals", daemon=True).start()
-    except RuntimeError:  # there are no more threads: what the command does next will fail, and say so
+    except RuntimeError:  # no thread is left: the command's next work fails, and says so
         return
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in numbers:

@@ -26,10 +26,10 @@ OPTIONS = ("--distributed", "--coordinator", "--num-processes", "--process-id")
 """The options of a run of several processes."""
 
 CHILD = "WANRUN_CHILD"
-"""The child's environment variable, with the number of the file in which it tells the parent something."""
+"""The child's environment variable with the number of the file in which it reports to the parent."""
 
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "4"}
-"""Keeps the stack trace away that C++ prints."""
+"""Silences the stack trace that C++ prints."""
 
 _PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent ends."""
@@ -50,7 +50,7 @@ def run_with_parent() -> None:
     It returns in the child, and in a command of one process. Signals are handled already: the child was
     started with them blocked.
     """
-    _TOLD.file = _open_file(os.environ.pop(CHILD, ""))  # a command that this one runs is no child
+    _TOLD.file = _open_file(os.environ.pop(CHILD, ""))  # a command that this one runs is not a child
     named = {argument.partition("=")[0] for argument in sys.argv}
     if _TOLD.file is None and not named.isdisjoint(OPTIONS):
         _run_as_child()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 RETRIES: Final = 3
-"""How often a row is tried again whose worker has died: Ray has no bound."""
+"""How often a row is retried whose worker has died: Ray has no limit."""
 
 ROWS_OF_A_BLOCK: Final = 64
 """Rows that come back together: a block is a file of a table that is written."""

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from wanrun.errors import UsageError
 
 AUTO: Final = "auto"
-"""The share that a scheduler's variables tell."""
+"""The share that a scheduler's variables give."""
 
 MOST: Final = 10**6
 """The largest number of jobs."""
@@ -94,11 +94,11 @@ def find_shard(given: str, environment: Mapping[str, str]) -> Shard:
     """Returns the share of this job.
 
     Args:
-        given: ``I/N``, or ``AUTO`` where a scheduler's variables tell both.
+        given: ``I/N``, or ``AUTO`` if a scheduler's variables give both.
         environment: the variables.
 
     Raises:
-        UsageError: for another form, a number out of range, or if no scheduler tells both numbers.
+        UsageError: for another form, a number out of range, or if no scheduler gives both numbers.
     """
     if (form := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", given)) is not None:
         return Shard(int(form[1]), int(form[2]))
@@ -130,7 +130,7 @@ def find_shard(given: str, environment: Mapping[str, str]) -> Shard:
 
 
 def told_number(environment: Mapping[str, str]) -> str:
-    """Returns the variable in which a scheduler tells this job's number; empty if there is none."""
+    """Returns the scheduler's variable with this job's number; empty if there is none."""
     array = _array(environment)
     return "" if array is None else array.number
 

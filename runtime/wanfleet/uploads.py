@@ -20,17 +20,17 @@ from wanrun.codes import ErrorCode
 from wanrun.errors import UsageError, WanError, unwritable
 
 SCHEMES: Final = ("gs", "s3")
-"""Those of fsspec's that every process sees: what is in ``memory://`` ends with its process."""
+"""fsspec's schemes that every process sees: ``memory://`` ends with its process."""
 
 _BEGUN: Final = re.compile(rf"\w+://|(?:file|{'|'.join(SCHEMES)}):/")
 _URL: Final = re.compile(r"file:///+[^/]|(?!file:)\w+://[^/]")
 """A URL, of what begins like one."""
 
 _FIRST: Final = "0001.png"
-"""Of a folder of pictures, which it is put into last: with it the folder is whole."""
+"""The picture that is put last into a folder of pictures: with it the folder is whole."""
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 MAX_BYTES: Final = 2**22
-"""Of the small files that are read again."""
+"""The limit of small files that are read again."""
 
 
 class StoreError(UsageError):
@@ -190,18 +190,18 @@ class Uploads:
 
 
 class VideoStore(Uploads):
-    """The videos of a run of ``wanrun``, which are made in a folder here and then put into an object store.
+    """The videos of a run of ``wanrun``, which are made in a local folder and then put into an object store.
 
-    The folder is there while the store is entered; a video that could not be delivered stays in it.
-    Beside each video lies a record of how it was made, which goes there first: a video without one is not of
+    The folder exists while the store is entered; a video that could not be delivered stays in it.
+    Next to each video is a record of how it was made, which is stored first: a video without one is not of
     a run. A record is never changed; to replace a video, its record is removed before, and put after it.
 
     Attributes:
-        pattern: the path here, with the fields of the URL's name.
+        pattern: the local path, with the fields of the URL's name.
 
     Args:
         url: the videos' URL; its last part may have fields.
-        kept: whether videos also stay here until the store is left.
+        kept: whether videos also stay in the local folder until the store is left.
 
     Raises:
         UsageError: as ``Uploads``, or if a folder has fields.
@@ -230,7 +230,7 @@ class VideoStore(Uploads):
             self._folder.rmdir()
 
     def file(self, name: str) -> str:
-        """Returns the path here for a video of this name, which may have fields.
+        """Returns the local path for a video of this name, which may have fields.
 
         Raises:
             UsageError: for a name with a folder.
@@ -243,7 +243,7 @@ class VideoStore(Uploads):
 
     @contextlib.contextmanager
     def naming(self, errors: dict[int, WanError]) -> Iterator[None]:
-        """Names the URL in errors that are raised or noted meanwhile: nobody has heard of the folder here."""
+        """Names the URL in the block's errors, raised or recorded: users do not know the local folder."""
         try:
             yield
         except WanError as error:
@@ -259,7 +259,7 @@ class VideoStore(Uploads):
         return type(error)(**parts)
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """Returns how a video was made, or was to be, empty if that is not told; None if there is no record.
+        """Returns how a video was made, or was to be, empty if unknown; None if there is no record.
 
         Raises:
             UsageError: if it cannot be read.
@@ -271,16 +271,16 @@ class VideoStore(Uploads):
             return {}
 
     def deliver(self, video: Path, facts: Mapping[str, Any], overwrite: bool, check: Check) -> None:
-        """Puts a video there, unless another process has made the same one meanwhile; removes it here.
+        """Stores a video, unless another process has made the same one meanwhile; removes the local one.
 
         Args:
             video: the file, or the folder of pictures.
             facts: how it was made.
-            overwrite: whether one that is there is replaced.
-            check: compares the facts of one that is there with these, and raises UsageError if they differ.
+            overwrite: whether an existing one is replaced.
+            check: compares the facts of an existing one with these, and raises UsageError if they differ.
 
         Raises:
-            UsageError: if it cannot be written, or another video is there; then it stays here.
+            UsageError: if it cannot be written, or another video exists; then the local one stays.
         """
         record = video.with_name(f"{video.name}.json")
         try:
@@ -303,7 +303,7 @@ class VideoStore(Uploads):
             self._remove()
 
     def _begin(self, name: str, record: Path, facts: Mapping[str, Any], check: Check) -> None:
-        """Puts the record of a video there; see ``begin``."""
+        """Stores the record of a video; see ``begin``."""
 
         def is_there() -> bool:
             there = self.record(name)

@@ -23,10 +23,10 @@ from wanhub.store import Store
 from wanrun.errors import ArtifactError, unwritable
 
 OWN: Final = frozenset({MARKER, MANIFEST, SIGNATURE})
-"""Files that a copy has beside those of its manifest."""
+"""Files that a copy has besides those that its manifest lists."""
 
 RANGE_BYTES: Final = 2**23
-"""Asked for at a time. What came stays if the connection or the process ends."""
+"""Bytes of a request. What came stays if the connection or the process ends."""
 
 THREADS: Final = 16
 """Requests at a time: most files are small, and each waits for the network."""

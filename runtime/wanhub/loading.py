@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wanrun import Pipeline
 
 Fetching = Callable[[Callable[[], tuple[int, int]]], AbstractContextManager[object]]
-"""Shows the fetching of files while the block runs: gets what tells the bytes that came, and all."""
+"""Shows the fetching of files while the block runs: gets a function of the bytes that came, and of all."""
 
 
 def find(place: str | os.PathLike[str], report: Report = quiet) -> Path:

@@ -63,7 +63,7 @@ def open_copy(text: str, cache: Path, report: Report) -> Path:
 def open_newest(text: str, cache: Path, report: Report = quiet) -> Opened:
     """Makes a copy of what an address has now, ignoring the pin; otherwise as ``open_copy``."""
     asked, lock = parse_address(text), lock_file(cache)
-    with held(lock):  # it is written last: a fault of it is told of before anything comes
+    with held(lock):  # it is written last: its faults are reported before anything is fetched
         read_pins(lock)
     return _opened(asked, asked, cache, None, report)
 

@@ -22,13 +22,13 @@ RETRY_SECONDS: Final = (0.3, 1.0, 3.0, 8.0)
 
 CONNECT_SECONDS: Final = 10
 WAIT_SECONDS: Final = 5.0
-"""After each such time with less than ``SLOWEST`` a line says what is waited for."""
+"""After each such time with less than ``SLOWEST``, a line reports the wait."""
 
 SILENT_WAITS: Final = 4
-"""So many of them one after another end a try."""
+"""So many waits in a row end a try."""
 
 SILENCES: Final = 2
-"""After so many such tries there is no other one."""
+"""After so many such tries it gives up."""
 
 SLOWEST: Final = 1024
 """Bytes in a second. Less is silence: whoever sends a byte now and then would hold a run for ever."""

@@ -33,14 +33,14 @@ _PASSWORDS: Final = (
     ("Password was given", f"unset {KEY_PASSWORD}"),
     ("Incorrect password", f"set {KEY_PASSWORD} to the password of this key"),
 )
-"""What the library says of passwords, and what helps."""
+"""The library's texts about passwords, and the remedy of each."""
 
 Signer = Callable[[Path], None]
-"""Signs the manifest of an artifact's folder, and puts the signature beside it."""
+"""Signs the manifest of an artifact's folder, and puts the signature next to it."""
 
 
 def signer(private_key: Path, password: str | None = None) -> Signer:
-    """Reads a key, and returns what signs with it.
+    """Reads a key, and returns a function that signs with it.
 
     Args:
         private_key: an elliptic curve key, PEM.
@@ -51,7 +51,7 @@ def signer(private_key: Path, password: str | None = None) -> Signer:
         if the signature cannot be written.
 
     Raises:
-        UsageError: if the key is none.
+        UsageError: if ``private_key`` is not a key.
     """
     config = _library().signing.Config()
     secret = None if password is None else password.encode()
@@ -105,7 +105,7 @@ def check_signature(folder: Path, public_key: Path) -> bytes:
 
 
 def is_signed(folder: Path) -> bool:
-    """Returns whether there is a signature of the manifest as it is now, by whatever key.
+    """Returns whether there is a signature of the present manifest, by any key.
 
     A build changes the manifest, and leaves the signature of the one before it.
     """

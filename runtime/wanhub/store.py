@@ -14,10 +14,10 @@ from wanhub.report import Report, quiet
 from wanrun.errors import ArtifactError
 
 SMALL_SECONDS: Final = 120.0
-"""The most for a file that is read whole before the artifact's manifest tells the sizes of the others."""
+"""The most seconds for a file that is read whole before the manifest gives the sizes of the others."""
 
 MAX_ANSWER_BYTES: Final = 2**24
-"""Of the hub's answer about a repository, which may list all of its files."""
+"""The limit of the hub's answer about a repository, which may list all of its files."""
 
 
 class Store:

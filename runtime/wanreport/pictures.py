@@ -26,10 +26,10 @@ PLAYED: Mapping[str, str] = MappingProxyType(
         ".png": "image/png",
     }
 )
-"""The formats that every browser plays, and what they are called."""
+"""The media types of the formats that every browser plays."""
 
 CONTAINERS = (".mp4", ".mov", ".webm")
-"""What ffmpeg reads; Pillow reads the other files."""
+"""The formats that ffmpeg reads; Pillow reads the others."""
 
 CLIP_BYTES, PAGE_BYTES = 12 << 20, 48 << 20
 """The most bytes of one video, and of all videos of a page. Firefox takes data URIs of 32 MiB."""

@@ -76,13 +76,13 @@ class _Row:
 def reported(
     path: Path, how: Any, work: Worklist, outcomes: Outcomes, timings: wanrun.Timings
 ) -> Iterator[None]:
-    """Writes the report when the block ends, also by an error, which then stands in it.
+    """Writes the report when the block ends, even with an error, which the report then shows.
 
     Args:
         path: the report's file.
-        how: the options of the run, of which those of loading are named.
-        work: what was to be made.
-        outcomes: what became of it, once the block has ended.
+        how: the options of the run, of which the report names the loading options.
+        work: the prompts and their jobs.
+        outcomes: the jobs' outcomes, once the block has ended.
         timings: of the run.
 
     Raises:
@@ -218,7 +218,7 @@ def _text(value: Any) -> str:
 
 
 def _options(rows: Sequence[_Row], how: Any) -> tuple[Fact, ...]:
-    """Returns the options that all prompts have, and those of loading that are not the defaults."""
+    """Returns the options that all prompts share, and the loading options that are not defaults."""
     made = [_values(row.generation) for row in rows if row.generation is not None]
     same = {} if not made else {name: made[0][name] for name in made[0] if len(_told(made, name)) == 1}
     loading = how.loading

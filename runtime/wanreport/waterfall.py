@@ -21,10 +21,10 @@ NARROWEST = 0.3
 """In hundredths of the width: what is shorter is still seen. Gaps below it are not drawn."""
 
 TICKS = 7
-"""About how many numbers there are on the scale."""
+"""The approximate number of ticks of the scale."""
 
 HEIGHT, THICKNESS = 26, 12
-"""Of a row and of its bar, in CSS pixels."""
+"""The heights of a row and of its bar, in CSS pixels."""
 
 
 def waterfall(

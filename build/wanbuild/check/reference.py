@@ -314,7 +314,7 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
             remedy="compare an artifact of the same checkpoint without them",
         )
     located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
-    with open_source(located.path) as opened:  # raises SourceError for a folder that is no checkpoint
+    with open_source(located.path) as opened:  # raises SourceError for a folder without a checkpoint
         tensors = (one for part in opened.components.values() for one in part.tensors.values())
         if any(one.eight_bit is not None for one in tensors):
             raise UsageError(

@@ -36,7 +36,7 @@ Report = Callable[[str], None]
 
 
 BATCH_BYTES = 256 * 2**20
-"""Bytes of the parameters that Orbax reads at a time; a larger parameter is a batch of its own."""
+"""Bytes of the parameters that Orbax reads at a time; a larger parameter is a batch by itself."""
 
 
 def check_places(artifact: Artifact) -> None:

@@ -257,7 +257,7 @@ def _write_components(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
 
-            def cancel_beside() -> None:  # the main thread may stand still with a lock of the pool
+            def cancel_beside() -> None:  # the main thread may be paused with the pool's lock
                 thread = threading.Thread(target=cancel, daemon=True)
                 thread.start()
                 thread.join(CANCEL_SECONDS)

@@ -130,7 +130,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
 
 def _take_over(old: Path, new: Path) -> None:
-    """Takes over a folder's files. Its folders are new: those of a read-only artifact are read-only."""
+    """Takes over a folder's files. Its folders are made anew: a read-only artifact's are read-only."""
     for parent, _, names in os.walk(old):
         folder = new / Path(parent).relative_to(old)
         folder.mkdir()

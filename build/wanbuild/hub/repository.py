@@ -27,7 +27,7 @@ from wanrun.terminal.lines import report as report_line
 
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)
-"""The components whose weights may be beside model_index.json."""
+"""The components whose weights may be next to model_index.json."""
 _TOKENIZERS = ("", "tokenizer/", "google/umt5-xxl/")
 """The folders of repositories that hold a tokenizer: its own, the diffusers layout, and Wan's own."""
 _PLAIN = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)

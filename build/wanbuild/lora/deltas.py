@@ -20,8 +20,8 @@ BLOCK_ROWS = 32
 BLOCK_PRODUCTS = 2**18
 """The largest number of multiplications in one BLAS call.
 
-OpenBLAS splits a larger product among all its threads, which wait for one another by spinning: beside a
-conversion's threads that took 5 to 10 times as long as one thread alone.
+OpenBLAS splits a larger product among all its threads, which wait for one another by spinning: next to a
+conversion's threads that took 5 to 10 times as long as a single thread.
 """
 
 

@@ -48,7 +48,7 @@ _NO_EFFECT = frozenset(
         "task_type",
     }
 )
-# Other initialisations change the base weights, so the adapter alone is not enough.
+# Other initialisations change the base weights too, which the adapter does not have.
 _INIT = (True, False, None, "gaussian", "eva", "orthogonal")
 
 

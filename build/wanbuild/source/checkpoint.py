@@ -164,7 +164,7 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
 
 
 _SETTINGS = ("boundary_ratio", "expand_timesteps", "is_cfg_zero_star", "is_distilled")
-"""Entries of a model_index.json that are no components. What the last two say follows from the scheduler."""
+"""Entries of a model_index.json other than components. The last two follow from the scheduler."""
 
 
 def read_classes(

@@ -84,7 +84,7 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
 
 
 _ALIKE: Mapping[str, str] = MappingProxyType({"CausalWanTransformer3DModel": "WanTransformer3DModel"})
-"""The classes of transformers whose tensors are those of another class."""
+"""The classes of transformers that have the tensors of another class."""
 
 
 def classes_of(class_name: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ _QUANTIZATION = "quantization_config"
 """The field of a config.json that says how weights are quantized."""
 
 _PLAIN = frozenset({"format", "full_precision_matrix_mult", "orig_dtype", "orig_shape"})
-"""What is said of a layer and does not change its values; ``convrot`` says that the weights are rotated."""
+"""Facts of a layer that do not change its values; ``convrot`` means that the weights are rotated."""
 
 OTHER_FORMS: Mapping[str, str] = MappingProxyType(
     {

@@ -147,7 +147,7 @@ class GgufFile(TensorFile):
         return TensorEntry(Q8_0, shape, stored.offset, self.stored_bytes(name), "Q8_0")
 
     def read(self, name: str, begin: int, out: np.ndarray) -> None:
-        """Reads a tensor's bytes, those of float32 if it is quantised, as ``TensorFile.read`` does."""
+        """Reads a tensor's bytes, in float32 if it is quantised, as ``TensorFile.read`` does."""
         if (blocks := self._blocks.get(name)) is None:
             super().read(name, begin, out)
             return

@@ -10,10 +10,10 @@ from wanbuild.options import recipe_rows
 from wanrun.artifact.manifest import TINY_VAE
 
 TOKENIZER = "tokenizer"
-"""The part that is no weights: a folder, or its tokenizer.json."""
+"""The part without weights: a folder, or its tokenizer.json."""
 
 ADDED = frozenset({TINY_VAE})
-"""The parts that are in no checkpoint, and that a user may add to any."""
+"""The parts that checkpoints lack, and that a user may add to any."""
 
 NEEDED = ("transformer", "vae", "text_encoder", TOKENIZER)
 """The parts that every checkpoint has."""

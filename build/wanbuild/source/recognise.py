@@ -28,7 +28,7 @@ from wanbuild.source.shards import is_shard
 from wanrun.errors import SourceError
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
-"""The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
+"""The first bytes of files other than safetensors; torch's are a ZIP archive, or a pickle."""
 
 _OF_LENGTH = bytes(4)
 """The bytes after the first four of a safetensors file, whose header has less than four gigabytes."""

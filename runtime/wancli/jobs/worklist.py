@@ -71,7 +71,7 @@ class Worklist:
 
 
 MAX_LATENTS_BYTES = 2**30
-"""Of a file of initial latents: those of 81 frames of 1280x720 have 19 MB."""
+"""The most bytes of a file of initial latents: of 81 frames of 1280x720 it has 19 MB."""
 
 
 def _read_latents(path: Path) -> np.ndarray:
@@ -154,7 +154,7 @@ def make_worklist(
     such profile or form of the loop.
     """
     if run.prompt is None and run.prompts is None:
-        opened()  # what is no artifact is told before a missing prompt
+        opened()  # a folder without an artifact is reported before a missing prompt
     shared = _read(run, given)  # before the artifact is looked at
     artifact = opened()
     bad, many = dict[int, WanError](), run.prompts is not None or run.seeds is not None
