@@ -40,14 +40,10 @@ from wanrun.machine.environment import usable_cores
 
 @dataclass(frozen=True)
 class Built:
-    """Profiles of an artifact that were built on this machine, beside it.
+    """Profiles of an artifact that were built on this machine, in ``folder``, which has a manifest too.
 
-    Attributes:
-        folder: where their files are.
-        own: the manifest of the artifact without them.
-        manifest: the manifest in the folder, with the profiles of which all files are there.
-        profiles: their names.
-        files: name and sha256 of the files that are there, and not in the artifact.
+    ``own`` is the artifact's manifest without them, ``manifest`` the folder's, with only the profiles whose
+    files are all there. ``files`` are name and sha256 of the files that are there and not in the artifact.
     """
 
     folder: Path

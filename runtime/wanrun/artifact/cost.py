@@ -23,16 +23,14 @@ class Cost:
     """The cost of a generation, as the manifest knows it.
 
     Attributes:
-        windows: windows or clips that the video is made in; None if a video that was not read yet decides it.
-            Then all other figures are those of one window.
+        windows: windows or clips of the video; None if a video that was not read yet decides. Then all other
+            figures are those of one window.
         steps: denoising steps, of all windows.
-        calls: calls of each program by role; of a program of a layer, for each layer. Those of the text
-            encoder are the most: stored embeddings take none, and short prompts a shorter program.
-        frames: frames of all videos.
-        pixels: pixels of all frames.
-        parts: floating point operations of all calls, by target and the part of the generation in which they
-            are; without targets that have no figures.
-        bytes: the most bytes on a device that one of the programs takes, with its weights, by target.
+        calls: calls of each program by role; a layer's program counts for each layer. Those of the text
+            encoder are the most possible: stored embeddings take none, and short prompts a shorter program.
+        parts: floating point operations of all calls, by target and part of the generation; without targets
+            that have no figures.
+        bytes: the most bytes on a device that one program takes, with its weights, by target.
     """
 
     windows: int | None

@@ -3,7 +3,8 @@
 | format | the next one changed | an artifact of it |
 |---|---|---|
 | 1, 2 | stored programs | is converted and compiled again |
-| 3 | records: a program has a role, and the task has no order of programs | is read |
+| 3 | records: a program has a role, and the task has no order of programs | is compiled again |
+| 4 | programs: guidance has a scale for each step, instead of a batch of two | is compiled again |
 
 A field that is added with a default needs no format: a manifest without it is read, and means the default.
 """
@@ -25,11 +26,10 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class Older:
-    """A format before today's, whose weights are as they are now.
+    """A format before today's, with the same weights.
 
-    Attributes:
-        upgrade: makes a manifest of this format one of the next, in place.
-        runs: whether its programs do; else ``wanbuild compile --again`` makes those of today.
+    ``upgrade`` makes a manifest of this format one of the next, in place. ``runs`` says whether its programs
+    still run; else ``wanbuild compile --again`` builds today's.
     """
 
     upgrade: Callable[[Content], None]
@@ -79,11 +79,9 @@ OLDER: Final[Mapping[int, Older]] = MappingProxyType(
 
 
 def is_read(version: object, again: bool) -> bool:
-    """Whether manifests of a format are read.
+    """Returns whether manifests of a format are read.
 
-    Args:
-        version: the format's number, as a manifest has it.
-        again: whether the programs are about to be built again, so that they need not run.
+    ``again`` says that the programs are about to be built again, so that they need not run.
     """
     if not isinstance(version, int) or version not in {*OLDER, FORMAT_VERSION}:
         return False
@@ -91,13 +89,10 @@ def is_read(version: object, again: bool) -> bool:
 
 
 def upgraded(content: Content) -> Content:
-    """Returns a manifest of a format that is read as one of today's.
+    """Returns a manifest of a format that is read as one of today's; ``content`` is not changed.
 
-    Args:
-        content: the manifest, which is not changed. Its digests stay those of what was written.
-
-    Raises:
-        LookupError, TypeError, AttributeError: if its records are not those of its format.
+    Its digests stay those of the file. Raises LookupError, TypeError or AttributeError if its records are not
+    those of its format.
     """
     version = content["format_version"]
     if version == FORMAT_VERSION:

@@ -20,14 +20,11 @@ SKIPPED_LAYERS = "skip_layers"
 
 
 class Guider(msgspec.Struct, frozen=True):
-    """A row of the table.
+    """A way to combine a step's passes.
 
-    Attributes:
-        name: its name.
-        inputs: the float32 inputs of a step that programs have for it, 0 where a step does without. All but
-            ``SKIPPED_LAYERS`` are scalars. None for ``cfg``.
-        options: the options of a generation that it alone has, each with what it is where none is given; None
-            for one that must be given.
+    ``inputs`` are the float32 inputs of a step that programs have for it, 0 where a step does without; all
+    but ``SKIPPED_LAYERS`` are scalars, and ``cfg`` has none. ``options`` are the options of a generation that
+    only it has, with their defaults; None for one that must be given.
     """
 
     name: GuiderName

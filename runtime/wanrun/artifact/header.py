@@ -28,15 +28,7 @@ class Header(msgspec.Struct):
 
 
 def header_of(data: bytes, path: Path) -> Header:
-    """Returns the header of a manifest's bytes.
-
-    Args:
-        data: the bytes.
-        path: the file that they are from, for messages.
-
-    Raises:
-        ArtifactError: if they are no manifest.
-    """
+    """Returns the header of a manifest's bytes; raises ArtifactError, naming ``path``, if they are none."""
     if not data:
         raise ArtifactError("damaged", f"{path} is empty", remedy="build the artifact again")
     try:

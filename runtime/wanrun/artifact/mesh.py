@@ -93,8 +93,7 @@ def jax_sizes(sizes: Sizes) -> dict[str, int]:
 def jax_mesh(sizes: Sizes, devices: Sequence[jax.Device]) -> jax.sharding.Mesh | None:
     """Returns JAX's mesh over the first of these devices; None for one device.
 
-    Raises:
-        UsageError: if there are fewer devices than the mesh has.
+    Raises UsageError if there are fewer devices than the mesh has.
     """
     import jax
 

@@ -100,11 +100,7 @@ class Program(Record, frozen=True):
         return num_pieces(frames, self.array("latents")[1][1], self.inputs)
 
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Returns dtype and shape of an input that is one array.
-
-        Raises:
-            ArtifactError: if the program has no such input.
-        """
+        """Returns dtype and shape of an input that is one array; raises ArtifactError if there is none."""
         text = self.avals.get("inputs", {}).get(name)
         if not isinstance(text, str):
             raise ArtifactError(
@@ -129,11 +125,9 @@ def num_pieces(frames: int, size: int, inputs: Collection[str]) -> int:
 
 
 def decodes_any_length(programs: Mapping[str, Program], decoder: str | None = None) -> bool:
-    """Whether a decoder makes videos of any number of frames: it passes on a state, piece after piece.
+    """Returns whether a decoder, the VAE's if None, makes videos of any number of frames.
 
-    Args:
-        programs: those of a profile.
-        decoder: one of ``DECODERS``; None for the VAE's.
+    Such a decoder passes on a state from piece to piece. ``programs`` are those of a profile.
     """
     return any(one.donated for one in programs.values() if one.role == DECODERS[decoder or "full"][-1])
 

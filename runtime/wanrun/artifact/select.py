@@ -63,13 +63,9 @@ def select_profile(
 ) -> Profile:
     """Returns the requested profile; if size or num_frames is None, the first built one that fits.
 
-    The size is (width, height) in pixels. If the steps are to begin with a video, profiles that can come
-    first.
-
-    Raises:
-        UnbuiltError: listing the built profiles, if none fits.
-        ArtifactError: if none is built.
-        UsageError: for a size or a number of frames that cannot be built.
+    The size is (width, height) in pixels. If the steps are to begin with a video, profiles that can do that
+    come first. Raises UnbuiltError, listing the built profiles, if none fits; ArtifactError if none is built;
+    UsageError for a size or a number of frames that cannot be built.
     """
     built = _built(artifact)
     asked: dict[str, object] = {} if size is None else {"size": size}

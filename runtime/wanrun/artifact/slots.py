@@ -22,12 +22,10 @@ _WEIGHT = "/weight"
 
 
 class Slot(NamedTuple):
-    """One array of slots.
+    """The shape and the logical axes (a name or None per dimension) of one array of slots.
 
-    Attributes:
-        shape: its shape.
-        axes: a logical axis, or None, per dimension: its weight's, so a mesh cuts both alike. Those that only
-            store parts of weights cut no slots (``mesh.cut``): their rank has no axis, and they are small.
+    The axes are its weight's, so a mesh cuts both alike. Mesh axes that only store parts of weights do not
+    cut slots (``mesh.cut``): their rank has no axis, and they are small.
     """
 
     shape: tuple[int, ...]

@@ -28,12 +28,9 @@ _COUNT = re.compile(r"(.*\S)[\s_-]+(0|[1-9]\d{0,99})")
 
 @dataclass(frozen=True)
 class TargetName:
-    """What a name means.
+    """What a target's name means: a chip, whether products are of 8 bits, and how many devices.
 
-    Args:
-        chip: the chip, by its own name.
-        w8a8: whether products are of 8 bits.
-        count: the number of devices; None where the name has none.
+    ``count`` is None if the name does not say.
     """
 
     chip: str
@@ -81,14 +78,10 @@ def named_target(text: str, chips: Collection[str]) -> TargetName | None:
 
 
 def built_target(text: str, meshes: Mapping[str, Sizes]) -> str | None:
-    """Returns the target of an artifact that a name means: one that it has alone, or that of one device.
+    """Returns the artifact's target that a name means: its only one, or that of one device.
 
-    Args:
-        text: the name, as it is built or as ``named_target`` takes it.
-        meshes: the artifact's targets by name, each with its mesh.
-
-    Returns:
-        its name in the artifact; None if there is no such target, or several meshes are meant.
+    ``text`` is a name as it is built, or as ``named_target`` takes it; ``meshes`` has the mesh of each of the
+    artifact's targets. Returns None if there is no such target, or if several meshes are meant.
     """
     if text in meshes:
         return text
