@@ -24,13 +24,9 @@ ASK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """A folder of the user's cache, beside others of its kind; those used longest ago make room for others.
+    """A folder of the user's cache; folders of its ``kind`` that were used longest ago make room for others.
 
-    Args:
-        kind: the name of the folder that all of the kind are in.
-        name: its own name.
-        what: what is kept in it, for messages.
-        most: the bytes that all of the kind may have together.
+    ``what`` names the content, for messages; ``most`` are the bytes that all of the kind may have together.
     """
 
     kind: str
@@ -44,11 +40,7 @@ class CacheFolder:
         return user_cache() / self.kind / self.name
 
     def make(self) -> Path:
-        """Makes the folder, marks it as used, and returns its path.
-
-        Raises:
-            UsageError: if it cannot be written.
-        """
+        """Makes the folder, marks it as used, returns its path; raises UsageError if it cannot be written."""
         with self._written():
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK | os.X_OK):
@@ -65,11 +57,8 @@ class CacheFolder:
     def held(self, check: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Holds the folder's lock, which one process has at a time; it ends with the process.
 
-        Args:
-            check: is called again and again while another process has the lock; what it raises ends that.
-
-        Raises:
-            UsageError: if the cache cannot be written.
+        ``check`` is called again and again while another process has the lock; what it raises ends the wait.
+        Raises UsageError if the cache cannot be written.
         """
         with self._written():
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,18 +38,14 @@ SCALE = 0.75
 
 
 def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) -> Verdict:
-    """Loads and runs the executables of a profile beside what is compiled here, and compares the results.
+    """Runs a profile's executables beside the same programs compiled here, and compares the results.
 
-    Args:
-        folder: the artifact's.
-        target: the name of a target that was built elsewhere.
-        profile: the profile's name.
-        tell: gets a refusal for what is about to be done, which holds if this process does not come back.
-        how: keywords of ``load``. With ``memory="stream"`` the stream form runs, else the others.
+    ``target`` was built elsewhere. ``tell`` gets a refusal for what is about to be done, which holds if this
+    process does not come back. ``how`` are keywords of ``load``: with ``memory="stream"`` the stream form
+    runs, else the others.
 
-    Returns:
-        The verdict; that of a try that could not begin, or not be compared, is not kept. What is compiled
-        here of programs that differ is kept in the user's cache.
+    The verdict of a try that could not begin, or that could not be compared, is not to be kept. For programs
+    that differ, those compiled here are kept in the user's cache.
     """
     try:
         artifact = open_artifact(folder)
@@ -85,14 +81,10 @@ def attested(folder: Path, target: str, profile: str, tell: Tell, **how: Any) ->
 
 
 def run_all(pipeline: Pipeline, streams: bool) -> None:
-    """Runs every program of the loaded profile, with inputs of which each decides the result.
+    """Runs every program of the loaded profile, with inputs that all decide the result.
 
-    Args:
-        pipeline: the pipeline.
-        streams: of the forms of the loop those run that stream layers, or the others.
-
-    Raises:
-        VerificationError: naming a program that has not run.
+    ``streams`` chooses the forms of the loop that stream layers, or the others; all run if none of those is
+    built. Raises VerificationError, naming a program that has not run.
     """
     built = pipeline.profile.options.forms
     forms = [form for form in built if FORMS[form].streams == streams] or built

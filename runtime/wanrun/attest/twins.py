@@ -23,16 +23,11 @@ class CannotCompileError(WanError):
 
 
 class Twins:
-    """What the executables of a profile give beside what is compiled here, call by call.
+    """A comparison of a profile's executables with the same programs compiled here, call by call.
 
-    Args:
-        options: the profile's.
-        w8a8: whether activations are rounded to 8 bits.
-        tell: gets what is about to be done, and whether the executables are to blame if it ends the process.
-
-    Attributes:
-        found: how far the results of each program were apart at most, by name.
-        unusable: why an executable cannot be loaded, or does not run, by the program's name.
+    ``w8a8`` says whether activations are rounded to 8 bits. ``tell`` gets what is about to be done, and
+    whether the executables are to blame if it ends the process. By the program's name, ``found`` has the
+    largest difference of the results, and ``unusable`` why an executable cannot be loaded or does not run.
     """
 
     def __init__(self, options: ProfileOptions, w8a8: bool, tell: Callable[[str, bool], None]) -> None:
@@ -44,13 +39,10 @@ class Twins:
     def beside(
         self, name: str, program: Program, shipped: Callable[..., Any], native: Callable[[], Native]
     ) -> Callable[..., Any]:
-        """Returns a function that calls both, compares what they return, and returns what is right.
+        """Returns a function that calls both, compares what they return, and returns what was computed here.
 
-        Args:
-            name: the program's name.
-            program: the program.
-            shipped: the artifact's executable.
-            native: compiles the program here; it is called once, before the first comparison.
+        ``shipped`` is the artifact's executable. ``native`` compiles the program here; it is called once,
+        before the first comparison.
         """
 
         def call(**arguments: Any) -> Any:

@@ -163,11 +163,7 @@ class ProcessGroup:
 
 
 def local_devices(mesh: Sizes, num_processes: int) -> int:
-    """Returns how many devices of a mesh each process has.
-
-    Raises:
-        UsageError: if the processes cannot share them evenly.
-    """
+    """Returns how many of a mesh's devices each process has; raises UsageError if that is not even."""
     total = num_devices(mesh)
     if total % num_processes:
         raise UsageError(
