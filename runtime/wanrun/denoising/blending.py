@@ -18,13 +18,10 @@ from wanrun.denoising.state import State
 
 @dataclass(frozen=True)
 class Blending:
-    """Windows of one length, each ``length - overlap`` latent frames after the one before, but for the last.
+    """Windows of ``length`` latent frames, each ``length - overlap`` frames after the one before.
 
-    Attributes:
-        total: latent frames of the video, at least ``length``.
-        length: latent frames of a window.
-        overlap: latent frames that neighbours share, at least 1 and less than ``length``; the last window may
-            share more.
+    Together they cover ``total`` latent frames, at least ``length``. Neighbours share ``overlap`` frames, at
+    least 1 and less than ``length``; the last window may share more.
     """
 
     total: int
@@ -63,14 +60,10 @@ class Blending:
         return slice(start, start + self.length)
 
     def blended(self, maker: Callable[..., State], carried: Collection[str]) -> Callable[..., State]:
-        """Returns what makes steps of a whole video's state by a program that makes those of a window.
+        """Returns a function that steps a whole video's state with a program that steps a window's.
 
-        Args:
-            maker: takes and returns a window's state, beside what all windows share.
-            carried: the names of the state, arrays or nested dicts of arrays (B, C, T, h, w).
-
-        Returns:
-            A function of the same arguments whose state is the whole video's, on the host.
+        ``maker`` takes and returns a window's state, and takes what all windows share. ``carried`` names the
+        state's entries, arrays (B, C, T, h, w) or nested dicts of them; the whole video's are on the host.
         """
 
         def make(**given: Any) -> State:

@@ -36,12 +36,10 @@ HISTORY = ("last", "m1", "m2")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a stage of a chunk begins: see ``wanrun.denoising.pyramid``.
+    """The first step of a stage of a chunk: see ``wanrun.denoising.pyramid``.
 
-    Attributes:
-        step: its first step.
-        kept: weight of the latents of the stage before, enlarged; 1 for the first stage.
-        noise: weight of the block noise that is added to them; 0 for the first stage.
+    ``kept`` is the weight of the latents of the stage before, enlarged; 1 for the first stage. ``noise`` is
+    the weight of the block noise that is added to them; 0 for the first stage.
     """
 
     step: int
@@ -54,14 +52,14 @@ class SolverTable:
     """One solver on one grid of N steps.
 
     Attributes:
-        name: the solver, a key of ``SOLVERS``.
+        name: a key of ``SOLVERS``.
         timesteps: (N,) float32, the transformer's input.
         coefficients: (N, 9) float32, C-contiguous, one row per step in the order of ``COLUMNS``.
         sigmas: (N + 1,) float64, noise levels, each a float32 value; the last is 0.
         noise: (N,) float32, weight of the standard normal noise added to the sample after each step.
         start: weight of the initial noise, the first sample.
         skipped: how many steps before these are left out: a video begins at the first of ``sigmas``.
-        starts: where the stages of a chunk begin, the first one's at step 0; none if there are no stages.
+        starts: where the stages of a chunk begin, the first one's at step 0; empty if there are no stages.
     """
 
     name: str
@@ -102,10 +100,10 @@ def solver_table(
             (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). ``dmd`` is lcm
             at the noise levels of training (CausVid, FastVideo). ``rcm-ode`` and ``rcm-sde`` are euler and
             lcm that begin with noise of the first sigma's size (NVlabs/rcm). ``flow-map`` is euler on the
-            grid of FlowMapEulerDiscreteScheduler, which ends one step before sigma 0. ``self-forcing`` is
-            lcm on that grid. Grids are those of the classes. ``unipc`` and ``dpm++`` round grid timesteps
-            down to whole numbers.
-        num_steps: denoising steps, at least 1.
+            grid of FlowMapEulerDiscreteScheduler, which ends one step before sigma 0. ``self-forcing`` is lcm
+            on that grid. Grids are those of the classes. ``unipc`` and ``dpm++`` round grid timesteps down to
+            whole numbers.
+        num_steps: at least 1.
         flow_shift: positive; a larger shift moves the grid towards high noise.
         num_train_timesteps: the timestep of pure noise, at least 2.
         timesteps: explicit timesteps instead of the class's grid: strictly decreasing, above 0, at most
@@ -113,15 +111,13 @@ def solver_table(
             ``num_train_timesteps``, and ``num_steps`` and ``flow_shift`` are not used. For ``dmd`` sigma is
             the nearest of ``num_train_timesteps`` levels with that shift, as in its training. ``unipc``
             lowers a first sigma of 1 by 1e-6, as on its own grid.
-        coefficients: (N, 4), beside timesteps: those of x, m0, m1 and m2 of steps fitted to a model,
+        coefficients: (N, 4), with explicit timesteps: those of x, m0, m1 and m2 of steps fitted to a model,
             instead of the solver's.
-        strength: of a video that the steps begin with, 0 to 1; None for all steps. The last
-            int(N·strength) steps of a class's grid are left, as of diffusers' WanVideoToVideoPipeline; of
-            explicit timesteps those whose sigma is at most that of a grid at this strength. They begin
-            without history.
+        strength: of a video that the steps begin with, 0 to 1; None for all steps. The last int(N·strength)
+            steps of a class's grid are left, like diffusers' WanVideoToVideoPipeline; of explicit timesteps
+            those whose sigma is at most that of a grid at this strength. They begin without history.
 
-    Raises:
-        UsageError: if a value is out of range, the grid is too fine for float32, or no step is left.
+    Raises UsageError if a value is out of range, the grid is too fine for float32, or no step is left.
     """
     if name not in SOLVERS:
         raise UsageError("unknown_name", "unknown solver", expected=", ".join(SOLVERS), found=repr(name))
@@ -370,7 +366,7 @@ class Solver:
         adds_noise: whether noise of the next sigma's size is added after each step.
         draws_last: whether that noise is drawn after the last step too, where its size is 0: the next chunk
             or window has other noise then.
-        trained_levels: whether explicit timesteps have the noise levels of training that are nearest.
+        trained_levels: whether explicit timesteps have the nearest noise levels of training.
         scales_start: whether the initial noise has the first sigma's size, instead of 1.
     """
 

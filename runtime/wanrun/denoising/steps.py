@@ -103,15 +103,12 @@ def expert_ranges(
 ) -> tuple[ExpertRange, ...]:
     """Returns the experts' ranges of a denoising loop in order: one or two, none of them empty.
 
-    The high-noise expert takes the steps whose timestep is at least boundary x num_train_timesteps, compared
-    in float32 like the reference (diffusers' WanPipeline).
+    The high-noise expert, the first of ``names``, takes the steps whose timestep is at least boundary x
+    num_train_timesteps, compared in float32 like the reference (diffusers' WanPipeline).
 
-    Args:
-        table: the solver's table, with decreasing timesteps.
-        names: the transformers, the high-noise one first.
-        options: ``guidance_scale``; with two transformers also ``guidance_scale_2``, of the low-noise expert,
-            and ``boundary``; ``GUIDED``, where not all steps have guidance; ``guider`` and its own options,
-            where it is another than ``cfg``.
+    The options are ``guidance_scale``; with two transformers also ``guidance_scale_2``, of the low-noise
+    expert, and ``boundary``; ``GUIDED``, where not all steps have guidance; ``guider`` and its own options,
+    where it is not ``cfg``.
     """
     total = len(table.timesteps)
     start, end = guided_steps(options, total)
@@ -141,13 +138,9 @@ _table = lru_cache(maxsize=16)(solver_table)  # the lines of a prompts file most
 def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
     """Returns the solver table of a generation with resolved options, and the experts' ranges.
 
-    Args:
-        options: the steps are the explicit ``timesteps``; if those are absent or None, the solver's own grid
-            for ``num_steps`` and ``flow_shift``. Those of a fitted schedule have ``coefficients``. With a
-            ``strength`` the first steps are left out.
-
-    Raises:
-        UsageError: if the solver has no such table.
+    The steps are the explicit ``timesteps``; if those are absent or None, the solver's own grid for
+    ``num_steps`` and ``flow_shift``. Those of a fitted schedule have ``coefficients``. With a ``strength``
+    the first steps are left out. Raises UsageError if the solver has no such table.
     """
     num_train_timesteps = manifest.model.num_train_timesteps
     solver, steps, shift = options["solver"], options["num_steps"], options["flow_shift"]
@@ -184,10 +177,8 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
 
     They are the given timesteps, or else the manifest's defaults, which a distilled model has. But another
     number of steps, solver or shift than the manifest's selects the solver's own grid and drops the default
-    timesteps. An option that is absent or None is not given.
-
-    Raises:
-        UsageError: if the given number of steps differs from the number of timesteps.
+    timesteps. An option that is absent or None is not given. Raises UsageError if the given number of steps
+    differs from the number of timesteps.
     """
     timesteps, steps = given.get("timesteps"), given.get("num_steps")
     if timesteps is None:
@@ -218,18 +209,11 @@ class Denoising:
     """One generation's parameters of the denoising loop, shared by all of its windows.
 
     Attributes:
-        table: timesteps and coefficients.
-        ranges: the steps of each expert.
         embeddings: (P, 512, text_dim), the positive prompt first; the negative one's only if a step has
             guidance, or NAG is on.
-        loop: the form of the loop.
-        timings: where steps are recorded.
         behind: called, more than once, when the next stage may start to load during the steps.
         on_step: called after each program call with the number of steps done, the total, and the state.
-        window: index of the window that is made.
-        windows: how many there are.
         maker: the role whose program makes all steps; None for those that the form of the loop has.
-        loras: what changes the experts.
         blending: the windows of every step; None where the programs take the whole video.
         check: called as frames leave the decoder; what it raises ends the generation.
         last: whether no other generation follows: the experts are released after their last step.
@@ -286,14 +270,10 @@ class Denoising:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the loop's program.
+    """One call of the loop's program: its inputs, its first step, and one past its last step.
 
-    Attributes:
-        arguments: the steps it takes, as the program's inputs.
-        first: index of its first step.
-        last: one past its last step.
-        noise: weight of the noise added to the latents after the call; None if none is drawn. After the last
-            step it may be 0, and the noise is still drawn: see ``Solver.draws_last``.
+    ``noise`` is the weight of the noise added to the latents after the call; None if none is drawn. After the
+    last step it may be 0, and the noise is still drawn: see ``Solver.draws_last``.
     """
 
     arguments: Mapping[str, Any]
@@ -307,12 +287,8 @@ def step_calls(
 ) -> Iterator[Call]:
     """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
-    Args:
-        table: timesteps and coefficients.
-        steps: the range of steps.
-        guidance: whether the program takes scales.
-        guiding: what it takes for the guiders that it was built for: see ``inputs_of``.
-        flow_map: whether it takes the timestep at which a step ends.
+    The program takes scales if ``guidance``, what ``guiding`` says for the guiders that it was built for (see
+    ``inputs_of``), and the timestep at which a step ends if ``flow_map``.
     """
     rows = _rows(table, steps, guidance, guiding, flow_map)
     for index in range(steps.first, steps.last):
@@ -329,12 +305,9 @@ def scan_calls(
     flow_map: bool = False,
     single: bool = False,
 ) -> Iterator[Call]:
-    """Yields one call for all steps, or one per step of a solver that adds noise after each.
+    """Yields one call for all steps; one per step if ``single``, or if the solver adds noise after each.
 
-    Args:
-        table, steps, guidance, guiding, flow_map: as of ``step_calls``.
-        max_steps: rows in the program's tables.
-        single: whether there is one call per step in any case.
+    ``max_steps`` are the rows in the program's tables; the other arguments are those of ``step_calls``.
     """
     columns = _rows(table, steps, guidance, guiding, flow_map)
     rows = {TABLES[name]: _padded(column, max_steps) for name, column in columns.items()}
