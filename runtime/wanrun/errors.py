@@ -185,11 +185,10 @@ def space_told(error: OSError) -> str:
 
 
 def unwritable(what: str, error: OSError, remedy: str | None = None) -> UsageError:
-    """Returns the error of a file that cannot be written, which says so if there is no space for it.
+    """Returns the error of a file that cannot be written, a NoSpaceError if there is no space for it.
 
-    Args:
-        what: the file, such as ``the latents a.npy``.
-        remedy: what to do about it; without space besides to make some.
+    ``what`` is the file, such as ``the latents a.npy``. If there is no space, ``remedy`` follows the advice
+    to free some.
     """
     if lacks_space(error):
         problem, space = f"there is no space left to write {what}", "free some"

@@ -128,11 +128,7 @@ def sealed(name: str, data: bytes) -> bytes:
 
 
 def unsealed(name: str, content: bytes) -> bytes:
-    """Returns the data of ``sealed``.
-
-    Raises:
-        ValueError: if they are not whole, or of a file of another name.
-    """
+    """Returns the data of ``sealed``; raises ValueError if they are damaged, or of a file of another name."""
     data = content[:-SEAL_BYTES]
     if sealed(name, data) != content:
         raise ValueError("its digest is wrong")
@@ -181,8 +177,7 @@ def user_copies() -> Path:
 def plain_relative(name: Any, where: str) -> str:
     """Returns name if it is a plain relative path: no root, drive, '..', empty part or special character.
 
-    Raises:
-        ArtifactError: otherwise; a manifest must not refer to files outside its artifact.
+    Raises ArtifactError otherwise: a manifest must not refer to files outside its artifact.
     """
     plain = isinstance(name, str) and all(
         part not in ("", ".", "..") and part.isprintable() and "\\" not in part and ":" not in part

@@ -78,13 +78,9 @@ def _through(
 def load(name: str, lowered: jax.stages.Lowered, entry: bytes) -> jax.stages.Compiled:
     """Loads a program's executable from an entry of JAX's compilation cache; compiles nothing.
 
-    Args:
-        lowered: the program, as it was lowered for the entry.
-        entry: the entry's bytes, which were checked: they hold machine code.
-
-    Raises:
-        ArtifactError: if the entry is none, or not for this program, this device or this JAX; and as
-            ``_through``.
+    ``lowered`` is the program as it was lowered for the entry. The entry must have been checked: it holds
+    machine code. Raises ArtifactError if it is not an entry, or not for this program, device or JAX; and as
+    ``_through``.
     """
     from jax._src import compilation_cache
 

@@ -30,11 +30,9 @@ def options_here(options: Mapping[str, Any]) -> dict[str, Any]:
 def kept_file(
     folder: Path, program: Program, options: Mapping[str, Any], devices: Sequence[jax.Device]
 ) -> Path:
-    """Returns the path of a program's executable that was compiled here.
+    """Returns the path of a program's executable that was compiled here with these options of the compiler.
 
-    Args:
-        folder: the user's cache of an artifact and a target on this host: see ``entries.overlay_folder``.
-        options: the compiler's options that it was compiled with.
+    ``folder`` is the user's cache of an artifact and a target on this host: see ``entries.overlay_folder``.
     """
     called = [program.sha256, program.inputs, program.donate]
     facts = [called, dict(options), device_environment(devices)]

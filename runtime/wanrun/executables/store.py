@@ -36,14 +36,9 @@ if TYPE_CHECKING:
 
 
 class LoadedProgram:
-    """An executable that takes its inputs by name.
+    """An executable, or another such function, that takes its inputs by name.
 
-    Args:
-        compiled: the executable, or another function of such arguments.
-        inputs: argument names in order.
-
-    Attributes:
-        called: whether it has run.
+    ``called`` says whether it has run.
     """
 
     def __init__(self, compiled: Callable[..., Any], inputs: Sequence[str]) -> None:
@@ -52,8 +47,7 @@ class LoadedProgram:
     def __call__(self, **arguments: Any) -> Any:
         """Runs the executable; arguments that it does not take are ignored.
 
-        Raises:
-            ArtifactError: if an input is missing or of another kind: the manifest says what is not so.
+        Raises ArtifactError if an input is missing or of another kind: then the manifest is wrong.
         """
         remedy = "run wanbuild verify, or build the artifact again"
         if missing := [name for name in self.inputs if name not in arguments]:
@@ -72,12 +66,7 @@ class LoadedProgram:
 
 @dataclass(frozen=True)
 class Native:
-    """What is compiled here of a program.
-
-    Attributes:
-        compiled: the executable.
-        keep: keeps it in the user's cache, and says where, for a report.
-    """
+    """A program compiled here; ``keep`` stores it in the user's cache and says where, for a report."""
 
     compiled: Callable[..., Any]
     keep: Callable[[], str]
@@ -111,8 +100,7 @@ def _key(name: str, program: Program) -> _Key:
 class _Files:
     """A program and its checked bytes.
 
-    Attributes:
-        entry: its executable; the reason if there is none to be used, and the program is compiled here.
+    ``entry`` is its executable, or the reason why the program is compiled here instead.
     """
 
     name: str
@@ -148,10 +136,8 @@ class Executables:
         """Reads a profile's programs of these names, or all that generations run, and their executables.
 
         Their digests are checked, so damage is found before any computation, even in a program that is loaded
-        late.
-
-        Raises:
-            ArtifactError: if a program is missing or damaged; if an executable is, unless compiling is on.
+        late. Raises ArtifactError if a program is missing or damaged; if an executable is, unless compiling
+        is on.
         """
         programs = self._opened.programs(profile)
         if not self._opened.policy.allow_compile:

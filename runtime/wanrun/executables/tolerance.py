@@ -73,13 +73,10 @@ def most_levels(tolerance: float) -> float:
 
 
 class Apart(NamedTuple):
-    """How far two results of one program are apart, and may be.
+    """How far two results of one program are apart, and may be, in the same unit.
 
-    Attributes:
-        error: the relative error, of all values or of sums over runs of them, whichever is larger; of frames
-            the root mean square of the difference, in levels.
-        most: the largest error that is allowed.
-        unit: of both.
+    ``error`` is the relative error, of all values or of sums over runs of them, whichever is larger; of
+    frames the root mean square of the difference, in levels.
     """
 
     error: float
@@ -101,13 +98,10 @@ class Apart(NamedTuple):
 
 
 def most_apart(built: Any, here: Any, tolerance: float, run: int = 1) -> Apart:
-    """Returns how far outputs of one program are apart that differ most.
+    """Returns the largest difference among the outputs of one program.
 
-    Args:
-        built: outputs, nested dicts of arrays.
-        here: what they should be.
-        tolerance: the relative error that is allowed.
-        run: how many differences are added, besides: see ``relative_error``.
+    ``built`` and ``here``, what the outputs should be, are nested dicts of arrays; ``tolerance`` is the
+    relative error that is allowed. Sums over ``run`` differences are compared too: see ``relative_error``.
     """
     import jax
 
