@@ -36,11 +36,9 @@ def together(
 ) -> LoadPolicy:
     """Checks that all processes load the same, and returns the policy that they load it with.
 
-    Without a group it is the given one.
-
-    Raises:
-        ArtifactError: in every process, if their artifacts or targets differ.
-        UsageError: in every process, if their prompts or choices differ; and if programs may be compiled.
+    Without a group it is the given one. Raises, in every process, ArtifactError if their artifacts or targets
+    differ, and UsageError if their prompts or choices do, or for a choice that several processes cannot have:
+    ``allow_compile``, ``build`` and ``text_encoder_device``.
     """
     if group is None:
         return policy
@@ -72,8 +70,7 @@ def agree_on_generation(
 ) -> None:
     """Checks that all processes of a group, if there is one, are about to make the same video.
 
-    Raises:
-        UsageError: in every process, naming the first option that differs.
+    Raises UsageError in every process, naming the first option that differs.
     """
     if group is None:
         return

@@ -23,12 +23,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What the options of loading choose of an artifact; its manifest alone is read.
-
-    Args:
-        artifact: the artifact.
-        policy: the options of loading.
-    """
+    """What the options of loading choose of an artifact; only its manifest is read."""
 
     artifact: Artifact
     policy: LoadPolicy
@@ -37,9 +32,7 @@ class Choice:
     def profile(self) -> Profile:
         """The profile that is loaded first.
 
-        Raises:
-            ArtifactError: if there is none.
-            UsageError: for a name beside an option of the shape.
+        Raises ArtifactError if there is none, and UsageError for a name together with an option of the shape.
         """
         policy, shape = self.policy, {name: getattr(self.policy, name) for name in SHAPE}
         if policy.profile is None:
@@ -54,8 +47,7 @@ class Choice:
     def streams(self) -> bool:
         """Whether the transformer's layers pass through the device one by one.
 
-        Raises:
-            ArtifactError: if the profile has no programs for the form of the loop.
+        Raises ArtifactError if the profile has no programs for the form of the loop.
         """
         return FORMS[resolve_loop(self.artifact, self.profile, self.policy.form)].streams
 
@@ -64,10 +56,9 @@ class Choice:
         return select_target(self.artifact, profile, self.policy.target, self.policy.allow_compile)
 
     def text_target(self, selected: SelectedTarget, profile: Profile) -> SelectedTarget | None:
-        """Returns the CPU target of the text encoder; None where it runs as all other programs.
+        """Returns the CPU target of the text encoder; None where it runs like all other programs.
 
-        Raises:
-            ArtifactError: as ``cpu_target``.
+        Raises ArtifactError as ``cpu_target``.
         """
         if wants_cpu(self.policy.text_encoder_device, selected):
             return cpu_target(self.artifact, profile)
@@ -83,8 +74,7 @@ class Choice:
     def tried(self, selected: SelectedTarget, profile: Profile, timings: Timings, report: Tell) -> str:
         """Tries executables that were built elsewhere; returns why they are refused, or "".
 
-        Raises:
-            ArtifactError: if they are, and programs may not be compiled here.
+        Raises ArtifactError if they are, and programs may not be compiled here.
         """
         trust = self.trust(selected)
         if not trust.needed or selected.mismatches:

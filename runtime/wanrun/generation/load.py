@@ -168,10 +168,7 @@ def on_device(
     """Opens an artifact on the device of its target; ``undo`` closes what is opened.
 
     Returns its weights and executables, and its text stages, of which nothing is loaded yet. The caller
-    closes both.
-
-    Raises:
-        ArtifactError, CancelledError, UsageError, ClusterError: as ``load``.
+    closes both. Raises as ``load``.
     """
     artifact, policy, manifest = choice.artifact, choice.policy, choice.artifact.manifest
     with timings.phase("manifest"):

@@ -14,9 +14,8 @@ from wanrun.weights.loras import AppliedLora
 def applied_loras(loras: Sequence[ChosenLora], artifact: Artifact) -> tuple[AppliedLora, ...]:
     """Returns LoRAs with their adapters, whose values are read when they are used.
 
-    Raises:
-        AdapterError: if a file is missing, damaged, or another one than was chosen.
-        UsageError: if one is no adapter.
+    Raises AdapterError if a file is missing, damaged, or not the one that was chosen; UsageError if it is not
+    an adapter.
     """
     found = []
     for lora in loras:

@@ -77,15 +77,9 @@ def spool_of(video: Path) -> Path:
 class Parts:
     """The frames of a video's parts, its windows or clips, in their order: passed on, or kept in memory.
 
-    It is a ``Take`` of the part that is being made, and a context while parts are made.
-
-    Args:
-        take: gets the frames; None to keep them.
-
-    Attributes:
-        count: the parts that are there.
-        num_frames: the frames of one video that are there.
-        latents: the final latents of the last part, float32 (B, C, T, h, w); empty if there is none.
+    It is a ``Take`` of the part that is being made, and a context while parts are made. ``take`` gets the
+    frames; None keeps them. ``count`` parts and ``num_frames`` frames of one video are there; ``latents`` are
+    the final ones of the last part, float32 (B, C, T, h, w), empty if there is none.
     """
 
     def __init__(self, take: Take | None = None) -> None:
@@ -137,12 +131,11 @@ class Spool(Parts):
     context is entered no other run has the folder. Nothing is changed in one whose files have no record.
 
     Args:
-        folder: the folder; it is made as the context is entered, and goes at its end if it has no part.
+        folder: the folder; it is made as the context is entered, and removed at its end if it has no part.
         key: what decides the video.
         size: height and width of the frames, in pixels.
-        take: gets the frames too, of which the result has none then; those that are there by ``resume``.
+        take: gets the frames too, and the result has none then; those of an earlier run come by ``resume``.
         overwrite: whether the parts of another video, or damaged ones, are replaced.
-        seed: the video's, for the record.
     """
 
     def __init__(
@@ -163,9 +156,8 @@ class Spool(Parts):
     def there(self) -> int:
         """Returns how many parts are there; changes nothing.
 
-        Raises:
-            UsageError: for parts of another video, a folder that another run has or that has other files,
-                and one that cannot be used.
+        Raises UsageError for parts of another video, a folder that another run has or that has other files,
+        and one that cannot be used.
         """
         if _record_in(self._folder) is not None:
             with self._usable(), _locked(self._folder):
@@ -264,8 +256,7 @@ class Spool(Parts):
     def end(self, latents: np.ndarray) -> None:
         """Ends a part of one video, as ``Parts.end``.
 
-        Raises:
-            UsageError: if it cannot be written; NoSpaceError if the disk is full.
+        Raises UsageError if it cannot be written; NoSpaceError if the disk is full.
         """
         record = msgspec.structs.replace(self._record, parts=[*self._record.parts, self._part])
         buffer = io.BytesIO()

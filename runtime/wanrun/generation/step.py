@@ -24,9 +24,8 @@ SHRUNK = 4
 class TinyDecoder:
     """The tiny decoder of a video that is made with it.
 
-    Attributes:
-        decode: takes latents (1, C, T, h, w) to frames, uint8 (1, F, H, W, 3).
-        steps: its work, by the compiler's count, in steps.
+    ``decode`` takes latents (1, C, T, h, w) to frames, uint8 (1, F, H, W, 3). ``steps`` is its work, by the
+    compiler's count, in steps.
     """
 
     decode: Callable[[np.ndarray], np.ndarray]
@@ -141,8 +140,7 @@ def telling(
 ) -> Callable[[int, int, State], None]:
     """Returns a function of a state that calls ``on_step`` with what it takes, and then ``check``.
 
-    Raises:
-        UsageError: if it takes neither two arguments nor three.
+    Raises UsageError if it takes neither two arguments nor three.
     """
     if (needed := _needed(on_step)) == 3:
         whole = cast(Callable[[int, int, Step], None], on_step)

@@ -16,16 +16,10 @@ from wanrun.weights.programs import Programs
 
 
 class StreamedStep:
-    """One expert's steps; called as a step's program is.
+    """One expert's steps; called like a step's program.
 
-    Args:
-        programs: the profile's programs.
-        expert: the transformer component.
-        given: the inputs that all steps take, as ``embeddings`` and conditions.
-        loras: what changes the expert.
-
-    Attributes:
-        constant: the same, and what is computed of them once.
+    ``given`` are the inputs that all steps take, such as ``embeddings`` and conditions. ``constant`` has the
+    same, and what is computed from them once.
     """
 
     def __init__(

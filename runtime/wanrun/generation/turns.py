@@ -76,9 +76,8 @@ class Turns:
     def turn(self, cancel: CancelToken | None = None) -> Iterator[bool]:
         """Waits for the device and holds it while the block runs; yields whether the call had to wait.
 
-        Raises:
-            CancelledError: once the token is cancelled, before the block runs.
-            UsageError: if ``close`` is called meanwhile, or if this thread has the device already.
+        Raises CancelledError once the token is cancelled, before the block runs; UsageError if ``close`` is
+        called meanwhile, or if this thread has the device already.
         """
         thread = threading.get_ident()
         with self._changed:
@@ -109,8 +108,7 @@ class Turns:
     def close(self) -> None:
         """Refuses later calls and calls that wait for the device, and waits until the others end.
 
-        Raises:
-            UsageError: if this thread is inside a call, and in a fork.
+        Raises UsageError if this thread is inside a call, and in a fork.
         """
         self._check_process()
         with self._changed:
