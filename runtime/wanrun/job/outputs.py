@@ -137,10 +137,8 @@ def _save_image(image: Image, path: Path, kind: str, **options: Any) -> None:
 class _Kind:
     """How a kind of file is written.
 
-    Attributes:
-        write: writes it; it gets the output, the result, the metadata and whether a video may be replaced.
-        ending: of the file's name, in the place of the video's suffix; empty for the video's own.
-        of_all: whether one file is of all videos.
+    ``write`` gets the output, the result, the metadata and whether a video may be replaced. ``ending``
+    replaces the video's suffix; empty keeps it. With ``of_all`` one file is of all videos.
     """
 
     write: Callable[[Output, Result, Mapping[str, Any], bool], None]

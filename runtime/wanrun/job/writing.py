@@ -26,12 +26,7 @@ class _AbandonedError(Exception):
 
 
 class Pieces:
-    """Frames on their way to the thread that writes them.
-
-    Args:
-        write: writes the file of all pieces, on a thread of its own.
-        threads: where it runs.
-    """
+    """Frames on their way to the thread where ``write`` writes the file of all pieces."""
 
     def __init__(self, write: Callable[[Iterator[np.ndarray]], object], threads: ThreadPoolExecutor) -> None:
         self._changed = threading.Condition()
@@ -82,14 +77,10 @@ class Pieces:
 
 
 class Writing:
-    """Writes the videos of a job while they are made; it is an ``OnFrames``, and a context.
+    """A writer of a job's videos while they are made; it is an ``OnFrames``, and a context.
 
-    A file is there once it is asked for, after the last frame of all; what is not leaves nothing behind.
-
-    Args:
-        outputs: the job's.
-        facts: entries of the metadata beside the generation's own.
-        overwrite: whether existing videos are replaced.
+    A file is complete once ``finish`` is called for it, after the last frame of all; the others leave nothing
+    behind. ``facts`` are entries of the metadata besides the generation's own.
     """
 
     def __init__(self, outputs: Sequence[Output], facts: Mapping[str, Any], overwrite: bool) -> None:
