@@ -46,10 +46,9 @@ MAX_TEXT = 4096
 class Attached:
     """The devices of one platform.
 
-    Args:
-        driver: the version of the driver or the library that runs executables; empty for a CPU.
-        chips: the system's description of each device, sorted; empty if there is none.
-        kinds: JAX's names of the devices, each once; empty where they are not known.
+    ``driver`` is the version of the driver or the library that runs executables; empty for a CPU. ``chips``
+    are the system's descriptions of the devices, sorted. ``kinds`` are JAX's names of them, each once; empty
+    where they are not known.
     """
 
     driver: str
@@ -65,13 +64,9 @@ class Attached:
 
 
 def attached(platform_name: str, root: Path = ROOT) -> Attached | None:
-    """Returns the devices of a platform; None if this machine has none.
+    """Returns the devices of a platform, 'cpu', 'cuda' or 'tpu'; None if this machine has none.
 
     If JAX_PLATFORMS names the platform, its devices count as present though the system does not show them.
-
-    Args:
-        platform_name: 'cpu', 'cuda' or 'tpu'.
-        root: the root of the system's files.
     """
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")
     named = platform_name in asked or (platform_name == "cuda" and "gpu" in asked)

@@ -113,12 +113,8 @@ def host_mismatches(
 ) -> list[Mismatch]:
     """Compares a target's environment with this host, without importing jax.
 
-    Returns a mismatch for each fact that differs; one alone for another chip, none, or too few of it.
-
-    Args:
-        requirements: its requirements file, for the remedy.
-        needed: the devices of its mesh.
-        root: the root of the files in which the system describes its devices.
+    Returns a mismatch for each fact that differs; only one for another chip, none, or fewer than the
+    ``needed`` devices of its mesh. A remedy names ``requirements``, its requirements file.
     """
     if (other := _no_chip(built, needed, root)) is not None:
         return [other]
@@ -153,14 +149,11 @@ def host_mismatches(
 def device_mismatches(
     built: Mapping[str, Any], devices: Sequence[jax.Device], needed: int = 1
 ) -> list[Mismatch]:
-    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs.
+    """Compares a target's environment with all devices that JAX sees; returns a mismatch for each difference.
 
-    JAX's names of the device are compared, and whether there are enough. Of a target that was compiled on its
-    device, the compiler's text about itself has to be the same; without a device it says another one.
-
-    Args:
-        devices: all that JAX sees.
-        needed: the devices of the target's mesh.
+    JAX's names of the device are compared, and whether there are as many as ``needed`` by its mesh. For a
+    target that was compiled on its device, the compiler's text about itself must be the same; without a
+    device it says another one.
     """
     found, kinds = device_environment(devices), device_kinds(built)
     wrong = [("device_kind", " or ".join(kinds))] if found["device_kind"] not in kinds else []
@@ -176,7 +169,7 @@ def device_mismatches(
 def open_devices(
     platform_name: str | None = None, count: int = 1, alone: bool = True, beside: str | None = None
 ) -> list[jax.Device]:
-    """Returns the devices of a platform, which JAX starts alone; it does so once in a process.
+    """Returns the devices of a platform, which JAX starts, and no other, once in a process.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers.
@@ -185,9 +178,8 @@ def open_devices(
             order of the processes, and a CPU has exactly ``count`` in each.
         beside: another platform that JAX starts too.
 
-    Raises:
-        UsageError: in a fork of a process that has used JAX.
-        ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
+    Raises UsageError in a fork of a process that has used JAX; ArtifactError if JAX cannot start the
+    platform, or another one that JAX_PLATFORMS names.
     """
     try:
         import jax

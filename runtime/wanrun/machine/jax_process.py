@@ -25,8 +25,7 @@ class _Started:
 def check_process() -> None:
     """Notes which process uses JAX, before any lock is asked for: a fork may have inherited a held one.
 
-    Raises:
-        UsageError: in a fork of a process that has used it, where JAX would wait for threads for ever.
+    Raises UsageError in a fork of a process that has used it, where JAX would wait for threads for ever.
     """
     if _Started.by not in (None, os.getpid()):
         raise UsageError(
@@ -41,13 +40,11 @@ def check_process() -> None:
 
 @contextlib.contextmanager
 def starting(*platforms: str) -> Iterator[None]:
-    """Lets JAX start these platforms, 'cpu', 'cuda' or 'tpu', alone, the preferred one first.
+    """Lets JAX start only these platforms, 'cpu', 'cuda' or 'tpu', the preferred one first.
 
     A process starts them once: what JAX has started stays for the rest of the process, and no other platform
-    can start later. If the user's JAX_PLATFORMS names something else, it decides.
-
-    Raises:
-        UsageError: in a fork of a process that has used JAX.
+    can start later. If the user's JAX_PLATFORMS names something else, it decides. Raises UsageError in a fork
+    of a process that has used JAX.
     """
     check_process()
     if "cuda" in platforms:

@@ -27,10 +27,8 @@ processes."""
 class Machine:
     """The memory that this process may use.
 
-    Attributes:
-        device_bytes: memory of one device; None if it does not report it. Unused where memory is shared.
-        host_bytes: host memory.
-        separate: whether the device has its own memory.
+    ``device_bytes`` is that of one device; None if it does not report it, unused where memory is shared.
+    ``separate`` says whether the device has its own memory.
     """
 
     device_bytes: int | None

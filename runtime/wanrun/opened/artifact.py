@@ -27,17 +27,12 @@ def trust_all(profile: Profile) -> Collection[str]:
 
 @dataclass(eq=False)
 class OpenedArtifact:
-    """An artifact, one of its targets, and an open device. ``grow`` alone changes it.
+    """An artifact, one of its targets for all profiles, and an open device. Only ``grow`` changes it.
 
-    Attributes:
-        artifact: the artifact.
-        selected: the chosen target, the same for every profile.
-        device: where programs run.
-        recorder: passes loading times on to the timings of running generations.
-        report: receives decisions, such as the placement of experts.
-        check_trust: returns the names of a profile's programs whose executables give other results on this
-            chip; raises ArtifactError for one whose executables were built elsewhere and have not been
-            attested here: see ``wanrun.trust``.
+    ``recorder`` passes loading times on to the timings of running generations. ``report`` receives decisions,
+    such as the placement of experts. ``check_trust`` returns the names of a profile's programs whose
+    executables give other results on this chip; it raises ArtifactError for one whose executables were built
+    elsewhere and have not been attested here: see ``wanrun.trust``.
     """
 
     artifact: Artifact

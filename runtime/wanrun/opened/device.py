@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 class OpenDevice:
     """The device on which programs run, or the devices of a mesh.
 
-    Args:
-        device: the device, or the first of the mesh that is this process's.
-        foreign: whether the target's executables do not fit the device, so that programs are compiled here.
-        mesh: the mesh; None for one device.
-        group: the processes whose devices the mesh has; None for this one alone.
+    ``device`` is the first of the mesh that is this process's. ``foreign`` says whether the target's
+    executables do not fit the device, so that programs are compiled here. ``mesh`` is None for one device,
+    ``group`` for one process.
     """
 
     device: jax.Device
@@ -69,15 +67,13 @@ def open_device(
 
     Args:
         allow_compile: whether a device that differs from the target's may be used.
-        timings: where the import is recorded.
-        warn: told when the artifact's executables are not used.
-        group: the processes of the run, each with an equal part of the mesh; None for this one alone.
+        warn: gets a message when the artifact's executables are not used.
+        group: the processes of the run, each with an equal part of the mesh; None for one process.
         beside: another platform that JAX starts too.
         imported: called with the platform once JAX is imported, before its devices start.
 
-    Raises:
-        ArtifactError: if there is no such device, or listing every fact that differs.
-        UsageError: if the processes cannot share the mesh.
+    Raises ArtifactError if there is no such device, or listing every fact that differs; UsageError if the
+    processes cannot share the mesh.
     """
     count = needed = num_devices(selected.mesh)
     if group is not None:

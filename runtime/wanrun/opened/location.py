@@ -11,10 +11,8 @@ from wanrun.errors import UsageError
 def weights_folder(weights: str) -> Path:
     """Returns the folder that ``--weights`` names, with the contents of an artifact's ``weights`` folder.
 
-    Cheap: it reads nothing, so a wrong ``--weights`` is refused before any long work.
-
-    Raises:
-        UsageError: if there is no such folder.
+    Cheap: it reads nothing, so a wrong ``--weights`` is refused before any long work. Raises UsageError if
+    there is no such folder.
     """
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # nothing can have such a name
         if weights and (path := Path(weights).expanduser().resolve()).is_dir():
