@@ -17,10 +17,7 @@ def without_arrays(media: Media) -> Media:
     """Returns media with Pillow images in the place of arrays, such as those of NumPy.
 
     An image is uint8 (height, width, 3), or 4 for one with transparency; a video has the frames in front, or
-    is a list of images.
-
-    Raises:
-        UsageError: for another array.
+    is a list of images. Raises UsageError for another array.
     """
     made = dict[str, Any]()
     for name in MEDIA_KINDS:

@@ -34,13 +34,7 @@ JPEG 2000, ffmpeg 20 to 34 for H.264 of 8K, by its reference frames."""
 
 
 class Decoder:
-    """A process that writes frames to its standard output.
-
-    Args:
-        process: the process.
-        log: what it prints to standard error.
-        cancel: the token that ends it; None for none.
-    """
+    """A process that writes frames to its standard output, and messages to ``log``; ``cancel`` ends it."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], log: IO[bytes], cancel: CancelToken | None = None
@@ -73,8 +67,7 @@ class Decoder:
     def frame(self, name: str) -> Image.Image | None:
         """Returns the frame after its first line ``P6``; None if it is cut off.
 
-        Raises:
-            UsageError: for one above Pillow's limit of pixels.
+        Raises UsageError for one above Pillow's limit of pixels.
         """
         assert self._process.stdout is not None
         image = read_ppm(self._process.stdout, name)
@@ -85,9 +78,7 @@ class Decoder:
     def ended(self, name: str) -> tuple[int, list[str]]:
         """Waits for the end of the process, and returns its exit code and the lines of its messages.
 
-        Raises:
-            CancelledError: if its token is cancelled.
-            UsageError: if it has reached its limit of time.
+        Raises CancelledError if its token is cancelled; UsageError if it has reached its limit of time.
         """
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -120,16 +111,9 @@ def memory_limit() -> int:
 
 
 def read_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
-    """Reads a binary PPM after its first line; its comment has entries of ``info``.
+    """Reads a binary PPM after its first line, in mode RGB; None if it is cut off.
 
-    Args:
-        name: the name of the video or image in messages.
-
-    Returns:
-        The image in mode RGB; None if it is cut off.
-
-    Raises:
-        UsageError: for one above Pillow's limit of pixels.
+    Its comment has entries of ``info``. Raises UsageError for one above Pillow's limit of pixels.
     """
     line = stream.readline()
     info = ast.literal_eval(line[1:].decode()) if line.startswith(b"#") else {}
@@ -159,14 +143,8 @@ def decoder(
 ) -> Iterator[Decoder]:
     """Starts a decoder, which ends with the context, with this process, or as soon as a token is cancelled.
 
-    Args:
-        command: the program and its arguments.
-        name: the name of what it reads, in messages.
-        cancel: ends the process; its ``ended`` raises CancelledError then.
-        environment: the variables of the process; None for those of this one.
-
-    Raises:
-        UsageError: if the program does not start.
+    Its ``ended`` raises CancelledError then. ``name`` is what it reads, in messages. ``environment`` are the
+    variables of the process; None for those of this one. Raises UsageError if the program does not start.
     """
     with tempfile.TemporaryFile() as log, contextlib.ExitStack() as stack:
 
@@ -210,15 +188,9 @@ def images(
 
 
 def first_frame(images: Decoder, path: Path, name: str) -> Image.Image:
-    """Returns an image, in mode RGB and upright.
+    """Returns an image, in mode RGB and upright; raises UsageError if it cannot be decoded.
 
-    Args:
-        images: of ``images``.
-        path: the file.
-        name: its name in messages.
-
-    Raises:
-        UsageError: for what cannot be decoded.
+    ``images`` is a decoder of the function ``images``; ``name`` is for messages.
     """
     images.ask({"path": os.fspath(path), "name": name, "wanted": "first"})
     frame = _next(images, name)
@@ -227,10 +199,9 @@ def first_frame(images: Decoder, path: Path, name: str) -> Image.Image:
 
 
 def image_size(images: Decoder, path: Path, name: str) -> tuple[int, int]:
-    """Returns width and height of an image, upright, without decoding it; as ``first_frame``.
+    """Returns width and height of an image, upright, without decoding it; arguments as of ``first_frame``.
 
-    Raises:
-        UsageError: for a header that cannot be read, or an image that could not be used.
+    Raises UsageError for a header that cannot be read, or an image that could not be used.
     """
     images.ask({"path": os.fspath(path), "name": name, "wanted": "size"})
     if line := images.line():
@@ -242,10 +213,9 @@ def image_size(images: Decoder, path: Path, name: str) -> tuple[int, int]:
 
 
 def all_frames(images: Decoder, path: Path, name: str) -> Iterator[Image.Image]:
-    """Yields the frames of an animation, in mode RGB; as ``first_frame``.
+    """Yields the frames of an animation, in mode RGB; arguments as of ``first_frame``.
 
-    Raises:
-        UnidentifiedImageError: Pillow's, for what is no image.
+    Raises Pillow's UnidentifiedImageError if the file is not an image.
     """
     images.ask({"path": os.fspath(path), "name": name, "wanted": "all"})
     while (frame := _next(images, name)) is not None:

@@ -32,11 +32,7 @@ def described(source: object, option: str) -> str:
 
 
 def existing_path(source: Path | str, option: str) -> Path:
-    """Returns the path of a folder, or of a file that can be read and is not empty.
-
-    Raises:
-        UsageError: if the source is neither.
-    """
+    """Returns the path of a folder or of a readable file that is not empty; else raises UsageError."""
     path, found = Path(source), None
     if (refusal := url_error(str(source), option)) is not None:
         raise refusal
@@ -58,10 +54,8 @@ def on_white(image: Image.Image, name: str) -> Image.Image:
 
     A PNG or GIF file can name one colour, or one index of the palette, as transparent. Pillow keeps it in
     ``info`` when the image becomes RGB. transformers looks there, diffusers does not: CLIP is given white,
-    and the VAE the colour itself.
-
-    Raises:
-        UsageError: if ``info`` has no colour there, which is possible for an image in memory.
+    and the VAE the colour itself. Raises UsageError if ``info`` has no colour there, which is possible for an
+    image in memory.
     """
     if image.info.get("transparency") is None:
         return image
@@ -73,8 +67,7 @@ def on_white(image: Image.Image, name: str) -> Image.Image:
 def identity(file: Path | int, name: str) -> tuple[int, ...]:
     """Returns numbers that change when a file, given by path or descriptor, is changed or replaced.
 
-    Raises:
-        UsageError: if the file is gone.
+    Raises UsageError if the file is gone.
     """
     try:
         status = os.stat(file)  # noqa: PTH116 - or a descriptor
@@ -87,11 +80,9 @@ def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> Non
     """Passes a file's bytes to ``seen`` after the file was decoded.
 
     Decoders get the file's name, as in the reference, because Pillow does not turn all images from memory as
-    it turns those from files. Hence the comparison with the identity before decoding: it shows that these
-    are the decoded bytes.
-
-    Raises:
-        UsageError: if the file cannot be read, or if its ``identity`` is no longer ``before``.
+    it turns those from files. Hence the comparison with the identity before decoding: it shows that these are
+    the decoded bytes. Raises UsageError if the file cannot be read, or if its ``identity`` is no longer
+    ``before``.
     """
     try:
         with open_regular(path) as file:
@@ -107,8 +98,7 @@ def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> Non
 def file_digest(source: Path | str, option: str) -> str:
     """Returns the sha256 of the file of an image or video, without decoding.
 
-    Raises:
-        UsageError: if the file is missing, a folder, empty, or cannot be read.
+    Raises UsageError if the file is missing, a folder, empty, or cannot be read.
     """
     name, digest = described(source, option), hashlib.sha256()
     path = _image_path(source, option)
@@ -138,26 +128,21 @@ def read_image(
 ) -> Image.Image:
     """Reads and decodes a whole image, as diffusers' ``utils.load_image`` does.
 
+    Returns it in mode RGB, turned as its EXIF orientation says; the first frame of an animation. Colour
+    images of 16 bits a channel keep the upper 8.
+
     Args:
-        source: a file, or an image in memory.
         option: the option's name as the user writes it, for messages.
-        seen: gets the bytes that are decoded: the file's; of an image in memory the size, the pixels that
-            are returned, and the transparent colour if there is one.
+        seen: gets the bytes that are decoded: the file's; of an image in memory the size, the pixels that are
+            returned, and the transparent colour if there is one.
         images: decodes several files; without it a file has a process of its own.
-        cancel: ends the call.
         mask: whether it is a mask in memory, or a file of one without ``images``, which may be drawn as
             transparency (``wanrun.media.pillow.mask``).
 
-    Returns:
-        The image in mode RGB, turned as its EXIF orientation says; the first frame of an animation. Colour
-        images of 16 bits a channel keep the upper 8.
-
-    Raises:
-        CancelledError: once the token is cancelled.
-        UsageError: if it is missing, a folder, empty, damaged, cut short, no image, above Pillow's limit of
-            size, greyscale with more than 8 bits, or without pixels, if it takes more time or memory to
-            decode than a file may, if the file was changed while it was read, or if the source is of another
-            type.
+    Raises CancelledError once ``cancel`` is cancelled; UsageError if the image is missing, a folder, empty,
+    damaged, cut short, not an image, above Pillow's limit of size, greyscale with more than 8 bits, or
+    without pixels, if it takes more time or memory to decode than a file may, if the file was changed while
+    it was read, or if the source is of another type.
     """
     name = described(source, option)
     if isinstance(source, Image.Image):
@@ -174,12 +159,7 @@ def read_image(
 def probe_image(source: ImageSource, option: str, cancel: CancelToken | None = None) -> tuple[int, int]:
     """Returns width and height of an image by its header, after all checks that need no pixel.
 
-    Args:
-        source, option, cancel: as of ``read_image``.
-
-    Raises:
-        CancelledError: once the token is cancelled.
-        UsageError: as ``read_image``, but not for pixels that are damaged or cut short.
+    Raises as ``read_image``, but not for pixels that are damaged or cut short.
     """
     name = described(source, option)
     if isinstance(source, Image.Image):

@@ -106,11 +106,9 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
     """Returns one decoded frame as RGB with 8 bits a channel; it is not rotated.
 
     Transparency is dropped, as ``load_image`` does: the colours under it show. A single transparent colour
-    stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted.
-
-    Raises:
-        UsageError: as ``check_size``, and for a greyscale image with 16 or 32 bits, which Pillow
-            would clip at 255, that is mostly to white.
+    stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted. Raises
+    UsageError as ``check_size``, and for a greyscale image with 16 or 32 bits, which Pillow would clip at
+    255: mostly to white.
     """
     _check_header(image, name)
     image.load()

@@ -31,15 +31,11 @@ MOST_SQUEEZED = 1.2
 
 @dataclass(frozen=True)
 class Canvas:
-    """The size that an image or a frame is brought to.
+    """The size in pixels that an image or a frame is brought to.
 
-    Attributes:
-        width: pixels.
-        height: pixels.
-        spatial: pixels of a latent cell's side.
-        multiple: widths and heights are multiples of this number of pixels.
-        title: the name of the image or video in messages.
-        fit: how one of another shape is brought to the size.
+    ``spatial`` are the pixels of a latent cell's side; widths and heights are multiples of ``multiple``.
+    ``title`` names the image or video in messages. ``fit`` is how one of another shape is brought to the
+    size.
     """
 
     width: int
@@ -57,13 +53,11 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A preparation.
+    """A preparation: how an image becomes a program's input.
 
-    Attributes:
-        process: makes an array (height, width, ...) of the canvas's size from an image in mode RGB; raises
-            UsageError for an image that cannot be brought to this size.
-        check: raises that error by the width and height of an image alone.
-        channels: the axes after height and width.
+    ``process`` makes an array (height, width, ...) of the canvas's size from an image in mode RGB; it raises
+    UsageError for an image that cannot be brought to this size. ``check`` raises that error by the width and
+    height of an image only. ``channels`` are the axes after height and width.
     """
 
     process: Callable[[Image.Image, Canvas], np.ndarray]

@@ -58,15 +58,9 @@ def load_media(
 ) -> Inputs:
     """Reads, checks and prepares the given media.
 
-    Args:
-        profile: the static shape: size, frames (of one window, if there are windows) and number of reference
-            images.
-        cancel: ends the call.
-
-    Raises:
-        CancelledError: once the token is cancelled.
-        UsageError: as ``check_media``, and for an image or video that cannot be read or does not fit the
-            profile.
+    The profile gives size, frames (of one window, if there are windows) and number of reference images.
+    Raises CancelledError once ``cancel`` is cancelled; UsageError as ``check_media``, and for an image or
+    video that cannot be read or does not fit the profile.
     """
     media = without_arrays(media)
     check_media(manifest, media)
@@ -79,13 +73,7 @@ def probe_media(
     """Checks the given media by the headers of images and the first frame of each video.
 
     What it does not see, ``load_media`` refuses: damage after these, and a number of frames that does not
-    fit.
-
-    Args:
-        profile, cancel: as of ``load_media``.
-
-    Raises:
-        CancelledError, UsageError: as ``load_media``.
+    fit. Raises as ``load_media``.
     """
     media = without_arrays(media)
     check_media(manifest, media)

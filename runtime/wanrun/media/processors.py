@@ -40,20 +40,14 @@ def greyscale(pixels: np.ndarray) -> np.ndarray:
 def cropped(image: Image.Image, width: int, height: int, name: str = "the image") -> np.ndarray:
     """Covers a size with an image, and cuts off what is outside: ``VaeImageProcessor``'s resize mode "crop".
 
-    Returns uint8 (height, width, 3).
-
-    Raises:
-        UsageError: for an image so narrow that scaling it would fill the memory.
+    Returns uint8 (height, width, 3). Raises UsageError for an image so narrow that scaling it would fill the
+    memory.
     """
     return _centred(image, cropped_size(image.size, width, height, name), width, height)
 
 
 def cropped_size(size: tuple[int, int], width: int, height: int, name: str) -> tuple[int, int]:
-    """Returns the width and height that ``cropped`` scales an image of a size to.
-
-    Raises:
-        UsageError: as ``cropped``.
-    """
+    """Returns width and height to which ``cropped`` scales an image; raises as it does."""
     wide = width / height <= size[0] / size[1]
     scaled = size[0] * height // size[1] if wide else width, height if wide else size[1] * width // size[0]
     if scaled[0] * scaled[1] > _MAX_STRETCHED_PIXELS:
@@ -73,21 +67,14 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
     """Fits an image into a size, centred on black: ``WanAnimateImageProcessor`` with ``resize_mode="fill"``.
 
     diffusers asks that processor for bilinear scaling, but the constructor of its base class sets the filter
-    back to Lanczos, so the model gets Lanczos.
-    Returns uint8 (height, width, 3).
-
-    Raises:
-        UsageError: if the image is so narrow that nothing is left of it.
+    back to Lanczos, so the model gets Lanczos. Returns uint8 (height, width, 3). Raises UsageError if the
+    image is so narrow that nothing is left of it.
     """
     return _centred(image, filled_size(image.size, width, height, name), width, height)
 
 
 def filled_size(size: tuple[int, int], width: int, height: int, name: str) -> tuple[int, int]:
-    """Returns the width and height that ``filled`` scales an image of a size to.
-
-    Raises:
-        UsageError: as ``filled``.
-    """
+    """Returns width and height to which ``filled`` scales an image; raises as it does."""
     wide = width / height < size[0] / size[1]
     scaled = width if wide else size[0] * height // size[1], size[1] * width // size[0] if wide else height
     if 0 in scaled:
@@ -100,19 +87,9 @@ def clip_pixels(
 ) -> np.ndarray:
     """Makes transparent pixels white, scales the short edge, crops the centre and normalises.
 
-    That is ``CLIPImageProcessor``.
-
-    Args:
-        images: N images of any size.
-        settings: sizes, filter and colours.
-        name: the name of the images in messages.
-
-    Returns:
-        float32 (N, crop, crop, 3). Where the crop is larger than the scaled image it is black, before
-        normalisation.
-
-    Raises:
-        UsageError: for an image so narrow that scaling its short edge would fill the memory.
+    That is ``CLIPImageProcessor``. Returns float32 (N, crop, crop, 3) of N images of any size. Where the crop
+    is larger than the scaled image it is black, before normalisation. Raises UsageError for an image so
+    narrow that scaling its short edge would fill the memory.
     """
     mean, std = (np.asarray(colours, np.float32) for colours in (settings.mean, settings.std))
     pixels = np.stack([_centre(image, settings, name) for image in images])
@@ -131,11 +108,7 @@ def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarr
 
 
 def clip_size(size: tuple[int, int], settings: ImageProcessor, name: str) -> tuple[int, int]:
-    """Returns the width and height that ``clip_pixels`` scales an image of a size to.
-
-    Raises:
-        UsageError: as ``clip_pixels``.
-    """
+    """Returns width and height to which ``clip_pixels`` scales an image; raises as it does."""
     edge = settings.shortest_edge
     long_edge = int(edge * max(size) / min(size))
     if edge * long_edge > _MAX_STRETCHED_PIXELS:
@@ -162,10 +135,8 @@ def reference_canvas(
 
     As in the reference, the image is scaled twice: with Lanczos to the multiple of ``spatial`` below its own
     size, then to the wanted size (bilinear without antialiasing, on values in [-1, 1]). Returns float32
-    (height, width, 3) in [-1, 1].
-
-    Raises:
-        UsageError: if a side has fewer than ``spatial`` pixels, or is so narrow that nothing is left of it.
+    (height, width, 3) in [-1, 1]. Raises UsageError if a side has fewer than ``spatial`` pixels, or is so
+    narrow that nothing is left of it.
     """
     old_width, old_height = (side - side % spatial for side in image.size)
     new_width, new_height = reference_size(image.size, width, height, spatial, name)
@@ -182,11 +153,7 @@ def reference_canvas(
 def reference_size(
     size: tuple[int, int], width: int, height: int, spatial: int, name: str
 ) -> tuple[int, int]:
-    """Returns the width and height that ``reference_canvas`` scales an image of a size to.
-
-    Raises:
-        UsageError: as ``reference_canvas``.
-    """
+    """Returns width and height to which ``reference_canvas`` scales an image; raises as it does."""
     old_width, old_height = (side - side % spatial for side in size)
     if 0 in (old_width, old_height):
         raise UsageError(
@@ -234,13 +201,8 @@ def scaled_size(
     """Returns the scaled width and height of a video's frames: ``WanVACEPipeline.preprocess_conditions``.
 
     Frames with more pixels than the profile are scaled to fit into its size; smaller ones are not scaled. The
-    result is rounded down. Only a video whose size becomes the profile's size conditions the whole result.
-
-    Args:
-        width, height: pixels of a frame.
-        profile_width, profile_height: pixels of the result.
-        multiple: sizes are multiples of this number of pixels.
-        spatial: pixels of a latent cell's side.
+    result is rounded down to multiples of ``multiple`` pixels. Only a video whose size becomes the profile's
+    size conditions the whole result. ``spatial`` are the pixels of a latent cell's side.
     """
     width, height = width - width % spatial, height - height % spatial
     if width * height > profile_width * profile_height:

@@ -46,8 +46,9 @@ def read_video(
 ) -> Iterator[Image.Image]:
     """Reads the frames of a video one by one.
 
-    A file with a variable frame rate is read as diffusers reads it: ffmpeg repeats and drops frames to space
-    them evenly.
+    Yields frames in mode RGB, all of one size. Images of folders and lists are turned as their EXIF
+    orientation says. A file with a variable frame rate is read as diffusers reads it: ffmpeg repeats and
+    drops frames to space them evenly.
 
     Args:
         source: a file that ffmpeg or Pillow can read (mp4, webm, gif, webp, apng, ...); a folder of images,
@@ -56,18 +57,12 @@ def read_video(
         max_frames: stops after this many frames; later frames are not decoded.
         seen: gets the bytes that identify the video: all bytes of a file, after the last frame; the names and
             digests of a folder's frames; the sizes and pixels of a list's images.
-        cancel: ends the call.
         mask: whether it is a mask, whose frames may be drawn as transparency (``wanrun.media.pillow.mask``).
 
-    Yields:
-        Frames in mode RGB, all of one size. Images of folders and lists are turned as their EXIF orientation
-        says.
-
-    Raises:
-        CancelledError: once the token is cancelled.
-        UsageError: if it is missing, empty, damaged, cut short, has no frames, or frames that differ in size,
-            frames above Pillow's limit of size, if it takes more time or memory to decode than a file may, if
-            the file was changed while it was read, or if the source is of another type.
+    Raises CancelledError once ``cancel`` is cancelled; UsageError if the video is missing, empty, damaged,
+    cut short, has no frames, frames that differ in size or are above Pillow's limit of size, if it takes more
+    time or memory to decode than a file may, if the file was changed while it was read, or if the source is
+    of another type.
     """
     frames: Iterator[Image.Image]
     if isinstance(source, list | tuple):
@@ -84,8 +79,7 @@ def read_video(
 def video_digest(source: Path | str, option: str, max_frames: int | None = None) -> str:
     """Returns the sha256 of the bytes that ``read_video`` passes to ``seen``, without decoding.
 
-    Raises:
-        UsageError: if the video is missing, empty, or cannot be read.
+    Raises UsageError if the video is missing, empty, or cannot be read.
     """
     path = existing_path(source, option)
     if path.is_dir():
@@ -105,8 +99,7 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 def folder_files(path: Path, option: str) -> list[Path]:
     """Returns the files of a folder of frames in natural order, without hidden files.
 
-    Raises:
-        UsageError: if the folder cannot be listed.
+    Raises UsageError if the folder cannot be listed.
     """
     try:
         return sorted(

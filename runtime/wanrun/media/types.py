@@ -80,13 +80,9 @@ def chosen_overlap(manifest: Manifest, media: Media) -> int:
 def check_media(manifest: Manifest, media: Media) -> None:
     """Checks that a model gets the media that it needs and no others; reads no file.
 
-    Args:
-        manifest: ``model.task`` says which media are required, optional, or for one mode only.
-        media: the given media.
-
-    Raises:
-        UsageError: naming all that are missing, not taken by this model, or contradict each other; or for
-            reference images that are no tuple.
+    ``manifest.model.task`` says which are required, optional, or for one mode only. Raises UsageError, naming
+    all that are missing, not taken by this model, or contradict each other; or for reference images that are
+    not a tuple.
     """
     several = getattr(media, SEVERAL)
     if not isinstance(several, tuple | list):

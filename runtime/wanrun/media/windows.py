@@ -19,12 +19,9 @@ Frame = TypeVar("Frame")
 
 
 def num_windows(num_frames: int, length: int, overlap: int) -> int:
-    """Returns the number of windows that cover a video.
+    """Returns the number of windows of ``length`` frames that cover a video of more than ``overlap`` frames.
 
-    Args:
-        num_frames: frames of the video, more than ``overlap``.
-        length: frames of a window, more than twice ``overlap``.
-        overlap: frames that a window shares with the one before.
+    Each window shares ``overlap`` frames with the one before, and is more than twice as long.
     """
     return -(-(num_frames - overlap) // (length - overlap))
 
@@ -40,14 +37,10 @@ def joined_frames(count: int, length: int, overlap: int) -> int:
 
 
 def check_segments(num_frames: int, length: int, overlap: int, video: str = "the video") -> None:
-    """Checks that a video can be made in windows.
+    """Checks that a video can be made in windows; arguments as of ``num_windows``.
 
-    Args:
-        num_frames, length, overlap: as for ``num_windows``.
-        video: the name, in messages, of the video whose frames are counted.
-
-    Raises:
-        UsageError: if the video or the windows are too short, where the reference fails with an assertion.
+    ``video`` names the video in messages. Raises UsageError if it or the windows are too short, where the
+    reference fails with an assertion.
     """
     if length <= 2 * overlap:
         shorter = "a smaller segment overlap, or " if overlap > 1 else ""
@@ -69,15 +62,8 @@ def check_segments(num_frames: int, length: int, overlap: int, video: str = "the
 def check_chunks(num_frames: int, most: int, chunks: Chunking, temporal: int, video: str) -> None:
     """Checks that the frames that a video begins with end where a chunk ends.
 
-    Args:
-        num_frames: their number.
-        most: the profile's frames.
-        chunks: how the video is cut into chunks.
-        temporal: frames of a latent frame.
-        video: the name, in messages, of the video whose frames are counted.
-
-    Raises:
-        UsageError: for a video that ends in a chunk, or that is longer than the profile.
+    ``most`` are the profile's frames, ``temporal`` the frames of a latent frame; ``video`` names the video in
+    messages. Raises UsageError for a video that ends in a chunk, or that is longer than the profile.
     """
     ends = range(1 + temporal * (chunks.first - 1), most + 1, temporal * chunks.each)
     if num_frames not in ends:

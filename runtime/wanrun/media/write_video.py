@@ -153,14 +153,11 @@ def write_pieces(
         pieces: its frames in order, uint8 (N, H, W, 3), sRGB. What they raise leaves no file.
         shape: of all frames together, (T, H, W, 3).
         path: the file, with a suffix of the table above. A folder of pictures replaces nothing.
-        fps: frames per second.
         metadata: written as JSON into the file, or beside it. A value that JSON cannot hold becomes its
             ``str``, so that no video is lost over its metadata.
-        overwrite: whether an existing file is replaced.
 
-    Raises:
-        UsageError: if the file cannot be written, or its format cannot hold such frames; NoSpaceError if the
-            disk is full.
+    Raises UsageError if the file cannot be written, or its format cannot hold such frames; NoSpaceError if
+    the disk is full.
     """
     frame_rate(fps)
     encode = _ENCODERS[path.suffix.lower()]
@@ -180,11 +177,7 @@ def write_pieces(
 
 
 def frame_rate(fps: float) -> Fraction:
-    """Returns frames per second as containers tell it.
-
-    Raises:
-        UsageError: if it is out of range.
-    """
+    """Returns frames per second as a fraction for containers; raises UsageError if it is out of range."""
     if not (math.isfinite(fps) and 0 < fps <= 1000):
         raise UsageError(
             "out_of_range", "the frame rate is out of range", expected="0 < fps <= 1000", found=fps
