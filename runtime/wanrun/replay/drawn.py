@@ -45,11 +45,8 @@ so no two tokens have the same values."""
 class Start:
     """What steps are made from.
 
-    Attributes:
-        experts: the transformers.
-        embeddings: of the prompts, (P, L, text_dim).
-        conditions: inputs from images and videos, of which no frame is held.
-        noise: the latents, float32 (B, C, T, h, w).
+    ``embeddings`` are (P, L, text_dim), ``noise`` the latents, float32 (B, C, T, h, w). ``conditions`` are
+    inputs from images and videos, of which no frame is held.
     """
 
     experts: tuple[str, ...]
@@ -73,13 +70,10 @@ class Start:
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """One step of a program, or two in one call of a program that makes several in a call.
+    """One step of the program ``name``, or two in one call of a program that makes several in a call.
 
-    Attributes:
-        name: the program's name.
-        run: the steps, of one expert.
-        given: the state before them.
-        past: of the steps of a chunk, what is kept of earlier ones and its number; empty for others.
+    ``run`` are the steps, of one expert, ``given`` the state before them. For the steps of a chunk, ``past``
+    is what is kept of earlier ones and its number; empty for others.
     """
 
     name: str
@@ -103,19 +97,10 @@ class DrawnSteps:
     ) -> DrawnSteps:
         """Returns steps, the same ones for the same inputs.
 
-        Args:
-            sampler: the profile's.
-            start: what they are made from.
-            form: the form of the loop.
-            maker: the role of the program that makes them.
-            expert: the transformer.
-            scale: of guidance, in each step.
-            name: one of this role's programs; None for the only one.
-            skip_scale: of a pass that skips layers, in each step; 0 for no such pass.
-            guidance: further attributes of ``ExpertRange``.
-
-        Raises:
-            VerificationError: if the program passes on something that is no solver's history.
+        The program that makes them is the only one of the role ``maker``, or ``name``. ``scale`` is that of
+        guidance in each step, ``skip_scale`` that of a pass that skips layers, 0 for no such pass;
+        ``guidance`` are further attributes of ``ExpertRange``. Raises VerificationError if the program passes
+        on something other than a solver's history.
         """
         (name,) = (name,) if name is not None else sampler.programs.with_role(maker)
         looped, noise = FORMS[form].looped, start.noise
@@ -198,11 +183,9 @@ def _table(generator: np.random.Generator, rows: int) -> SolverTable:
 
 
 def drawn(avals: Any, number: int) -> Any:
-    """Returns random values, of bytes all; scalars are ``number``, which may turn a part of a program on.
+    """Returns random values, using all bytes; scalars are ``number``, which may turn a part of a program on.
 
-    Args:
-        avals: as of ``wanrun.denoising.state.zeros``.
-        number: the value of scalars.
+    ``avals`` are those of ``wanrun.denoising.state.zeros``.
     """
     if isinstance(avals, Mapping):
         return {name: drawn(one, number) for name, one in avals.items()}

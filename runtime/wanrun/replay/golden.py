@@ -56,15 +56,13 @@ SAMPLES = 256
 class Golden:
     """The recorded result of one profile.
 
-    Args:
-        latents_sha256: digest of the final latents' bytes.
-        frames_sha256: digest of the frames' bytes.
+    Attributes:
         samples: evenly spaced values of the final latents.
         machine: environment of the machine: device, CPU features, package versions and number of cores.
         tolerance: relative error allowed on another kind of machine.
         frame_samples: evenly spaced values of the frames, 0 to 255.
         steps: the video's denoising steps.
-        tiny_samples: evenly spaced values of the frames by the tiny decoder; none without one.
+        tiny_samples: evenly spaced values of the frames by the tiny decoder; empty without one.
     """
 
     latents_sha256: str
@@ -104,12 +102,7 @@ def _own_features(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Replay:
-    """A result, and what steps are made from that prove its programs.
-
-    Args:
-        golden: as it is recorded.
-        start: what the steps are made from.
-    """
+    """A result as it is recorded, and the start of the steps that prove its programs."""
 
     golden: Golden
     start: Start
@@ -117,8 +110,7 @@ class Replay:
     def prove(self, sampler: Sampler, forms: Sequence[str]) -> None:
         """Proves the programs of forms of the loop that make steps, with every expert of the profile.
 
-        Raises:
-            VerificationError: naming one that is wrong.
+        Raises VerificationError, naming one that is wrong.
         """
         whole = None
         for form in forms:
@@ -128,13 +120,10 @@ class Replay:
 def replayed(
     pipeline: Pipeline, environment: Mapping[str, Any], loop: str | None = None, steps: int | None = None
 ) -> Replay:
-    """Runs a pipeline's loaded profile from the fixed seed.
+    """Runs a pipeline's loaded profile from the fixed seed, without stored embeddings.
 
-    Args:
-        pipeline: the pipeline; no stored embedding is used.
-        environment: of the machine.
-        loop: the form of the loop; None for the pipeline's own.
-        steps: as many as a record has; None for those of a new one.
+    ``environment`` is the machine's. ``loop`` is None for the pipeline's own form of the loop, ``steps`` for
+    a new record's number; else as many as the record has.
     """
     generation, dtype = recorded_generation(pipeline, loop, steps), pipeline.profile.options.dtype
     inputs = generation.read_media()
@@ -191,8 +180,7 @@ def _sampled(array: np.ndarray) -> np.ndarray:
 def compare(expected: Golden, found: Golden) -> str:
     """Compares a replay with the record, and returns how they agree, for a report.
 
-    Raises:
-        VerificationError: if they do not agree.
+    Raises VerificationError if they do not agree.
     """
     if expected.machine == found.machine:
         for what in ("latents_sha256", "frames_sha256"):

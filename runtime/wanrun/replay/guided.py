@@ -43,18 +43,9 @@ def prove_guiders(
 ) -> None:
     """Proves that a program which makes steps combines their passes as the profile's guiders do.
 
-    Args:
-        sampler: the profile's.
-        start: what velocities are computed from.
-        form: the form of the loop.
-        maker: the role of the program.
-        name: the program's name.
-        half: its velocities with ``cfg`` and ``HALF``, float64 (experts, B, C, T, h, w).
-        one: those of the positive prompt alone.
-        most: the relative error that is allowed.
-
-    Raises:
-        VerificationError: naming the program and the guider.
+    ``half`` are its velocities with ``cfg`` and ``HALF``, ``one`` those of only the positive prompt, float64
+    (experts, B, C, T, h, w); ``most`` is the relative error that is allowed. Raises VerificationError, naming
+    the program and the guider.
     """
     options = sampler.profile.options
     for guider in options.guiders:

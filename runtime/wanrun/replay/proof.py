@@ -59,13 +59,11 @@ def _combined(*terms: tuple[float, Bounded]) -> Bounded:
 def updated(
     rows: np.ndarray, state: Mapping[str, np.ndarray], predictions: Sequence[np.ndarray], rounding: float
 ) -> dict[str, Bounded]:
-    """Returns the state after steps, by the recurrence of ``wanrun.denoising.solvers``.
+    """Returns the state after N steps, by the recurrence of ``wanrun.denoising.solvers``.
 
-    Args:
-        rows: (N, 9), a row of coefficients for each step.
-        state: ``latents`` and ``HISTORY`` before the steps, float64.
-        predictions: of the clean sample, m0 of each step, as the program has stored them.
-        rounding: the unit roundoff of the dtype that states are stored in.
+    ``rows`` are the steps' coefficients, (N, 9); ``state`` has ``latents`` and ``HISTORY`` before the steps,
+    float64. ``predictions`` are each step's m0, of the clean sample, as the program has stored them;
+    ``rounding`` is the unit roundoff of the dtype that states are stored in.
     """
     x, last, m1, m2 = (Bounded(state[name], np.zeros(())) for name in ("latents", *HISTORY))
     for row, prediction in zip(rows.astype(np.float64), predictions, strict=True):
@@ -116,18 +114,9 @@ def _compare(name: str, what: str, expected: np.ndarray, found: np.ndarray, most
 def prove_steps(sampler: Sampler, start: Start, form: str, whole: np.ndarray | None = None) -> np.ndarray:
     """Proves the programs of a form of the loop that make steps, with every expert.
 
-    Args:
-        sampler: the profile's.
-        start: what the steps are made from.
-        form: the form of the loop.
-        whole: the velocities that another form's full step has for the same state, float64
-            (experts, B, C, T, h, w); None where this form is the first.
-
-    Returns:
-        The velocities that the next form is compared with: ``whole``, or this form's.
-
-    Raises:
-        VerificationError: naming the program that is wrong.
+    ``whole`` are the velocities that another form's full step has for the same state, float64 (experts, B, C,
+    T, h, w); None where this form is the first. Returns those that the next form is compared with: ``whole``,
+    or this form's. Raises VerificationError, naming the program that is wrong.
     """
     most = CALL_TOLERANCES[sampler.profile.options.dtype]
     for maker, name in _makers(sampler, form):
@@ -199,8 +188,7 @@ def _prove_guidance(name: str, moved: Mapping[float, Sequence[Bounded]], most: f
 def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:
     """Compares the text encoder's programs by short prompts with the shortest one, which makes the video.
 
-    Raises:
-        VerificationError: if one differs.
+    Raises VerificationError if one differs.
     """
     for prompt in prompts:
         first: np.ndarray | None = None
@@ -221,14 +209,8 @@ def prove_encoders(pipeline: Pipeline, prompts: Iterable[str]) -> None:
 def check_all_ran(pipeline: Pipeline, forms: Collection[str] | None = None) -> None:
     """Checks that every program of the loaded profile has run, but for those that bring weights to a mesh.
 
-    Those of a text encoder that runs on the CPU instead need not.
-
-    Args:
-        pipeline: the pipeline.
-        forms: the forms of the loop whose programs have to; None for all.
-
-    Raises:
-        VerificationError: naming one that has not, whose role no part of a proof knows.
+    Those of a text encoder that runs on the CPU need not, nor those of other ``forms`` of the loop; None for
+    all forms. Raises VerificationError, naming one that has not, whose role no part of a proof knows.
     """
     session = pipeline.session(pipeline.profile)
     programs = session.programs

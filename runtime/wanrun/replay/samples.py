@@ -60,10 +60,9 @@ def sample_media(
 ) -> Media | None:
     """Returns all inputs of a model besides the prompt; None if there are none, or all are left out.
 
-    Args:
-        profile: sizes and frames. Images have another size; a video for VACE has the profile's.
-        mode: Animate's mode; None: its default. There is one window, whose last frames are padded.
-        without: names of optional inputs to leave out.
+    Images have another size than the profile; a video for VACE has the profile's. ``mode`` is Animate's, None
+    its default; there is one window, whose last frames are padded. ``without`` names optional inputs to leave
+    out.
     """
     inputs = manifest.model.task.inputs
     start = None if profile.options.video_to_video else manifest.model.task.start
