@@ -29,11 +29,9 @@ _NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, EXPERTS, str
 class ChosenLora(Struct, frozen=True, kw_only=True):
     """A LoRA of a generation.
 
-    Attributes:
-        name: its name; of a file that of the file, without a folder.
-        sha256: digest of its file, hexadecimal.
-        strengths: by transformer that it changes, the factor of the changes.
-        file: the path of its file; None for one of the artifact's own.
+    ``name`` is that of its file, without a folder, if it is not the artifact's own; ``file`` is None for one
+    of the artifact's own. ``sha256`` is hexadecimal. ``strengths`` are the factors of its changes, by the
+    transformers that it changes.
     """
 
     name: str
@@ -54,18 +52,10 @@ class ChosenLora(Struct, frozen=True, kw_only=True):
 
 
 class Chosen:
-    """The LoRAs of a request, with their adapters.
+    """The LoRAs of a request in its order, with their adapters.
 
-    Args:
-        choices: what the request asks for.
-        artifact: the artifact.
-
-    Attributes:
-        loras: the LoRAs, in the order of the request.
-
-    Raises:
-        UsageError: for one that there is not or that is of another model, a name that is given twice, and
-            strengths of other experts than it changes.
+    Raises UsageError for a LoRA that does not exist or is of another model, a name that is given twice, and
+    strengths of other experts than it changes.
     """
 
     def __init__(self, choices: Sequence[LoraChoice], artifact: Artifact) -> None:
@@ -125,8 +115,7 @@ class Chosen:
     def with_defaults(self, request: Request) -> Manifest:
         """Returns the manifest with the defaults that the LoRAs bring in the place of its own.
 
-        Raises:
-            UsageError: if two bring different defaults of an option that the request does not give.
+        Raises UsageError if two bring different defaults of an option that the request does not give.
         """
         of_loras, brought = self._brought(), dict[str, Any]()
         for option, values in of_loras.items():

@@ -73,11 +73,7 @@ def _groups(group: object) -> Iterator[tuple[str, object, type]]:
 
 
 def path_of(value: object, name: str) -> Path:
-    """Returns an argument that names a file or a folder.
-
-    Raises:
-        UsageError: if the argument is no path, or nothing can have this name.
-    """
+    """Returns an argument that names a file or a folder; raises UsageError if it cannot be a path."""
     try:
         text = value if isinstance(value, str) else os.fspath(value)  # type: ignore[call-overload]
     except TypeError:
@@ -95,9 +91,7 @@ def path_of(value: object, name: str) -> Path:
 def artifact_of(given: object) -> Artifact:
     """Returns the artifact in a folder, or one that is open, without links in its path.
 
-    Raises:
-        ArtifactError: as ``open_artifact``.
-        UsageError: if the argument is no path, or nothing can have this name.
+    Raises ArtifactError as ``open_artifact``; UsageError if the argument cannot be a path, or is an address.
     """
     if isinstance(given, Artifact):
         return replace(given, folder=Path(os.path.realpath(given.folder)))
@@ -115,10 +109,9 @@ def artifact_of(given: object) -> Artifact:
 
 
 def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:
-    """Makes the options of loading of the keywords of ``load``; ``others`` are those that it takes beside.
+    """Returns the options of loading from keywords of ``load``, which also takes ``others``.
 
-    Raises:
-        UsageError: for an unknown option, a value of a wrong type, or one of ``LoadPolicy.check``.
+    Raises UsageError for an unknown option, a value of a wrong type, or one of ``LoadPolicy.check``.
     """
     known, values = {row.name: row for row in rows_of(LoadPolicy)}, dict[str, Any]()
     for name, value in given.items():
@@ -138,10 +131,9 @@ def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolic
 
 
 def texts_of(prompts: object, name: str = "prompts") -> list[str]:
-    """Returns prompts as a list.
+    """Returns prompts as a list; raises UsageError unless they are a list, tuple or array of strings.
 
-    Raises:
-        UsageError: unless they are a list, a tuple or an array of strings. A single string is none.
+    A single string is not a list of prompts.
     """
     given = as_plain(prompts)
     if not isinstance(given, list | tuple) or not all(type(one) is str for one in given):
@@ -150,10 +142,9 @@ def texts_of(prompts: object, name: str = "prompts") -> list[str]:
 
 
 def array_of(latents: object) -> np.ndarray:
-    """Returns an array of any library as NumPy's; a NumPy array is not copied.
+    """Returns an array of any library as NumPy's; raises UsageError if it is not an array.
 
-    Raises:
-        UsageError: if the argument is no array.
+    A NumPy array is not copied.
     """
     try:
         if hasattr(latents, "__array__"):

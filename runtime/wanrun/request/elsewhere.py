@@ -26,9 +26,8 @@ ALIKE = 0.5
 class Remedy(NamedTuple):
     """What to do instead of an option of another tool, with options as ``errors.field``.
 
-    Attributes:
-        own: for those who run the artifact.
-        client: for clients of a server, who can neither build nor load it; empty for the same.
+    ``own`` is for those who run the artifact, ``client`` for clients of a server, who can neither build nor
+    load it; empty for the same.
     """
 
     own: str

@@ -34,15 +34,10 @@ def guided_options(
 ) -> dict[str, Any]:
     """Returns options as a generation has them, with those of guidance that are not as usual.
 
-    Args:
-        options: all of them by name, with defaults; None for a guider's own that is not given.
-        profile: the chosen profile.
-        guidance: whether some step has two passes. Without, both scales are 1, and there is no negative
-            prompt but for NAG.
-
-    Raises:
-        UsageError: for an option that would have no effect.
-        ArtifactError: for a guider, or NAG, that the profile is not built for.
+    ``options`` are all of them by name, with defaults; None for a guider's own that is not given. Without
+    ``guidance`` no step has two passes: both scales are 1, and there is no negative prompt but for NAG.
+    Raises UsageError for an option that would have no effect; ArtifactError for a guider, or NAG, that the
+    profile is not built for.
     """
     chosen = {**_guided_by(options, artifact, profile, guidance), **_avoiding(options, artifact, profile)}
     shares = {name: default if options[name] is None else options[name] for name, default in GUIDED.items()}
@@ -57,9 +52,7 @@ def guided_options(
 def check_guided_steps(options: Mapping[str, Any], ranges: Sequence[ExpertRange]) -> None:
     """Raises UsageError for shares of the steps that run which leave none with guidance, or a third pass.
 
-    Args:
-        options: as a generation has them.
-        ranges: its steps.
+    ``options`` are a generation's, ``ranges`` its steps.
     """
     steps = sum(part.last - part.first for part in ranges)
     if GUIDED.keys() <= options.keys() and not any(part.guided for part in ranges):

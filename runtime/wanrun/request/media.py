@@ -36,13 +36,9 @@ def media_of(request: Request) -> Media:
 def given_media(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:
     """Returns the images and videos of a generation that are still to be read; None if none are given.
 
-    Args:
-        request: the request, which may name files.
-        media: images and videos as files or in memory.
-        inputs: images and videos that were already read.
-
-    Raises:
-        UsageError: if they are given in two ways, or the inputs' overlap is not the request's.
+    The request may name files; ``media`` are files or in memory; ``inputs`` were already read. Raises
+    UsageError if they are given in two ways, or if ``inputs`` are given with ``fit`` or another overlap than
+    theirs.
     """
     named = next((name for name in (*MEDIA_KINDS, "mode") if getattr(request, name) not in (None, ())), None)
     if named is not None and (media is not None or inputs is not None):

@@ -54,8 +54,7 @@ _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 def scheduled(request: Request, manifest: Manifest) -> tuple[Request, dict[str, Any]]:
     """Returns a request with the options of its schedule, if it names one, and the fitted coefficients.
 
-    Raises:
-        UsageError: if there is no such schedule, or it does not fit the model or the request.
+    Raises UsageError if there is no such schedule, or it does not fit the model or the request.
     """
     if request.schedule is None:
         return request, {}
@@ -125,10 +124,9 @@ def _schedule_of(name: str, manifest: Manifest) -> Schedule:
 
 
 def with_split_steps(request: Request) -> Request:
-    """Returns a request with the number of steps that its experts' steps make.
+    """Returns a request with the number of steps that its experts' steps add up to.
 
-    Raises:
-        UsageError: for the steps of one expert alone, or another number of steps.
+    Raises UsageError for the steps of only one expert, or another number of steps.
     """
     given = {field(name): getattr(request, name) for name in SPLIT}
     if all(one is None for one in given.values()):
@@ -173,9 +171,8 @@ def _boundary(options: Mapping[str, Any], given: float | None, manifest: Manifes
 def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
     """Refuses options that would have no effect; ``guidance_scale_2`` does not decide whether guidance is on.
 
-    Raises:
-        UsageError: for an option of two experts with a single transformer, an option of other models, or
-            without guidance a ``guidance_scale_2`` above 1 or a share of the steps that have guidance.
+    Raises UsageError for an option of two experts with a single transformer, an option of other models, or
+    without guidance a ``guidance_scale_2`` above 1 or a share of the steps that have guidance.
     """
     for row in _absent(manifest):
         if getattr(request, row.name) is not None:
@@ -223,15 +220,10 @@ def check_decoder(artifact: Artifact, decoder: str | None) -> None:
 
 
 def with_strength(artifact: Artifact, profile: Profile, request: Request, begins: bool) -> Request:
-    """Returns a request with the strength of a video that its steps begin with, if they do.
+    """Returns a request with the strength of a video that its steps begin with, if one is given (``begins``).
 
-    Args:
-        profile: the chosen profile.
-        begins: whether such a video is given.
-
-    Raises:
-        UsageError: for a strength without a video.
-        ArtifactError: if the profile is not built for such a video.
+    Raises UsageError for a strength without a video; ArtifactError if the profile is not built for such a
+    video.
     """
     name, manifest = field("strength"), artifact.manifest
     start = manifest.model.task.start
@@ -258,11 +250,7 @@ def with_strength(artifact: Artifact, profile: Profile, request: Request, begins
 
 
 def clip_prompts(options: Mapping[str, Any]) -> list[str]:
-    """Returns the prompts of the clips after the first; the last one holds for the rest.
-
-    Args:
-        options: a generation's.
-    """
+    """Returns the prompts of a generation's clips after the first; the last one holds for the rest."""
     return [line.strip() for line in options.get("clip_prompts", "").splitlines() if line.strip()]
 
 
@@ -283,9 +271,8 @@ def _own_options(manifest: Manifest) -> tuple[str, ...]:
 def resolve_loop(artifact: Artifact, profile: Profile, loop: str | None) -> str:
     """Returns the form of the denoising loop to run: the given one, or for None the preferred one.
 
-    Raises:
-        UsageError: if there is no such form.
-        ArtifactError: if the profile is not built with it, naming the built form.
+    Raises UsageError if there is no such form; ArtifactError if the profile is not built with it, naming the
+    built forms.
     """
     name, built = field("loop"), profile.options.forms
     if loop is not None and loop not in FORMS:
@@ -319,23 +306,18 @@ def _check_max_steps(artifact: Artifact, profile: Profile, loop: str, num_steps:
 def resolve_options(artifact: Artifact, profile: Profile, request: Request) -> dict[str, Any]:
     """Fills in the manifest's defaults: returns the options of a generation, which the metadata records.
 
-    Args:
-        artifact: the artifact, with the defaults that LoRAs bring.
-        profile: the chosen profile. Where it has no guidance, or the scale turns it off, both scales are 1,
-            and there is no negative prompt but for NAG.
-        request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
-            is given, both are the manifest's. ``explicit_timesteps`` decides when the default timesteps are
-            used.
+    The artifact has the defaults that LoRAs bring. Where the profile has no guidance, or the scale turns it
+    off, both scales are 1, and there is no negative prompt but for NAG. The default of ``guidance_scale_2``
+    is the given ``guidance_scale``; if neither is given, both are the manifest's. ``explicit_timesteps``
+    decides when the default timesteps are used.
 
-    Returns:
-        The options of this model, with width, height and num_frames. Explicit timesteps are in ``timesteps``,
-        and ``num_steps`` is then their number. The shares in ``GUIDED`` are there unless they are all steps,
-        and ``NAG_DEFAULTS``' options where NAG is on.
+    Returns the options of this model, with width, height and num_frames. Explicit timesteps are in
+    ``timesteps``, and ``num_steps`` is then their number. The shares in ``GUIDED`` are there unless they are
+    all steps, and ``NAG_DEFAULTS``' options where NAG is on.
 
-    Raises:
-        UsageError: for an option that would have no effect, a guidance scale that is of another profile, no
-            step with guidance, or more steps than the scan form is built for.
-        ArtifactError: for a form of the loop that is not built.
+    Raises UsageError for an option that would have no effect, a guidance scale that is of another profile, no
+    step with guidance, or more steps than the scan form is built for; ArtifactError for a form of the loop
+    that is not built.
     """
     manifest = artifact.manifest
     defaults = manifest.model.default_options()

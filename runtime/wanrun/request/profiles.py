@@ -32,21 +32,17 @@ def choose_profile(
 ) -> Profile:
     """Returns the built profile of a shape; nothing is rounded.
 
-    What the shape leaves out is the loaded profile's. Without a loaded profile it is the first built one's
-    that fits, with guidance or without as the model has it, and the other way if only such a profile fits.
+    ``shape`` is what is asked for, by the names of ``Profile.shape``; None means not given. What it leaves
+    out is the loaded profile's. Without a loaded profile it is the first built one's that fits, with guidance
+    or without as the model has it, and the other way if only such a profile fits. If a video to ``begin``
+    with is given, a fitting profile that takes it is chosen.
 
-    Args:
-        artifact: the artifact.
-        shape: what is asked for, by the names of ``Profile.shape``; None means not given.
-        loaded: the loaded profile; None if none is loaded.
-        unguided: whether the videos have no guidance. Profiles with guidance make those too; unless one is
-            loaded, a profile of the same shape without guidance is taken, if it is built and takes as many
-            LoRAs, NAG where the other does, and a video to begin with where that does.
-        begins: whether a video to begin with is given: of profiles that fit, one that takes it is chosen.
+    ``unguided`` videos have no guidance. Profiles with guidance make those too; unless one is loaded, a
+    profile of the same shape without guidance is taken, if it is built and takes as many LoRAs, NAG where the
+    other does, and a video to begin with where that does.
 
-    Raises:
-        ArtifactError: listing the built profiles, if none fits.
-        UsageError: if the shape names a profile, and also something that this profile does not have.
+    Raises ArtifactError, listing the built profiles, if none fits; UsageError if the shape names a profile,
+    and also something that this profile does not have.
     """
     given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
     if "profile" in given:

@@ -105,12 +105,10 @@ def _parsed(row: Row, value: Any) -> Any:
 
 
 def unknown_option(name: str, known: Mapping[str, str], instead: Mapping[str, str]) -> UsageError:
-    """Returns the error of an option that there is not, with what to do if the name is known or near.
+    """Returns the error of an unknown option, with what to do if the name is known or near.
 
-    Args:
-        name: the name.
-        known: the options that there are, by every name that is understood.
-        instead: what to do, by names that no option has.
+    ``known`` are the existing options, by every name that is understood; ``instead`` says what to do, by
+    names that no option has.
     """
     what = f"unknown option {shortened(name)}"
     meant = name if name in instead else nearest(name, [*known, *instead])

@@ -92,8 +92,8 @@ def resolve(
 def request_of(options: Mapping[str, Any]) -> Request:
     """Returns the request of keywords: fields of ``Request`` by name; None means the default.
 
-    Raises:
-        UsageError: naming every option that is unknown or out of range, or one that is no file's path.
+    Raises UsageError, naming every option that is unknown or out of range, or one that cannot be a file's
+    path.
     """
     given = {aliases().get(name, name): value for name, value in options.items() if value is not None}
     check_media_options(given)

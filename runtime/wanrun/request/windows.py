@@ -15,17 +15,10 @@ MAX_WINDOWS: Final = 100
 
 
 def blended_windows(manifest: Manifest, profile: Profile, request: Request) -> dict[str, int]:
-    """Returns the options of the windows of a video, where there are several.
+    """Returns a video's ``num_frames``, ``window_frames`` and ``window_overlap``; nothing for one window.
 
-    Args:
-        profile: whose frames are those of a window.
-        request: asks for the frames of the video, and for windows.
-
-    Returns:
-        ``num_frames`` of the video, ``window_frames`` and ``window_overlap``; nothing for one window.
-
-    Raises:
-        UsageError: for frames that windows do not make, and for an overlap that is none.
+    A window has the profile's frames; the request asks for the frames of the video, and for windows. Raises
+    UsageError for frames that windows cannot make, and for an overlap that they cannot have.
     """
     asked = request.window_frames is not None or request.window_overlap is not None
     temporal, length, total = manifest.model.vae_temporal, profile.num_frames, request.num_frames
