@@ -17,14 +17,10 @@ BAR_WIDTH = 16
 
 
 class LiveLine:
-    """One line of text at the end of a stream.
+    """One line of text at the end of a stream, by default stderr.
 
-    Args:
-        stream: the output, by default stderr.
-
-    Attributes:
-        live: whether a line can be written over.
-        gone: whether the stream has failed: it is gone, full or closed. Nothing more is written then.
+    ``live`` says whether a line can be written over. ``gone`` says that the stream has failed: it is gone,
+    full or closed. Nothing more is written then.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

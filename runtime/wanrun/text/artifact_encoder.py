@@ -20,8 +20,7 @@ from wanrun.weights.programs import Programs
 def text_programs(programs: Mapping[str, Program]) -> dict[int, str]:
     """Returns the programs that encode text, by the number of tokens they take, smallest first.
 
-    Raises:
-        ArtifactError: if one takes no tokens.
+    Raises ArtifactError if one takes no tokens.
     """
     names = with_role(programs, "text")
     return dict(sorted((math.prod(programs[name].array("ids")[1]), name) for name in names))
@@ -31,11 +30,8 @@ class ArtifactTextEncoder:
     """The artifact's own ``encode_text`` programs: one prompt per call, in the shortest program that fits it.
 
     Padding is masked, so a shorter program gives a prompt's rows the same values with less work. The choice
-    of the program depends on the prompt alone.
-
-    Args:
-        programs: a profile's programs, with their weights.
-        environment: the target's environment, or this machine's if it compiles the programs.
+    of the program depends only on the prompt. ``environment`` is the target's, or this machine's if it
+    compiles the programs.
     """
 
     def __init__(self, programs: Programs, environment: Mapping[str, Any]) -> None:

@@ -18,8 +18,7 @@ from wanrun.opened.device import OpenDevice
 def cpu_target(artifact: Artifact, profile: Profile) -> SelectedTarget:
     """Returns the artifact's CPU target that fits this host and has a profile.
 
-    Raises:
-        ArtifactError: if there is none, listing the mismatches of the nearest one.
+    Raises ArtifactError if there is none, listing the mismatches of the nearest one.
     """
     found = [
         one
@@ -52,8 +51,7 @@ def wants_cpu(device: str | None, selected: SelectedTarget) -> bool:
 def opened_beside(opened: OpenedArtifact, selected: SelectedTarget) -> OpenedArtifact:
     """Opens the artifact's CPU target on the CPU, which JAX has started with the accelerator.
 
-    Raises:
-        ArtifactError: if JAX has no CPU device, or another one than the target's.
+    Raises ArtifactError if JAX has no CPU device, or another one than the target's.
     """
     devices = open_devices("cpu")
     if mismatches := device_mismatches(selected.target.environment, devices):

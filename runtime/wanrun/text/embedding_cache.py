@@ -52,11 +52,9 @@ class EmbeddingCache:
     """The user's cache of embeddings, safe for concurrent processes and threads.
 
     A file system error is reported once as a warning, and the run continues without the cache. Above the size
-    limit, the least recently used entries are removed. Prompts are private: the folder is its owner's alone.
-
-    Args:
-        made_by: the facts that decide the bits besides the key, as JSON, such as ``made_by_jax``.
-        folder: the cache's folder; None: $XDG_CACHE_HOME/wanrun/embeddings.
+    limit, the least recently used entries are removed. Prompts are private: only its owner can read the
+    folder. ``made_by`` are the facts that decide the bits besides the key, as JSON, such as ``made_by_jax``;
+    the default folder is $XDG_CACHE_HOME/wanrun/embeddings.
     """
 
     def __init__(

@@ -62,16 +62,11 @@ def encode_rows(rows: np.ndarray) -> bytes:
 
 
 def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndarray:
-    """Decodes the bytes of an .npy file to an embedding (length, D) in dtype.
+    """Decodes the bytes of an .npy file to an embedding (length, width) in dtype.
 
     ``numpy.load`` would allocate any size that the header claims. This function returns a view of the bytes.
-
-    Args:
-        max_length: the largest allowed number of rows.
-        width: D.
-
-    Raises:
-        ValueError: if the file is anything else, or has NaN or infinite values.
+    Raises ValueError if the file is anything else, has more than ``max_length`` rows, or NaN or infinite
+    values.
     """
     file, stored = io.BytesIO(data), STORED[dtype]
     try:
@@ -122,8 +117,7 @@ class ArtifactEmbeddings:
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
         """Returns the prompt's embedding (length, D) in dtype; None if it is not listed.
 
-        Raises:
-            ArtifactError: if it is listed, but missing or damaged.
+        Raises ArtifactError if it is listed, but missing or damaged.
         """
         key = self._format.key(cleaned_prompt, dtype)
         return self.read(key) if key in self._listed else None

@@ -43,7 +43,7 @@ def cut_warning(max_length: int, cut: str) -> str:
 
 
 class PromptEncoder:
-    """Turns prompts into embeddings; thread-safe.
+    """A thread-safe encoder of prompts, which looks into stores first.
 
     Stored and newly computed embeddings take the same path, so both have the same bits: a prompt's own rows,
     followed by +0.0.
@@ -77,8 +77,7 @@ class PromptEncoder:
     def missing(self, prompts: Sequence[str]) -> list[str]:
         """Returns the prompts, as given, that the encoder would have to encode; each embedding counts once.
 
-        Raises:
-            ArtifactError: if an embedding that the artifact lists is damaged.
+        Raises ArtifactError if an embedding that the artifact lists is damaged.
         """
         distinct: dict[str, str] = {}
         for prompt in prompts:
@@ -88,9 +87,8 @@ class PromptEncoder:
     def fetch(self, prompts: Sequence[str]) -> None:
         """Computes the embeddings of prompts that will be asked for later, and keeps all of them.
 
-        Raises:
-            ArtifactError: if an embedding that the artifact lists is damaged.
-            WanError: if the encoder gives NaN or infinity.
+        Raises ArtifactError if an embedding that the artifact lists is damaged; WanError if the encoder gives
+        NaN or infinity.
         """
         cleaned = list(dict.fromkeys(clean_prompt(prompt) for prompt in prompts))
         self._capacity = max(self._capacity, len(cleaned))
@@ -103,9 +101,7 @@ class PromptEncoder:
     def __call__(self, prompts: Sequence[str], warn: Warn = silent) -> np.ndarray:
         """Returns embeddings (P, L, D) in the compute dtype, zero past each length; warns of cut prompts.
 
-        Raises:
-            ArtifactError: if an embedding that the artifact lists is damaged.
-            WanError: if the encoder gives NaN or infinity.
+        Raises as ``fetch``.
         """
         cleaned = [clean_prompt(prompt) for prompt in prompts]
         distinct = list(dict.fromkeys(cleaned))

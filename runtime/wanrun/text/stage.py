@@ -21,8 +21,7 @@ from wanrun.weights.store import WeightStore
 class TextStage:
     """Tokenizer, text encoder and stored embeddings in one compute dtype.
 
-    Attributes:
-        opened: the artifact on the device that the encoder's programs run on.
+    ``opened`` is the artifact on the device that the encoder's programs run on.
     """
 
     def __init__(
@@ -43,9 +42,8 @@ class TextStage:
     def encode(self, prompts: Sequence[str], timings: Timings, warn: Warn = silent) -> np.ndarray:
         """Returns embeddings (P, L, D) in the compute dtype, zero past each length; warns of cut prompts.
 
-        Raises:
-            ArtifactError: if the text encoder cannot be loaded, or a stored embedding is damaged.
-            WanError: if the encoder gives NaN or infinity.
+        Raises ArtifactError if the text encoder cannot be loaded, or a stored embedding is damaged; WanError
+        if the encoder gives NaN or infinity.
         """
         with timings.phase("text"):
             embeddings = self.prompts(prompts, warn)
@@ -79,12 +77,9 @@ class TextStage:
 class TextStages:
     """The text stages of an opened artifact.
 
-    Profiles share a stage if their embeddings have the same bits: the same compute dtype and the
-    same text encoder programs.
-
-    Args:
-        beside: the text encoder's weights and executables on the CPU, one copy for all profiles; None where
-            it runs with the other programs.
+    Profiles share a stage if their embeddings have the same bits: the same compute dtype and the same text
+    encoder programs. ``beside`` are the text encoder's weights and executables on the CPU, one copy for all
+    profiles; None where it runs with the other programs.
     """
 
     def __init__(self, opened: OpenedArtifact, beside: WeightStore | None = None) -> None:

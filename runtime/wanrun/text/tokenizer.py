@@ -68,14 +68,10 @@ class TokenizedPrompts:
 
 
 class PromptTokenizer:
-    """Tokenizes like ``T5TokenizerFast`` with ``padding="max_length"`` and ``truncation=True``.
+    """A tokenizer like ``T5TokenizerFast`` with ``padding="max_length"`` and ``truncation=True``.
 
-    Args:
-        max_length: L, tokens per prompt.
-        data: the file's content, if it was already read.
-
-    Raises:
-        ArtifactError: if the file is not a readable tokenizer, or has no token with that id.
+    ``max_length`` is L, tokens per prompt; ``data`` the file's content, if it was already read. Raises
+    ArtifactError if the file is not a readable tokenizer, or has no token ``pad_id``.
     """
 
     def __init__(self, path: Path, max_length: int = 512, pad_id: int = 0, data: bytes | None = None) -> None:
@@ -145,8 +141,7 @@ class ArtifactTokenizer:
     def start(self, texts: Sequence[str]) -> None:
         """Starts to tokenize prompts that will be asked for next; returns at once.
 
-        Raises:
-            ArtifactError: if the tokenizer is missing or damaged.
+        Raises ArtifactError if the tokenizer is missing or damaged.
         """
         if len(self._read()) >= LARGE_BYTES:
             pool = ThreadPoolExecutor(1, "tokenizer")
@@ -154,11 +149,7 @@ class ArtifactTokenizer:
             pool.shutdown(wait=False)
 
     def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
-        """Tokenizes P prompts, like ``PromptTokenizer``.
-
-        Raises:
-            ArtifactError: if the tokenizer is missing or damaged.
-        """
+        """Tokenizes P prompts, like ``PromptTokenizer``; raises ArtifactError if it is missing or damaged."""
         with self._lock:
             if self._last is not None and self._last[0] == list(texts):
                 return self._last[1]

@@ -20,12 +20,7 @@ ONE_AFTER_ANOTHER = (("restore", "transfer"), ("executables",))
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of a phase.
-
-    Attributes:
-        nbytes: the bytes that it moved.
-        rate: the fastest bytes a second that were seen of such a phase.
-    """
+    """The least time of a phase: its bytes at the fastest rate, in bytes/s, seen of such a phase."""
 
     nbytes: int
     rate: float
@@ -39,11 +34,10 @@ class Floor:
 
 
 def fastest(marks: Sequence[tuple[float, int]], least: float) -> float:
-    """Returns the highest rate of a stretch in which at least ``least`` bytes came; 0 if there is none.
+    """Returns the highest rate, in bytes/s, of a stretch with at least ``least`` bytes; 0 if there is none.
 
-    Args:
-        marks: moments in seconds, and how many bytes had come by then, both rising.
-        least: bytes, more than 0.
+    ``marks`` are moments in seconds, and how many bytes had come by then, both rising; ``least`` is more than
+    0.
     """
     best, first = 0.0, 0
     for moment, done in marks:
@@ -69,9 +63,7 @@ def rates(spans: Iterable[Span]) -> dict[str, float]:
 def floors(spans: Iterable[Span], known: Mapping[str, float]) -> dict[str, Floor]:
     """Returns the floor of every phase that moved bytes and whose rate was seen; none is above its time.
 
-    Args:
-        spans: spans that have ended.
-        known: bytes a second of earlier runs, by phase.
+    The spans have ended; ``known`` are bytes/s of earlier runs, by phase.
     """
     spans = list(spans)
     seen, moving = rates(spans), _moving(spans)
@@ -93,9 +85,8 @@ def _moving(spans: Iterable[Span]) -> dict[str, list[Span]]:
 def start_floor(spans: Iterable[Span], known: Mapping[str, float], ready: float) -> float:
     """Returns the least seconds until ``ready``: the imports, then the longest of the chains of phases.
 
-    Args:
-        spans, known: as of ``floors``.
-        ready: the moment when the first step could be dispatched, in seconds since the process started.
+    ``ready`` is the moment when the first step could be dispatched, in seconds since the process started; the
+    other arguments are those of ``floors``.
     """
     before = [span for span in spans if span.end <= ready]
     found = floors(before, known)

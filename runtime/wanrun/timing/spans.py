@@ -22,10 +22,8 @@ class Span:
     """A named stretch of time, in seconds since the process started.
 
     Attributes:
-        phase: the kind of work.
         label: the object of the work, or None.
-        start: when it began.
-        end: when it ended; infinity while it goes on.
+        end: infinity while it goes on.
         progress: how much of it is done; None where that is not counted.
         unit: one unit of its progress, in the singular; ``B`` is bytes.
         nbytes: the bytes that it has moved; 0 where they are not counted.
