@@ -23,8 +23,7 @@ def silent(line: str) -> None:
 def known_verdict(artifact: Artifact, facts: Mapping[str, Any], report: Tell = silent) -> Verdict | None:
     """Returns the user's own verdict about these facts, else the artifact's, which is reported; else None.
 
-    Raises:
-        ArtifactError: if the artifact's is missing or damaged.
+    Raises ArtifactError if the artifact's is missing or damaged.
     """
     kept = read_verdict(facts)
     if kept is not None or (found := _recorded(artifact, facts)) is None:
@@ -56,10 +55,9 @@ def names_machine(artifact: Artifact, facts: Mapping[str, Any]) -> bool:
 
 
 def set_aside(artifact: Artifact, facts: Mapping[str, Any]) -> None:
-    """Lets the artifact's verdict about these facts count no more for this user: the device is another.
+    """Makes this user's runs ignore the artifact's verdict about these facts: the device is another.
 
-    Raises:
-        UsageError: if the user's cache cannot be written.
+    Raises UsageError if the user's cache cannot be written.
     """
     if verdict_key(facts) in artifact.manifest.verdicts:
         told = Verdict(outcome="refused", reason="the artifact's verdict is of another device")

@@ -38,9 +38,7 @@ def run_trial(
 ) -> Verdict:
     """Runs a child that tries executables, and returns its verdict.
 
-    Args:
-        arguments: what the child tries, as its command line takes it.
-        command: what is run instead of ``CHILD``.
+    ``arguments`` are the child's, on its command line; ``command`` is run instead of ``CHILD``.
     """
     with temporary_folder(Path(tempfile.gettempdir())) as folder:
         outcome, said = folder / "outcome.json", folder / "said"

@@ -34,14 +34,13 @@ Try = Callable[[list[str]], Verdict]
 
 @dataclass(frozen=True)
 class Trust:
-    """Trusts a target's executables, profile by profile.
+    """The decision whether a target's executables are trusted, profile by profile.
 
     Args:
         weights: a folder of the weights instead of the artifact's.
-        how: what of the ways of loading decides which executables are tried, as keywords of ``load``.
+        how: the ways of loading that decide which executables are tried, as keywords of ``load``.
         trial: whether this is the trial itself, which uses executables without a verdict.
         attempt: tries executables, given the arguments of ``run_trial``.
-        root: the root of the files in which the system describes its devices.
     """
 
     artifact: Artifact
@@ -64,11 +63,8 @@ class Trust:
     def establish(self, profile: Profile, report: Callable[[str], None]) -> None:
         """Tries a profile's executables, unless a verdict is known; reports the trial's beginning and end.
 
-        JAX must not have opened the device yet.
-
-        Raises:
-            ArtifactError: if they are refused, or cannot be tried.
-            UsageError: if a verdict cannot be kept.
+        JAX must not have opened the device yet. Raises ArtifactError if they are refused, or cannot be tried;
+        UsageError if a verdict cannot be kept.
         """
         if not self.needed:
             return
@@ -104,11 +100,8 @@ class Trust:
     def check(self, profile: Profile) -> Collection[str]:
         """Checks that a profile's executables are trusted, without trying them.
 
-        Returns:
-            The names of the programs whose executables are not used.
-
-        Raises:
-            ArtifactError: if there is no verdict, or a refusal.
+        Returns the names of the programs whose executables are not used. Raises ArtifactError if there is no
+        verdict, or a refusal.
         """
         if not self.needed:
             return ()
@@ -124,10 +117,9 @@ class Trust:
         return verdict.native
 
     def check_device(self, profile: Profile, found: Mapping[str, Any]) -> None:
-        """Compares facts of ``device_environment`` with those of the trial; drops the verdict if they differ.
+        """Compares facts of ``device_environment`` with those of the trial.
 
-        Raises:
-            ArtifactError: if it is another.
+        If they differ, it drops the verdict and raises ArtifactError.
         """
         if not self.needed:
             return

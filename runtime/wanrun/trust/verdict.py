@@ -30,12 +30,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         outcome: whether the executables may be used.
         reason: why not, or how the results agree, in one line.
-        native: the programs whose executables give other results, cannot be loaded, or did not run: what is
-            compiled here is used instead.
+        native: the programs whose executables give other results, cannot be loaded, or did not run: those
+            compiled here are used instead.
         device_kind: JAX's name of the device that they were tried on; empty if it was not opened.
         platform_version: JAX's text about its driver and compiler.
         facts: the facts for which the verdict holds.
-        keep: whether it is about the executables. That of a trial that could not begin is not.
+        keep: whether it is about the executables; False for a trial that could not begin.
     """
 
     outcome: Literal["passed", "refused"]
