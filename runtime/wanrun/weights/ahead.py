@@ -17,12 +17,7 @@ once, and its cores have enough to do: reading beside the import of JAX gained n
 
 
 class Ahead:
-    """Components that a start begins with; each is handed over once.
-
-    Args:
-        folder: the artifact's.
-        policy: how weights are read, and where from.
-    """
+    """Components of an artifact that a start begins with; each is handed over once."""
 
     def __init__(self, folder: Path, policy: LoadPolicy) -> None:
         self._folder, self._policy = folder, policy
@@ -38,8 +33,7 @@ class Ahead:
     def read(self, platform: str) -> None:
         """Begins to read the components that are touched, if a platform's devices take long to start.
 
-        Raises:
-            UsageError: if the policy's weights are no folder.
+        Raises UsageError if the policy's weights are not a folder.
         """
         if platform not in SLOW:
             return

@@ -48,15 +48,9 @@ MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE = 14, 15, 23
 class Memory:
     """Memory for every parameter of a component, each at a 64-byte boundary.
 
-    The CPU backend aliases aligned arrays, so there is no second host copy.
-
-    Args:
-        component: its entry in the manifest.
-        rows: by path, the rows of parameters that are not held whole, in rising order. A row behind the last
-            is padding, and stays zero.
-
-    Raises:
-        ArtifactError: if there is no such amount of memory.
+    The CPU backend aliases aligned arrays, so there is no second host copy. By path, ``rows`` are those of
+    parameters that are not held whole, in rising order; a row after the last is padding, and stays zero.
+    Raises ArtifactError if there is not enough memory.
     """
 
     def __init__(

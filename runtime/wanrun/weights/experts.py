@@ -38,13 +38,10 @@ _PHRASES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Placement:
-    """The chosen placement and the reason.
+    """The chosen placement, one of ``PLACEMENTS``, and the figures behind the choice in words.
 
-    Args:
-        kind: one of ``PLACEMENTS``.
-        needed: bytes needed of device memory, or of host memory where memory is shared.
-        available: available bytes; None if the device does not report them.
-        reason: the figures behind the choice, in words.
+    ``needed`` are bytes of device memory, or of host memory where memory is shared; ``available`` is None if
+    the device does not report them.
     """
 
     kind: str
@@ -61,10 +58,8 @@ class Placement:
 class Footprint:
     """The bytes that a component takes in the memories of a process.
 
-    Args:
-        host: of the host copy that is read.
-        device: of its parameters on one device.
-        shared: of both together, on all devices of the process, where their memory is the host's.
+    ``host`` are those of the host copy that is read, ``device`` of its parameters on one device, ``shared``
+    of both together, on all devices of the process, where their memory is the host's.
     """
 
     host: int
@@ -79,12 +74,9 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Division:
-    """How a mesh divides weights and work.
+    """How a mesh divides weights and work: over its devices, of which ``local`` are this process's.
 
-    Args:
-        devices: the devices of the mesh.
-        local: those of this process.
-        footprints: by component.
+    ``footprints`` are by component.
     """
 
     devices: int
@@ -100,25 +92,17 @@ def choose_placement(
     policy: LoadPolicy,
     division: Division | None = None,
 ) -> Placement:
-    """Chooses the first placement of ``PLACEMENTS`` that fits.
+    """Chooses the first placement of ``PLACEMENTS`` that fits; 'host' never where memory is shared.
 
-    The device holds the resident experts, the VAE, the text encoder and the largest program's needs beside
-    weights. The text encoder does not count if torch runs it, or if memory is low: it is then released before
-    the first expert, for the prompts given to ``load``. With one transformer the placement is always 'both'.
-    If not even one expert fits, the choice is still 'one', as sizes are predictions; ``describe`` says so.
+    The device holds the resident experts, the VAE, the text encoder and what the largest program needs
+    besides weights. The text encoder does not count if memory is low: it is then released before the first
+    expert, for the prompts given to ``load``. With one transformer the placement is always 'both'. If not
+    even one expert fits, the choice is still 'one', as sizes are predictions; ``Placement.reason`` says so.
 
-    On a mesh all figures are those of one device, or of all devices of the process where they share the
-    host's memory. The inputs of programs count whole: how they are cut is not recorded, and only ``kv`` is
-    large.
-
-    Args:
-        manifest: the artifact's manifest.
-        programs: programs of the chosen profile and target, by name.
-        statistics: the target's statistics for this profile, by program; a program without any counts with
-            its inputs alone.
-        machine: the available memory. Where it is shared, 'host' is never chosen.
-        policy: whether memory is low.
-        division: how a mesh divides all this; None for one device.
+    On a mesh, which ``division`` describes, all figures are those of one device, or of all devices of the
+    process where they share the host's memory. The inputs of programs count whole: how they are cut is not
+    recorded, and only ``kv`` is large. A program without ``statistics`` of the target counts with only its
+    inputs.
     """
     if division is None:
         whole = {name: Footprint.whole(one.nbytes) for name, one in manifest.components.items()}

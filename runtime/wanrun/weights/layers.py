@@ -47,8 +47,7 @@ def parts_of(component: Component, stacks: Sequence[str]) -> dict[str, Component
 def order_of(layers: Mapping[str, Sequence[int]]) -> list[Layer]:
     """Returns all layers in the order in which they run.
 
-    Args:
-        layers: the stacks, each with the layers of the first one that its own follow: see ``ProgramSet``.
+    ``layers`` has, for each stack, the layers of the first one that its own follow: see ``ProgramSet``.
     """
     first = next(iter(layers))
     places = [
@@ -62,16 +61,9 @@ def order_of(layers: Mapping[str, Sequence[int]]) -> list[Layer]:
 class LayerStream:
     """One transformer on its way through the device. It begins to read at once.
 
-    Args:
-        opened: the artifact.
-        name: the transformer's component.
-        readers: the threads that read chunk files.
-        put: puts a tree of host arrays on the device.
-        kept: whether layers stay in host memory once they are read.
-
-    Attributes:
-        stacks: the names of its stacks.
-        outside: the future of the weights in no stack, on the device, as programs take them.
+    ``readers`` read chunk files, ``put`` puts a tree of host arrays on the device, and ``kept`` layers stay
+    in host memory once they are read. ``stacks`` are the names of its stacks; ``outside`` is the future of
+    the weights in no stack, on the device, as programs take them.
     """
 
     def __init__(
@@ -161,12 +153,9 @@ class LayerStream:
             return jax.block_until_ready(self._put(tree))  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[tuple[str, int, Tree]]:
-        """Yields stack, number and weights of every layer, in order.
+        """Yields stack, number and weights of every layer, in order; raises ArtifactError if one is damaged.
 
         When the next one is asked for, the device has to be done with the last.
-
-        Raises:
-            ArtifactError: if one is damaged.
         """
         for stack, number in self._order:
             weights, memory = self._opened.waits.result(self._coming[0])

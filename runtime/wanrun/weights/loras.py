@@ -28,12 +28,7 @@ With low memory none stays."""
 
 
 class AppliedLora(NamedTuple):
-    """A LoRA of a generation.
-
-    Attributes:
-        file: its adapter.
-        strengths: by transformer, the factor of its changes.
-    """
+    """The adapter of a LoRA of a generation, and the factor of its changes by transformer."""
 
     file: AdapterFile
     strengths: Mapping[str, float]
@@ -45,12 +40,10 @@ Choice = tuple[str, tuple[tuple[str, float], ...]]
 
 @dataclass
 class _Placed:
-    """What a choice has on the device.
+    """What a choice has on the device: all slots of the transformer, and the small parameters that change.
 
-    Attributes:
-        slots: all slots of the transformer.
-        deltas: the changes of small parameters, float32, on the host, by path.
-        small: the parameters that change, by path; filled when they are asked for.
+    By path, ``deltas`` are the changes of those, float32 on the host; ``small`` has them once they are asked
+    for.
     """
 
     slots: Tree
@@ -65,8 +58,7 @@ _Key = tuple[Slots, Choice]
 class KeptLoras:
     """The choices that are on the device, of all profiles' slots, the one that was used last at the end.
 
-    Args:
-        limit: bytes of slots that stay; None for no limit.
+    ``limit`` are the bytes of slots that stay; None for no limit.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -98,13 +90,9 @@ class KeptLoras:
 
 
 class FilledSlots:
-    """The slots of profiles that are built alike, as one generation's LoRAs fill them.
+    """The slots of profiles that are built alike, as one generation's LoRAs fill them, in order.
 
-    Args:
-        slots: the slots.
-        kept: what is on the device.
-        loras: the LoRAs, in order.
-        components: the artifact's components, by name.
+    ``kept`` is what is on the device.
     """
 
     def __init__(
@@ -120,8 +108,7 @@ class FilledSlots:
     def of(self, expert: str) -> Tree:
         """Returns all slots of an expert, on the device: nested dicts by path; empty without slots.
 
-        Raises:
-            UsageError: if the LoRAs do not fit the slots.
+        Raises UsageError if the LoRAs do not fit the slots.
         """
         choice = self._choice(expert)
         return self._placed(choice).slots if choice[1] else self._slots.zeros

@@ -19,17 +19,12 @@ class Programs(Mapping[str, Program]):
     """A profile's programs by name, as the manifest describes them, with their executables and weights.
 
     This object owns nothing: the opened artifact owns executables and weights, and its profiles share them.
+    Raises ArtifactError if a program or an executable is missing or damaged; all of them are checked at once.
 
-    Args:
-        weights: the opened artifact's weights and executables.
-        names: the programs that are used; None for all of the profile.
-        experts: the transformer components, the high-noise one first.
-        placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
-            in host memory; ``one``: one on the device, the other is read again at the boundary; ``stream``:
-            some layers of one on the device.
-
-    Raises:
-        ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
+    ``names`` are the programs that are used; None for all of the profile. ``experts`` are the transformers,
+    the high-noise one first. ``placement`` says where they are kept. ``both``: on the device; ``host``: one
+    on the device and the other in host memory; ``one``: one on the device, the other is read again at the
+    boundary; ``stream``: some layers of one on the device.
     """
 
     def __init__(
@@ -92,14 +87,8 @@ class Programs(Mapping[str, Program]):
     ) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to an expert's weights, if it takes any; releases another expert that does not fit.
 
-        Args:
-            name: the program.
-            expert: the transformer component.
-            loras: what changes it.
-
-        Raises:
-            ArtifactError: if the program or the weights cannot be loaded.
-            UsageError: if the LoRAs do not fit the program's slots.
+        ``loras`` change the expert. Raises ArtifactError if the program or the weights cannot be loaded;
+        UsageError if the LoRAs do not fit the program's slots.
         """
         if self._placement != "both":
             self.release(besides=expert)
@@ -111,17 +100,12 @@ class Programs(Mapping[str, Program]):
     ) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.
 
-        A program that takes a whole transformer is bound to the slots of this expert too.
+        A program that takes a whole transformer is bound to the slots of this expert too, which ``loras``
+        change. ``components`` maps an input's name to the component to bind, where the two names differ:
+        ``transformer="transformer_2"``. The executable is the same.
 
-        Args:
-            name: the program.
-            loras: what changes a transformer.
-            components: maps an input's name to the component to bind, where the two names differ:
-                ``transformer="transformer_2"``. The executable is the same.
-
-        Raises:
-            ArtifactError: if the program or the weights cannot be loaded.
-            ValueError: if the program has no such weight input.
+        Raises ArtifactError if the program or the weights cannot be loaded; ValueError if the program has no
+        such weight input.
         """
         inputs = self.components(name)
         if unknown := components.keys() - set(inputs):

@@ -26,15 +26,8 @@ T = TypeVar("T")
 class Slots:
     """The slots of profiles that are built with the same options, and their zeros, which change nothing.
 
-    Zeros are the same for every expert and every layer, and all programs share them.
-
-    Args:
-        opened: the artifact.
-        options: the profiles' build options.
-
-    Attributes:
-        dtype: what they hold.
-        stacks: the names of the stacks of layers, where layers stream.
+    Zeros are the same for every expert and every layer, and all programs share them. ``dtype`` is what slots
+    hold; ``stacks`` are the names of the stacks of layers, where layers stream.
     """
 
     def __init__(self, opened: OpenedArtifact, options: ProfileOptions) -> None:
@@ -58,11 +51,9 @@ class Slots:
         return slots_bytes(self._slots.values(), item, rules, {} if mesh is None else mesh.shape)
 
     def put(self, arrays: Mapping[str, np.ndarray], without_layers: bool = False) -> Tree:
-        """Puts filled slots on the device, or on a mesh, as programs take them.
+        """Puts filled slots, by path and of ``dtype``, on the device, or on a mesh, as programs take them.
 
-        Args:
-            arrays: by path, of ``dtype``.
-            without_layers: whether they are of one layer, and have no axis of layers.
+        ``without_layers`` says that they are of one layer, and have no axis of layers.
         """
         import jax
 

@@ -52,13 +52,8 @@ if TYPE_CHECKING:
 class WeightStore:
     """The weights of an opened artifact on its device, shared by all of its profiles, and its executables.
 
-    Args:
-        opened: the artifact.
-        ahead: what was begun before the device was open; only for one device.
-
-    Attributes:
-        opened: the artifact.
-        executables: its executables, of which some spread weights over a mesh.
+    ``ahead`` is what was begun before the device was open; only for one device. Some ``executables`` spread
+    weights over a mesh.
     """
 
     def __init__(self, opened: OpenedArtifact, ahead: Ahead | None = None) -> None:
@@ -96,10 +91,9 @@ class WeightStore:
             self._kept |= frozenset(components)
 
     def request(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts to bring components to the device, in this order.
+        """Starts to bring components to the device, in this order; returns a future for each.
 
-        Returns:
-            One future per component. ``weights`` gives what it has brought.
+        ``weights`` gives what it has brought.
         """
         futures: list[Future[Any]] = []
         with self._lock:
@@ -113,10 +107,9 @@ class WeightStore:
         return futures
 
     def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts to read components into host memory for a later ``request``.
+        """Starts to read components into host memory for a later ``request``; returns a future for each.
 
-        Returns:
-            One future per component: of its device copy if requested before, else of its host copy.
+        It is that of the device copy if requested before, else of the host copy.
         """
         with self._lock:
             return [self._weights[name] if name in self._weights else self._host(name) for name in components]
@@ -175,10 +168,8 @@ class WeightStore:
     def weights(self, name: str) -> Mapping[str, Any]:
         """Waits for a component's weights on the device; returns nested dicts by path.
 
-        The first call after a staged transfer runs the program that spreads them.
-
-        Raises:
-            ArtifactError: if they are damaged.
+        The first call after a staged transfer runs the program that spreads them. Raises ArtifactError if
+        they are damaged.
         """
         (future,) = self.request([name])
         brought = self.opened.waits.result(future)

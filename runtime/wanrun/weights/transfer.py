@@ -151,14 +151,10 @@ class Transfer:
 
 
 class Staged:
-    """Weights whose large parameters still have to be spread.
+    """Weights of which ``direct`` are in their place, and ``rows`` have yet to be spread; both by path.
 
     The first caller of ``weights`` spreads them, in its own thread: the processes of a mesh have to run their
     collectives in the same order, and transfers end in any order.
-
-    Args:
-        direct: by path, the parameters that are in their place.
-        rows: by path, the rows of the others.
     """
 
     def __init__(
@@ -171,8 +167,7 @@ class Staged:
     def weights(self) -> Tree:
         """Returns the component's weights as programs take them, in nested dicts.
 
-        Raises:
-            ArtifactError: if the program cannot be loaded.
+        Raises ArtifactError if the program cannot be loaded.
         """
         with self._lock:
             if self._weights is None:
