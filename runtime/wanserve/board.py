@@ -26,17 +26,9 @@ MOVED_SECONDS: Final = 0.2
 class Board:
     """What clients see of the videos.
 
-    Args:
-        settings: the limits.
-        folders: the files.
-        hub: publishes changes.
-        waiting: the waiting videos, the next one first; the queue changes it.
-        running: the videos that workers have, by id; the queue changes it.
-        withheld: why the videos of a model wait for the next start, by model; so they hold up no others.
-        times: what phases took before, by name.
-
-    Attributes:
-        workers: the number of devices.
+    The queue changes ``waiting``, the next video first, and ``running``, the videos that workers have, by id.
+    ``withheld`` says by model why its videos wait for the next start; so they hold up no others. ``times``
+    are what phases took before, by name. ``workers`` is the number of devices.
     """
 
     def __init__(
@@ -67,11 +59,7 @@ class Board:
         return (self.places(video.id) if places is None else places).get(video.id)
 
     def places(self, last: str | None = None) -> dict[str, VideoProgress]:
-        """Returns the waiting videos' places by id, in their order.
-
-        Args:
-            last: the video after which no other one is asked for; None for all.
-        """
+        """Returns the waiting videos' places by id, in order, up to the video ``last``; None for all."""
         followed = {one.follows for one in self._running.values()}
         lefts = [self._progress(one.video, {}) for id, one in self._running.items() if id not in followed]
         before = [None if left is None else left.remaining for left in lefts]
@@ -123,8 +111,7 @@ class Board:
     def preview(self, video: Video) -> tuple[int, bytes]:
         """Returns the newest preview of a video that runs and its step, and asks for the next one.
 
-        Raises:
-            RefusedError: if there is none.
+        Raises RefusedError if there is none.
         """
         if (running := self._running.get(video.id)) is None:
             raise absent("preview", video)

@@ -30,14 +30,11 @@ TURN_SECONDS: Final = 30.0
 
 
 class Bodies:
-    """Receives bodies, and reads them.
+    """The bodies of requests, as they are received and read.
 
-    A large one comes into a file. Once it is whole it has its turn: what it holds is in memory then, and no
-    other's is. Of each client one waits for that, and one small one is read at a time, so that those who send
-    many do not hold up the others.
-
-    Args:
-        folders: where the files are, which have no names.
+    A large one comes into a file without a name. Once it is whole it has its turn: what it holds is in memory
+    then, and no other's is. Of each client one waits for that, and one small one is read at a time, so that
+    those who send many do not hold up the others.
     """
 
     def __init__(self, folders: Folders) -> None:
@@ -51,13 +48,8 @@ class Bodies:
     async def read(self, request: Request, client: str) -> AsyncIterator[Form]:
         """Gives the form of a request to a block, which has to let go of what is large; the form does.
 
-        Args:
-            request: the request.
-            client: the name of its key.
-
-        Raises:
-            RefusedError: as ``read_form``, and if too many others come.
-            OSError: if there is no room for it.
+        ``client`` is the name of its key. Raises RefusedError as ``read_form``, and if too many others come;
+        OSError if there is no room for it.
         """
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) <= SMALL:

@@ -21,15 +21,11 @@ from wanserve.video import Video
 
 
 class Builds:
-    """Builds profiles.
+    """A builder of the profiles that artifacts lack.
 
-    Args:
-        catalog: the models, which have each profile once it is built.
-        target: the target that workers load; None for the one that fits.
-        asked: returns the options of a video by Python name, with the paths of its files.
-
-    Attributes:
-        busy: the video whose profile is built, so that other builds wait; None if none is.
+    ``catalog`` has each profile once it is built. ``target`` is the one that workers load; None for the one
+    that fits. ``asked`` returns the options of a video by Python name, with the paths of its files. ``busy``
+    is the video whose profile is built, so that other builds wait; None if none is.
     """
 
     def __init__(
@@ -45,11 +41,9 @@ class Builds:
         return frozenset((name, profile) for name, model in models for profile in model.manifest.profiles)
 
     def lacks(self, video: Video, known: frozenset[tuple[str, str]] | None = None) -> bool:
-        """Whether a video's profile is not built.
+        """Returns whether a video's profile is not built.
 
-        Args:
-            video: the video.
-            known: what was built when a worker was started; None for what is built now.
+        ``known`` is what was built when a worker was started; None for what is built now.
         """
         served = video.model in self._catalog.models
         return served and (video.model, video.shape["profile"]) not in (
@@ -63,13 +57,8 @@ class Builds:
     async def build(self, video: Video, place: Mapping[str, str], cancel: CancelToken) -> None:
         """Builds the profile of a video if it is lacking; other builds wait until then.
 
-        Args:
-            video: the video.
-            place: variables of the environment that give the device.
-            cancel: ends the build.
-
-        Raises:
-            WanError: as ``built``.
+        ``place`` are variables of the environment that give the device; ``cancel`` ends the build. Raises as
+        ``built``.
         """
         if self.lacks(video):
             await asyncio.to_thread(self._build, video, place, cancel)

@@ -36,7 +36,7 @@ PYTHON_ONLY = ("profile",)
 
 @dataclass(frozen=True)
 class Model:
-    """One artifact.
+    """One artifact that is served.
 
     Attributes:
         name: the model's name for clients.
@@ -138,17 +138,13 @@ class Model:
     def resolve(self, options: Mapping[str, Any], spell: Callable[[str], str]) -> Generation:
         """Checks a request against the artifact; reads no file.
 
-        A profile that is lacking, and may be built, counts as if it were built.
+        ``options`` are by Python name, with the paths of images and videos; ``spell`` returns the client's
+        name of an option, for messages. A profile that is lacking, and may be built, counts as if it were
+        built.
 
-        Args:
-            options: the options by Python name, with the paths of images and videos.
-            spell: the client's name of an option, for messages.
-
-        Raises:
-            WanError: as ``wanrun.resolve``.
-            RefusedError: for a schedule or a LoRA that the model has not: no file of the server is read for a
-                request. For another form of the loop than that which is loaded, and a shape that is too
-                large to be built.
+        Raises WanError as ``wanrun.resolve``. Raises RefusedError for a schedule or a LoRA that the model
+        does not have (no file of the server is read for a request), for another form of the loop than the
+        loaded one, and for a shape that is too large to be built.
         """
         if self.loop is not None and options.get("loop") not in (None, self.loop):
             raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
@@ -269,16 +265,11 @@ def _pixels(profile: Any) -> int:
 
 
 class Catalog:
-    """The models of a server, by name.
+    """The models of a server, by name; the first is the default.
 
-    Args:
-        artifacts: the artifact of each model; the first is the default.
-        loop: the form of the denoising loop that is loaded; None for that of each profile.
-        build: whether shapes that are lacking may be built.
-        build_limit: pixels of all frames of such a shape; None for twice those of the largest profile.
-
-    Raises:
-        ArtifactError: if an artifact has no profile, or none with this form.
+    ``loop`` is the form of the denoising loop that is loaded; None for that of each profile. ``build`` says
+    whether lacking shapes may be built, of at most ``build_limit`` pixels of all frames; None for twice those
+    of the largest profile. Raises ArtifactError if an artifact has no profile, or none with this form.
     """
 
     def __init__(
@@ -315,8 +306,7 @@ class Catalog:
     def find(self, name: str | None) -> Model:
         """Returns a model; None is the only one.
 
-        Raises:
-            RefusedError: if there is none of this name, or several and none is named.
+        Raises RefusedError if there is none of this name, or several and none is named.
         """
         names = ", ".join(self.models)
         if name is None and len(self.models) > 1:

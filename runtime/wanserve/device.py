@@ -52,10 +52,8 @@ class Device:
     """One device.
 
     Args:
-        queue: where the videos come from.
         start: starts a worker.
         make: returns the message that lets a worker make a video.
-        metrics: what is counted.
         first: a worker that was started already.
         builds: builds the profiles that videos lack; None if none are built.
         place: variables of the environment that give the device.

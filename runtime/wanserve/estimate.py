@@ -21,8 +21,7 @@ GUESSED_STEP: Final = 1.0
 class Estimates:
     """Mean seconds of each phase by model and profile, and by the number of windows or clips.
 
-    Args:
-        times: what was measured before, by ``name``.
+    ``times`` were measured before, by ``name``.
     """
 
     def __init__(self, times: Mapping[str, float]) -> None:
@@ -41,13 +40,10 @@ class Estimates:
     def learn(
         self, video: Video, seconds: Mapping[str, float], steps: int, shared: float | None = None
     ) -> dict[str, float]:
-        """Adds what a video's phases took to the means, and returns the new ones by name.
+        """Adds what a video's phases took, in seconds, to the means, and returns the new ones by name.
 
-        Args:
-            video: the video.
-            seconds: by phase; loading, which most videos have not, is left out.
-            steps: its denoising steps.
-            shared: for how long its worker had the one before it too; None if it was begun alone.
+        Loading, which most videos do not have, is left out. ``steps`` are its denoising steps; ``shared`` is
+        for how long its worker had the one before it too, None if it was begun alone.
         """
         if video.live is not None:  # it ends when its client likes
             return {}
@@ -70,12 +66,9 @@ class Estimates:
         return self.name(video, "step") in self.times
 
     def parts(self, video: Video, steps: int, step: float | None = None) -> dict[str, float]:
-        """Returns the expected seconds of each phase of a video.
+        """Returns the expected seconds of each phase of a video with so many denoising steps.
 
-        Args:
-            video: the video.
-            steps: its denoising steps.
-            step: seconds of a step of its own, if one was made.
+        ``step`` is the seconds that one of its own steps took, if one was made.
         """
         one = step or self.times.get(self.name(video, "step"), GUESSED_STEP)
         parts = dict[str, float]()
@@ -97,9 +90,8 @@ class Estimates:
     def follow(self, progress: VideoProgress, clock: Mapping[str, Any]) -> None:
         """Sets the percent and the remaining seconds of a video that a worker has.
 
-        Args:
-            progress: how far it is.
-            clock: ``phase`` seconds since the phase began, and ``step`` seconds of a step of its own or None.
+        ``clock`` has the ``phase`` seconds since the phase began, and the ``step`` seconds of one of its own
+        steps or None.
         """
         video = progress.video
         if (live := video.live) is not None:

@@ -60,13 +60,11 @@ class Body:
     """What the body of a request asks for.
 
     Attributes:
-        model: the model.
         options: values by the options' Python names, without images and videos.
         media: the images and videos, which are stored.
         format: suffix of the videos.
         spelled: the client's name of each option that was given.
         seeds: that of each video; None for one video with the option ``seed``.
-        live: whether the video is live.
         frames: those of a live video; None for no end.
     """
 
@@ -89,17 +87,9 @@ def read_body(
 ) -> Body:
     """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
 
-    It may decode and write megabytes: a thread's work.
-
-    Args:
-        form: the fields and files.
-        catalog: the models.
-        folder: where files are stored; it is made for the first one.
-        model: the model if none is named; None for the only one.
-        live: whether the video is live if that is not said.
-
-    Raises:
-        RefusedError: for a field that is unknown, mistyped, given twice or without a meaning here.
+    It may decode and write megabytes: a thread's work. Files are stored in ``folder``, which is made for the
+    first one. Where the request does not say them, ``model`` (None for the only one) and ``live`` count.
+    Raises RefusedError for a field that is unknown, mistyped, given twice or without a meaning here.
     """
     given = dict(_flat(form.fields))
     named = given.pop("model", model)

@@ -31,13 +31,9 @@ _REQUEST = re.compile(r"request_[0-9a-f]{32}")
 
 
 class Folders:
-    """The folder of a server's data, which one server has at a time.
+    """The folder of a server's data, which one server has at a time; it is made if it is missing.
 
-    Args:
-        root: the folder; it is made if it is missing.
-
-    Raises:
-        UsageError: if it cannot be used, or another server has it.
+    Raises UsageError if it cannot be used, or another server has it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -73,17 +69,10 @@ class Folders:
         return str(self._incoming)
 
     def clean(self, known: Collection[str], removed: Collection[str]) -> list[Path]:
-        """Removes what an end has left: folders of requests that became no videos, and of removed videos.
+        """Removes folders, left by a sudden end, of requests that became no videos and of removed videos.
 
-        What has another name is somebody else's, and stays. So do those that nothing is known of:
-        the database may have been lost.
-
-        Args:
-            known: the ids of all videos.
-            removed: those of videos that were removed.
-
-        Returns:
-            The folders that hold such videos.
+        ``known`` and ``removed`` are ids of videos. Folders with other names are somebody else's, and stay.
+        So do those of unknown videos with results: the database may have been lost. Returns these.
         """
         unknown = list[Path]()
         for folder in self._incoming.iterdir():

@@ -46,10 +46,8 @@ _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 class Form:
     """What a client has sent.
 
-    Attributes:
-        fields: values by name: of JSON as they are, of a form strings, or what ``a[b]`` and ``a[]`` make of
-            them.
-        files: the files of a form, with the name of the field of each.
+    ``fields`` are values by name: of JSON as they are, of a form strings, or what ``a[b]`` and ``a[]`` make
+    of them. ``files`` are those of a form, each with the name of its field.
     """
 
     fields: dict[str, Any]
@@ -57,14 +55,9 @@ class Form:
 
 
 async def read_form(request: Request, file: IO[bytes]) -> Form:
-    """Reads the body of a request.
+    """Reads the body of a request from ``file``; its headers tell what the body is.
 
-    Args:
-        request: the request, whose headers tell what the body is.
-        file: the body.
-
-    Raises:
-        RefusedError: for a body that is neither JSON nor a form, or is broken, too large or too deep.
+    Raises RefusedError for a body that is neither JSON nor a form, or is broken, too large or too deep.
     """
     written, options = parse_options_header(request.headers.get("content-type", ""))
     kind = written.decode("latin-1").strip().lower()
@@ -157,11 +150,8 @@ async def _parts(
 def nested(texts: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Returns the fields of a form; ``a[b]`` is the entry b of the object a, ``a[]`` an item of the list a.
 
-    A name that comes several times is a list too.
-
-    Raises:
-        RefusedError: for a list of objects, whose parts cannot be told apart, and for a name that is both an
-            object and a value.
+    A name that comes several times is a list too. Raises RefusedError for a list of objects, whose parts
+    cannot be told apart, and for a name that is both an object and a value.
     """
     fields = dict[str, Any]()
     for name, value in texts:

@@ -42,15 +42,10 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 class Guard:
-    """An ASGI application around another one.
+    """An ASGI application around the routes.
 
-    Args:
-        app: the routes.
-        settings: the limits.
-        keys: the clients.
-        metrics: what is counted.
-        most: requests of a key at a time; the streams of events are some.
-        open_paths: paths that need no key, beside those of the page.
+    ``most`` are the requests of a key at a time, streams of events among them. ``open_paths`` need no key,
+    like those of the page.
     """
 
     def __init__(

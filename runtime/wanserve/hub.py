@@ -20,12 +20,7 @@ MAX_BEHIND: Final = 500
 
 @dataclass(eq=False)
 class Listener:
-    """One who listens.
-
-    Attributes:
-        owner: whose videos; None for those of all.
-        id: the only video; None for all.
-    """
+    """One who listens to an owner's videos (None for those of all), or only to the video ``id``."""
 
     owner: str | None
     id: str | None
@@ -119,9 +114,7 @@ class Hub:
     def moved(self, line: Callable[[str | None], Any], one: Callable[[str], Any]) -> None:
         """Tells all who listen that places in the line have changed.
 
-        Args:
-            line: returns the line as the owner sees it.
-            one: returns a video; None if it does not wait.
+        ``line`` returns the line as the owner sees it; ``one`` returns a video, None if it does not wait.
         """
         lines = dict[str | None, Any]()
         for listener in self._listeners:
@@ -144,13 +137,10 @@ class Hub:
 async def stream(
     hub: Hub, owner: str | None, id: str | None = None, now: Callable[[], Any] = dict
 ) -> AsyncIterator[bytes]:
-    """Yields events as text/event-stream.
+    """Yields the events of an owner's videos as text/event-stream; None for those of all.
 
-    Args:
-        hub: where they are told.
-        owner: whose videos; None for those of all.
-        id: the only video, with whose end the stream ends; None for all.
-        now: returns that video as it is now.
+    With the ``id`` of a video the stream begins with ``now()``, that video as it is now, and ends with its
+    end.
     """
     listener, number = hub.listen(owner, id), 0
     try:

@@ -47,11 +47,7 @@ class Client:
 
 
 class Keys:
-    """The clients of a server; without any, everybody is the client without a name.
-
-    Args:
-        clients: the clients.
-    """
+    """The clients of a server; without any, everybody is the client without a name."""
 
     def __init__(self, clients: Iterable[Client] = ()) -> None:
         self._clients = tuple(clients)

@@ -42,16 +42,10 @@ LORAS: Final = Content(
 
 
 def single_lora(given: dict[str, Any]) -> tuple[list[dict[str, Any]], str] | None:
-    """Takes the fields out that describe a single LoRA, as other servers have them.
+    """Takes the fields out that describe a single LoRA, as other servers have them; texts may be a form's.
 
-    Args:
-        given: the fields by name, whose texts may be a form's.
-
-    Returns:
-        The LoRA, or several of lists, as of ``read_loras``, and the field with the name; None without one.
-
-    Raises:
-        RefusedError: for a strength without a name, or beside LoRAs in our own field.
+    Returns the LoRA, or several if they are lists, as of ``read_loras``, and the field with the name; None
+    without one. Raises RefusedError for a strength without a name, or for LoRAs in our own field too.
     """
     told = {name: given.pop(name) for name in LORA if name in given}
     if not (told := {name: value for name, value in told.items() if value is not None}):
@@ -71,16 +65,8 @@ def single_lora(given: dict[str, Any]) -> tuple[list[dict[str, Any]], str] | Non
 def read_loras(value: Any, name: str, text: bool) -> list[dict[str, Any]]:
     """Returns LoRAs that are given as texts or objects, or as the JSON text of these.
 
-    Args:
-        value: what a client has sent.
-        name: the field's name.
-        text: whether numbers may be a form's texts.
-
-    Returns:
-        An object for each, as a ``LoraChoice`` is converted of.
-
-    Raises:
-        RefusedError: for what is none of these, or names a file.
+    Each is an object from which a ``LoraChoice`` is converted. ``text`` says whether numbers may be a form's
+    texts. Raises RefusedError for anything else, or for the name of a file.
     """
     if isinstance(value, str) and value[:1] in ("[", "{"):
         value = decoded(name, value)

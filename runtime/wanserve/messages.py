@@ -32,24 +32,16 @@ def code_of(error: WanError) -> tuple[str, str]:
 
 
 class Going(Struct):
-    """How a live job goes on, chunk by chunk.
-
-    Attributes:
-        frames: the length that was asked for; None for no end.
-        seconds: the most seconds of the video.
-    """
+    """How long a live job goes on, chunk by chunk: in frames (None for no end), and at most in seconds."""
 
     frames: int | None
     seconds: float
 
 
 class Make(Struct, tag=True):
-    """To a worker: run a job.
+    """To a worker: run a job of a model, whose outputs are in an empty folder.
 
-    Attributes:
-        model: its model.
-        job: the job, whose outputs are in an empty folder.
-        live: how it goes on if it is live; None for other jobs.
+    ``live`` is how it goes on if it is live; None for other jobs.
     """
 
     model: str
@@ -84,12 +76,9 @@ class Look(Struct, tag=True):
 
 
 class Preview(Struct, tag=True):
-    """Of a worker: a preview of the job that it has.
+    """Of a worker: a preview of the job that it has, after so many denoising steps.
 
-    Attributes:
-        id: the job.
-        step: denoising steps that were done.
-        image: a WebP with a small picture of each latent frame.
+    ``image`` is a WebP with a small picture of each latent frame.
     """
 
     id: str
@@ -101,7 +90,6 @@ class Fragment(Struct, tag=True):
     """Of a worker: a chunk of the live job that it has is a file that can be played.
 
     Attributes:
-        id: the job.
         number: of the chunk, from 0.
         first: number of its first frame in the video.
         frames: how many it has.
@@ -124,8 +112,7 @@ class Fragment(Struct, tag=True):
 class Ready(Struct, tag=True):
     """Of a worker: a first step could run. It is sent once the first model is loaded, and after each load.
 
-    Attributes:
-        loaded: the models that it holds.
+    ``loaded`` are the models that it holds.
     """
 
     loaded: list[str]

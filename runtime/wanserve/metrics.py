@@ -69,13 +69,10 @@ class Metrics:
             self._phases.labels(phase).observe(value)
 
     def chunk(self, frames: int, seconds: float, late: bool, first_seconds: float | None) -> None:
-        """Takes a chunk of a live video.
+        """Counts a chunk of a live video, and the seconds that it took.
 
-        Args:
-            frames: its frames.
-            seconds: what it took.
-            late: whether it took longer than it plays, and others before it were played meanwhile.
-            first_seconds: of the first chunk, from the request to its frames; None for others.
+        It is ``late`` if it took longer than it plays, and others before it were played meanwhile.
+        ``first_seconds`` is, for the first chunk, the time from the request to its frames; None for others.
         """
         self._live_frames.inc(frames)
         self._live_late.inc(int(late))

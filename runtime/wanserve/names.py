@@ -89,10 +89,8 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 def page_text(row: Row, kinds: Iterable[str], choices: Iterable[Any]) -> str:
     """Returns what the page says of an option of one model, with names of other options as ``code``.
 
-    Args:
-        row: the option.
-        kinds: what the model is, in the words of the rows' ``models``.
-        choices: the values of the option that the model has.
+    ``kinds`` is what the model is, in the words of the rows' ``models``; ``choices`` are the values of the
+    option that it has.
     """
     said = next((row.page[kind] for kind in kinds if kind in row.page), row.page.get("", row.help))
     return _with_names(" ".join([said, *(row.page[one] for one in choices if one in row.page)]))

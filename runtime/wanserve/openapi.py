@@ -17,12 +17,7 @@ from wanserve.shown import ShownVideo
 
 
 def openapi(catalog: Catalog, routes: Iterable[Route]) -> bytes:
-    """Returns the OpenAPI document, 3.1, as JSON.
-
-    Args:
-        catalog: the models.
-        routes: what the server answers.
-    """
+    """Returns the OpenAPI document of these routes, 3.1, as JSON."""
     document = {
         "openapi": "3.1.0",
         "info": {"title": "wanrun serve", "version": wanrun.__version__},

@@ -32,11 +32,9 @@ def lacks_memory(error: BaseException) -> bool:
 class Pipelines:
     """Opened artifacts by model, the least used one first.
 
-    Args:
-        artifacts: of each model the folder, the address that it comes from, and the content digest.
-        loading: keywords of ``wanrun.load``.
-        load: opens an artifact.
-        free: returns the bytes that are free where weights go; None if that is not known.
+    ``artifacts`` has, for each model, the folder, the address that it comes from, and the content digest.
+    ``loading`` are keywords of ``load``, by default ``wanrun.load``. ``free`` returns the bytes that are free
+    where weights go; None if that is not known.
     """
 
     def __init__(
@@ -58,10 +56,8 @@ class Pipelines:
     def get(self, model: str, timings: Timings | None = None, cancel: CancelToken | None = None) -> Pipeline:
         """Returns a model's pipeline, loaded until its first step could run.
 
-        Raises:
-            ChangedError: if the artifact was changed since the server has started.
-            WanError: as ``wanrun.load``.
-            Exception: if there is too little memory, also with no other model loaded.
+        Raises ChangedError if the artifact was changed since the server has started; WanError as
+        ``wanrun.load``; any Exception if there is too little memory, also with no other model loaded.
         """
         if model not in self._open:
             self._make_room(model)

@@ -24,11 +24,9 @@ _FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SI
 class Begin(Struct, tag=True):
     """To a worker, once: what it has, and how it is loaded.
 
-    Attributes:
-        artifacts: of each artifact by model its folder, the address that it comes from or "", and its content
-            digest. The first is loaded now.
-        loading: keywords of ``wanrun.load``.
-        max_pixels: of an image.
+    ``artifacts`` has, by model, each artifact's folder, the address that it comes from or "", and its content
+    digest; the first is loaded now. ``loading`` are keywords of ``wanrun.load``, ``max_pixels`` those of an
+    image.
     """
 
     artifacts: dict[str, tuple[str, str, str]]

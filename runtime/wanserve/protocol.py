@@ -13,12 +13,10 @@ TRANSPORT: Final = "transport"
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection on which a request's header, or its end after the answer, does not come in time.
+    """A protocol that closes a connection if a request's header, or its end after the answer, is late.
 
-    It also closes one whose client does not read. uvicorn limits the time between two requests alone.
-
-    Attributes:
-        timeout_header: seconds for each.
+    It also closes one whose client does not read. Each may take ``timeout_header`` seconds. uvicorn only
+    limits the time between two requests.
     """
 
     timeout_header = 30.0

@@ -20,11 +20,9 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def without_paths(text: str, names: Mapping[str, str] = _NO_NAMES) -> str:
-    """Returns a text with the last name of each absolute path alone: no answer has a path of the server.
+    """Returns a text with only the last name of each absolute path: no answer has a path of the server.
 
-    Args:
-        text: the text.
-        names: what stands for paths that are known: a client's own names, and paths that have spaces.
+    ``names`` has what stands for known paths: a client's own names, and paths that have spaces.
     """
     for path in sorted(names, key=len, reverse=True):
         text = text.replace(path, names[path])
@@ -32,7 +30,7 @@ def without_paths(text: str, names: Mapping[str, str] = _NO_NAMES) -> str:
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error.
+    """A request that is answered with an error, an HTTP status and one line.
 
     Args:
         message: one line: what is wrong, what was expected, what was found, what to do.
@@ -76,11 +74,7 @@ def told_with(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def whole(text: object, least: int, most: int, param: str) -> int:
-    """Returns a number that a client has written.
-
-    Raises:
-        RefusedError: if it is none, or out of range.
-    """
+    """Returns a number that a client has written; raises RefusedError if it is not one, or out of range."""
     digits = str(text) if isinstance(text, str) or (type(text) is int and abs(text) < 1 << 60) else ""
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and least <= int(digits) <= most):
         found = escaped(text[:20]) if isinstance(text, str) else quoted(text)
@@ -89,11 +83,7 @@ def whole(text: object, least: int, most: int, param: str) -> int:
 
 
 def one_of(text: str, choices: Sequence[str], param: str) -> str:
-    """Returns a text that is one of the choices.
-
-    Raises:
-        RefusedError: if it is none of them.
-    """
+    """Returns a text that is one of the choices; raises RefusedError if it is none of them."""
     if text not in choices:
         expected = ", ".join(choices)
         raise RefusedError(f"{param} cannot be {text[:20]!r}; expected {expected}", param=param)
@@ -114,13 +104,9 @@ def unknown(name: str, hint: str = "") -> RefusedError:
 
 
 def full(number: int, limit: int, owner: str | None, retry: str) -> RefusedError:
-    """Returns the error for new jobs that have no room among those that wait, of an owner or of all.
+    """Returns the error for ``number`` new jobs that have no room: at most ``limit`` may wait.
 
-    Args:
-        number: the new jobs.
-        limit: the most that may wait.
-        owner: whose jobs are limited; None for everybody's.
-        retry: seconds after which there may be room.
+    The limit is that of an ``owner``; None for everybody's. After ``retry`` seconds there may be room.
     """
     if number > max(limit, 1):
         return RefusedError(

@@ -13,11 +13,9 @@ def outdated(
 ) -> Iterator[str]:
     """Yields the ids of the videos to forget.
 
-    Args:
-        ended: id, state, time of the end and bytes of each ended video, the newest first.
-        now: seconds since 1970.
-        kept_seconds: returns how long videos of a state are kept; None for ever.
-        keep_bytes: bytes that are kept; None for no bound.
+    ``ended`` has id, state, time of the end and bytes of each ended video, the newest first; ``now`` is in
+    seconds since 1970. ``kept_seconds`` returns how long videos of a state are kept, None for ever;
+    ``keep_bytes`` are the bytes that are kept, None for no bound.
     """
     total = 0
     for id, status, time, size in ended:

@@ -22,11 +22,9 @@ _NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class Room:
-    """The room for videos.
+    """The room for videos in their folder.
 
-    Args:
-        folder: the folder of the videos.
-        comes_back: whether ended videos are removed after a while, which makes room.
+    ``comes_back`` says whether ended videos are removed after a while, which makes room.
     """
 
     def __init__(self, folder: Path, comes_back: bool = False) -> None:
@@ -50,11 +48,7 @@ class Room:
         return problem
 
     def left(self) -> int:
-        """Returns the bytes that may still be taken; negative if the reserve is.
-
-        Raises:
-            OSError: if they cannot be read.
-        """
+        """Returns the free bytes beyond the reserve, negative if there are fewer; raises OSError."""
         status = os.statvfs(self._folder)
         return status.f_bavail * status.f_frsize - RESERVE
 

@@ -31,12 +31,7 @@ def schema_of(name: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a request or an answer.
-
-    Attributes:
-        schema: its JSON schema.
-        kinds: the media types that it may have.
-    """
+    """The content of a request or an answer: its JSON schema, and the media types that it may have."""
 
     schema: Mapping[str, Any]
     kinds: tuple[str, ...] = (JSON,)
@@ -48,13 +43,10 @@ ERROR: Final = Content(schema_of("Error"))
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a route, beside those in its path.
+    """A parameter of a route, besides those in its path; ``place`` is where a request has it.
 
-    Attributes:
-        name: its name.
-        schema: its JSON schema. Its default, bounds and choices are those that a request is held to.
-        text: what it chooses, in a sentence.
-        place: where a request has it.
+    Requests are held to the schema's default, bounds and choices. ``text`` says in a sentence what it
+    chooses.
     """
 
     name: str
@@ -69,24 +61,15 @@ class Parameter:
         return given.get(self.name, None if default is None else str(default))
 
     def whole(self, request: Request, most: int | None = None) -> int:
-        """Returns its number in a request.
+        """Returns its number in a request, at most ``most``; None for the schema's largest.
 
-        Args:
-            request: the request.
-            most: the largest number; None for that of the schema.
-
-        Raises:
-            RefusedError: if it is none, or out of range.
+        Raises RefusedError if it is not a number, or out of range.
         """
         least, largest = self.schema["minimum"], self.schema["maximum"] if most is None else most
         return whole(self.of(request), least, largest, self.name)
 
     def choice(self, request: Request) -> str:
-        """Returns which of its choices a request has.
-
-        Raises:
-            RefusedError: if it is none of them.
-        """
+        """Returns which of its choices a request has; raises RefusedError if it is none of them."""
         return one_of(self.of(request) or "", self.schema["enum"], self.name)
 
 
@@ -95,10 +78,8 @@ class Route:
     """A method of an API with its declaration.
 
     Attributes:
-        method: GET, POST, PATCH or DELETE.
         path: its path, with the names of parameters in braces.
-        handler: the method.
-        parameters: its parameters beside those of the path.
+        parameters: its parameters besides those of the path.
         body: what a request holds; None for nothing.
         answer: what is answered; None for nothing.
         failure: what is answered with a status of 5XX.

@@ -98,16 +98,7 @@ NUMBER: Final = Parameter(
 
 
 class Routes:
-    """The routes of videos and models.
-
-    Args:
-        catalog: the models.
-        queue: the jobs.
-        intake: makes jobs of requests.
-        folders: the files.
-        store: the stored jobs.
-        loaded: returns the models that workers hold.
-    """
+    """The routes of videos and models; ``loaded`` returns the models that workers hold."""
 
     def __init__(
         self,

@@ -23,16 +23,7 @@ STATE: Final = Content({"type": "object", "properties": {"status": TEXT}})
 
 
 class ServerRoutes:
-    """The routes about the server itself.
-
-    Args:
-        queue: the jobs.
-        store: the stored jobs.
-        keys: the clients.
-        counted: the metrics.
-        devices: the workers.
-        document: the OpenAPI document, as JSON.
-    """
+    """The routes about the server itself; ``document`` is the OpenAPI document, as JSON."""
 
     def __init__(
         self,

@@ -304,8 +304,7 @@ def connections() -> int:
 def check_certificate(files: tuple[Path, Path] | None) -> None:
     """Reads the files of a certificate: OpenSSL would wait for a pipe's writer, and read a device for ever.
 
-    Raises:
-        UsageError: if they cannot be read.
+    Raises UsageError if they cannot be read.
     """
     try:
         for file in files or ():
@@ -317,11 +316,7 @@ def check_certificate(files: tuple[Path, Path] | None) -> None:
 
 
 def bound(settings: Settings) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-        UsageError: if the address cannot be had.
-    """
+    """Returns a socket that listens; raises UsageError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)

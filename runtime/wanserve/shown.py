@@ -68,10 +68,8 @@ class ShownVideo(Struct, frozen=True, kw_only=True):
 def shown(video: Video, progress: VideoProgress | None, expires: float | None = None) -> ShownVideo:
     """Returns a video as the API answers it.
 
-    Args:
-        video: the video.
-        progress: how far one is that has not ended; None for others.
-        expires: seconds that ended videos are kept, or None.
+    ``progress`` is how far one is that has not ended; None for others. ``expires`` are the seconds that ended
+    videos are kept, or None.
     """
     given, shape = video.resolved or video.options, video.shape
     frames = given.get("num_frames", shape["num_frames"]) if video.live is None else video.live.made

@@ -45,15 +45,10 @@ _BLOCK: Final = 1 << 20
 
 
 def check_json(data: bytes) -> int:
-    """Counts the items, the depth and the bytes of a JSON text, data: URLs and base64 apart.
+    """Checks the items, the depth and the bytes of a JSON text; returns its bytes without files.
 
-    It takes as long as an accepted text has marks: a text that has more is refused there.
-
-    Returns:
-        The bytes beside the files.
-
-    Raises:
-        RefusedError: if it is too large, has too many items or is too deep.
+    Files are data: URLs and base64. It takes as long as an accepted text has marks: a text that has more is
+    refused there. Raises RefusedError if the text is too large, has too many items or is too deep.
     """
     at = plain = depth = items = marks = 0
     while (match := _MARK.search(data, at, at + MAX_PLAIN + 1)) is not None:
@@ -99,8 +94,7 @@ def check_plain(nbytes: int) -> None:
 def string_end(data: bytes, start: int) -> int:
     """Returns where the string that begins here ends: at its quote, or with the text.
 
-    Raises:
-        RefusedError: if it has quotes in it, or no end, and is too large.
+    Raises RefusedError if it has quotes in it, or no end, and is too large.
     """
     end = data.find(b'"', start)
     if end >= 0 and data[end - 1 : end] != b"\\":

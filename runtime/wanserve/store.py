@@ -40,16 +40,10 @@ CREATE TABLE IF NOT EXISTS times (name TEXT PRIMARY KEY, seconds REAL NOT NULL) 
 
 
 class Store:
-    """The videos of a server.
+    """The videos of a server, in a database file.
 
     Changes go through one thread, which commits those that wait together, and are durable when ``change``
-    returns. Reads see the last commit, at once.
-
-    Args:
-        path: the file of the database.
-
-    Raises:
-        UsageError: if it cannot be used.
+    returns. Reads see the last commit, at once. Raises UsageError if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,13 +119,10 @@ class Store:
         Args:
             owner: whose videos; None for all.
             limit: the most videos.
-            after: the id of the last video of the page before.
-            newest_first: whether the order is reversed.
+            after: the id of the last video of the page before; if the owner has no such video, None is
+                returned.
             statuses: the states that are listed; empty for all.
             text: words that are in the prompts.
-
-        Returns:
-            The videos; None if the owner has no video ``after``.
         """
         where, values = list[str](), list[Any]()
         if owner is not None:

@@ -18,16 +18,10 @@ ROOM_SECONDS: Final = 2.0
 
 
 class Turns:
-    """Gives waiting videos to workers, one after the other.
+    """A dispatcher that gives waiting videos to workers, one after the other, until ``closing``.
 
-    Args:
-        waiting: the waiting videos, the next one first.
-        running: the videos that workers have, by id.
-        withheld: the models whose videos wait for the next start.
-        room: what the disk has.
-
-    Attributes:
-        closing: whether no more are given.
+    ``waiting`` has the next video first; ``running`` are those that workers have, by id; ``withheld`` the
+    models whose videos wait for the next start. ``room`` is what the disk has.
     """
 
     def __init__(
@@ -44,8 +38,7 @@ class Turns:
     async def next(self, held: Held) -> Video:
         """Waits for the first video that a worker may begin, and returns it; it runs from now on.
 
-        Args:
-            held: what the worker has; it has the video too from now on. Workers that have none come first.
+        ``held`` is what the worker has, and has the video too from now on. Workers that have none come first.
         """
         self._askers.append(held)
         try:

@@ -73,14 +73,9 @@ def head_of(source: Source) -> bytes:
 
 
 def stored_upload(source: Source, option: str, name: str, folder: Path, number: int) -> Upload:
-    """Writes an image or a video into a folder, which is made for the first one.
+    """Writes an image or a video of an option into a folder, which is made for the first one.
 
-    Args:
-        source: its bytes.
-        option: the option that it is given for.
-        name: its name at the client.
-        folder: the folder of the request's files.
-        number: its place among these.
+    ``name`` is its name at the client; ``number`` its place among the files of the request.
     """
     suffix, kind = kind_of(head_of(source))
     file = f"{option}-{number}{suffix}"
@@ -129,8 +124,7 @@ def check_file(file: UploadFile, param: str) -> None:
 def decoded_text(value: Any, param: str) -> bytes:
     """Returns the bytes of an image or a video in a field: of a data: URL, or of an object with one.
 
-    Raises:
-        RefusedError: for a remote URL, a path, or what is not base64.
+    Raises RefusedError for a remote URL, a path, or anything that is not base64.
     """
     if isinstance(value, dict):
         return decoded_text(_inner(value, param), param)
