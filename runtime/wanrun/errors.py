@@ -169,7 +169,7 @@ def lacks_space(error: BaseException) -> bool:
 def errno_in(text: str) -> int:
     """Returns the number of the error of ``lacks_space`` that a text quotes; EIO if it quotes none.
 
-    Programs and libraries that are not Python's tell the system's words alone.
+    Programs and libraries that are not Python's only tell the system's words.
     """
     return next((number for number in _NO_SPACE if os.strerror(number) in text), errno.EIO)
 

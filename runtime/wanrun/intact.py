@@ -18,7 +18,7 @@ Report = Callable[[str], None]
 def check_intact(artifact: Artifact, report: Report) -> None:
     """Reads every file that the manifest lists and compares it; a block of each is in memory at a time.
 
-    Orbax's metadata beside the weights is not listed: ``wanbuild verify`` compares it. The report is one line
+    Orbax's metadata of the weights is not listed: ``wanbuild verify`` compares it. The report is one line
     per component, program set and target.
 
     Raises:

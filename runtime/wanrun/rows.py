@@ -24,7 +24,7 @@ MOST_TOLD = 1e9
 """A greater bound is that of a number's type, which no message names."""
 
 ARGUMENT = Meta(extra={"argument": True})
-"""Marks a field of a record that is no option, such as the folder that a command is given."""
+"""Marks a field of a record that is not an option, such as the folder that a command is given."""
 
 
 def option(

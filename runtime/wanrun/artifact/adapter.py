@@ -103,7 +103,7 @@ class AdapterContent(Record, frozen=True, kw_only=True):
     Attributes:
         format: number of the file's format.
         variant: the variant of the model that it is for.
-        rank: the largest rank of a product; 0 if it changes small parameters alone.
+        rank: the largest rank of a product; 0 if it changes only small parameters.
         experts: the transformers that it changes.
         loras: the published files, in the order they were added.
         left_out: layers of those files that the model does not have, with a * for each number.

@@ -108,14 +108,14 @@ class Artifact:
 
     @property
     def adapters(self) -> dict[str, PlacedAdapter]:
-        """All adapters by name: its own, and those beside it."""
+        """All adapters by name: its own, and those in other folders."""
         own = self.manifest.adapters.items()
         return {**{name: PlacedAdapter(self.folder / one.file, one) for name, one in own}, **self.beside}
 
     def named(self) -> Iterator[Named]:
         """Yields every file that the manifest lists, once for what it belongs to; no other place knows them.
 
-        Orbax's metadata beside the weights is not listed: it follows from the manifest.
+        Orbax's metadata of the weights is not listed: it follows from the manifest.
         """
         for name, component in self.manifest.components.items():
             yield from named_weights(name, component)
@@ -137,7 +137,7 @@ class Artifact:
     def only(
         self, *, profiles: Collection[str] | None = None, targets: Collection[str] | None = None
     ) -> Artifact:
-        """Returns the artifact with some targets and profiles alone, and what belongs to those.
+        """Returns the artifact with only some targets and profiles, and what belongs to those.
 
         Args:
             profiles: names of profiles; None for all that the targets have.
@@ -254,7 +254,7 @@ class Artifact:
 
     def check_all(self, names: Iterable[Named], *, missing: bool = False) -> None:
         """Compares files with the manifest, several at a time. Raises ArtifactError as ``check``."""
-        from concurrent.futures import ThreadPoolExecutor  # not for those who read a manifest alone
+        from concurrent.futures import ThreadPoolExecutor  # not for those who only read a manifest
 
         with ThreadPoolExecutor(usable_cores(), thread_name_prefix="check") as pool:
             waiting = [pool.submit(self.check, group, missing=missing) for group in groups(names)]
@@ -281,7 +281,7 @@ def open_artifact(folder: str | os.PathLike[str], origin: str = "", again: bool 
 
 
 def groups(names: Iterable[Named]) -> list[list[Named]]:
-    """Returns files by what is compared together: the files of a parameter in order, each other one alone."""
+    """Returns files by what is compared together: a parameter's files in order, or one other file."""
     found: dict[str, list[Named]] = {}
     for one in names:
         found.setdefault(one.group, []).append(one)

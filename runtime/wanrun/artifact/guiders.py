@@ -47,7 +47,7 @@ GUIDERS: Mapping[str, Guider] = MappingProxyType(
         )
     }
 )
-"""By name, the default first. ``skip-layer`` alone makes more passes than ``cfg``: in some steps a third."""
+"""By name, the default first. Only ``skip-layer`` makes more passes than ``cfg``: in some steps a third."""
 
 BUILT = tuple(one.name for one in GUIDERS.values() if one.inputs)
 """Those that a profile is built for, or not."""

@@ -114,7 +114,7 @@ def jax_mesh(sizes: Sizes, devices: Sequence[jax.Device]) -> jax.sharding.Mesh |
 def cut(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: Sizes) -> Cuts:
     """Returns along which axes of JAX's mesh a parameter is cut.
 
-    A dimension that does not divide stays whole. ``fsdp`` cuts matrices between two named axes alone: vectors
+    A dimension that does not divide stays whole. ``fsdp`` only cuts matrices between two named axes: vectors
     are small, and would cost a collective each.
 
     Args:

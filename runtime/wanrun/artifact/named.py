@@ -98,7 +98,7 @@ class Named:
         return self.kind.most if self.nbytes is None else self.nbytes
 
     def read(self, path: Path) -> bytes:
-        """Returns the bytes of a file that is no file of weights.
+        """Returns the bytes of a file, which must not be one of weights.
 
         Args:
             path: where it is.

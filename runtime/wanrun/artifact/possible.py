@@ -43,7 +43,7 @@ def check_possible(
 
 
 def nearest_sizes(model: Model, size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Returns the two nearest sizes that a model can have, the nearest first; the size alone if it can."""
+    """Returns the two nearest sizes that a model can have, the nearest first; only the size if it can."""
 
     def distance(other: tuple[int, int]) -> int:
         return (other[0] - size[0]) ** 2 + (other[1] - size[1]) ** 2
@@ -64,7 +64,7 @@ def fewest_frames(model: Model) -> tuple[int, str]:
 
 
 def nearest_frames(model: Model, num_frames: int) -> list[int]:
-    """Returns the nearest numbers of frames below and above; the number alone if it is possible."""
+    """Returns the nearest numbers of frames below and above; only the number if it is possible."""
     step, (least, _) = model.vae_temporal, fewest_frames(model)
     latents = _around(num_frames - 1 + step, step)  # one for the first frame
     return list(dict.fromkeys(max((count - step) + 1, least) for count in latents))

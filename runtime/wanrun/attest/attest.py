@@ -1,5 +1,5 @@
-"""Attests the executables of a profile: runs all of them beside what this chip's compiler makes of the same
-StableHLO, with inputs of which each decides the result.
+"""Attests the executables of a profile: runs all of them, and what this chip's compiler makes of the
+same StableHLO, with inputs that all decide the result.
 
 What is wrong in the StableHLO is wrong in both: that is a matter of ``wanbuild verify`` where it was built. A
 custom kernel's own fault too: so each kernel has a program of its own, whose other form uses none.

@@ -97,7 +97,7 @@ class ProcessGroup:
         return self
 
     def _agree_on_number(self) -> None:
-        """Raises UsageError unless process 0 has this count: of a process that is not there nothing comes."""
+        """Raises UsageError unless process 0 has this count: a missing process sends nothing."""
         self._client.key_value_set(f"wanrun/count/{self.process}", str(self.num_processes))
         for other in range(self.num_processes if self.leads else 1):
             count = int(self._client.blocking_key_value_get(f"wanrun/count/{other}", _FOREVER_SECONDS * 1000))

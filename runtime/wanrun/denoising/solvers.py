@@ -9,7 +9,7 @@ With v the model's output at the current sample x, and last, m1, m2 initially ze
     x    = x + noise·e                                          e: standard normal, new in each step
 
 So one device program serves every solver, step count and shift; the runtime adds the noise between calls.
-Coefficients and noise weights depend on the sigmas alone: alpha = 1 - sigma, lambda = log(alpha / sigma).
+Coefficients and noise weights depend only on the sigmas: alpha = 1 - sigma, lambda = log(alpha / sigma).
 They are computed in float64 from sigmas rounded to float32, which the reference's samplers hold
 (diffusers 0.42.1). Timesteps are the solver's own grid for a number of steps and a shift, or explicit
 ones, at which a distilled model was trained.

@@ -1,4 +1,4 @@
-"""The user's own executables: programs that were compiled here, beside an artifact's."""
+"""The user's own executables: programs that were compiled here, besides an artifact's."""
 
 from __future__ import annotations
 

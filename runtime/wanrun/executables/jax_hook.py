@@ -1,7 +1,7 @@
 """Hands a checked executable to JAX, or takes one from it: the one place that replaces a function of JAX's.
 
 ``jax.stages.Lowered.compile`` asks ``jax._src.compiler.compile_or_get_cached`` for the executable. That
-function is replaced while one thread loads or compiles one program, for this thread alone. Neither JAX's key
+function is replaced while one thread loads or compiles one program, only for this thread. Neither JAX's key
 of the program nor the folder of JAX's cache matters then. So no flag of the process is changed, and the bytes
 that were checked are those that are loaded. JAX has no public function for this; the versions that were
 tried are in docs/notes/programs-and-cache.md.

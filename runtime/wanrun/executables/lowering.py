@@ -77,7 +77,7 @@ def lower(
 def _shardings(
     exported: Exported, where: jax.Device | jax.sharding.Mesh
 ) -> tuple[Sequence[jax.sharding.Sharding], dict[str, Any]]:
-    """Returns the shardings of a program's arguments, flat, and what ``jit`` is told of its results."""
+    """Returns the shardings of a program's arguments, flat, and what ``jit`` gets for its results."""
     import jax
 
     if not isinstance(where, jax.sharding.Mesh):

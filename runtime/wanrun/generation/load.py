@@ -56,7 +56,7 @@ class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
         timings: where the times are recorded; None for new ones.
         warn: gets messages about problems that do not stop the run.
         report: gets messages about decisions: where two experts are kept.
-        group: the processes that share the target's mesh; None for this one alone. All of them make the
+        group: the processes that share the target's mesh; None for only this one. All of them make the
             same calls in the same order; the user's cache of embeddings, which may differ, is not read.
         cancel: ends ``load`` when another thread asks for it.
         progress: whether standard error says what loading and each generation wait for; None: in a notebook.

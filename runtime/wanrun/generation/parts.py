@@ -70,7 +70,7 @@ def seed_in(folder: Path) -> int | None:
 
 
 def spool_of(video: Path) -> Path:
-    """Returns the folder of a video's parts, beside the video."""
+    """Returns the folder of a video's parts, next to the video."""
     return video.with_name(f"{video.name}.parts")
 
 
@@ -307,7 +307,7 @@ def _record_in(folder: Path) -> _Record | None:
         found = f"{names[0]} without {_RECORD}"
     except NotADirectoryError:
         found = "a file"
-    except ValueError:  # also of what is no file, or too large
+    except ValueError:  # also if it is not a file, or too large
         found = f"{_RECORD}, which is no record of parts"
     except OSError as error:
         found = f"{_RECORD}: {error.strerror}"

@@ -277,7 +277,7 @@ class Pipeline:
             inputs: its images and videos, if they were already read.
             latents, on_step, on_frames, timings, cancel: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
-            spool: folder of the frames of several clips, or windows of text alone, from which the same
+            spool: folder of the frames of several clips, or text-only windows, from which the same
                 generation goes on after an end; the result's frames are mapped files of it. None keeps them
                 in memory, as those of all other videos and of several processes are.
             overwrite: whether those of another video in it are replaced; else they are an error.

@@ -85,7 +85,7 @@ class Result:
             the path of each video.
 
         Raises:
-            UsageError: if the path is none, the suffix is unknown, or a file exists or cannot be written.
+            UsageError: if the path is invalid, the suffix is unknown, or a file exists or cannot be written.
         """
         from wanrun.media.write_video import check_free, write_video
 

@@ -34,7 +34,7 @@ class TinyDecoder:
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it.
+    """The state after a step. It can only be looked at inside ``on_step``: the next step overwrites it.
 
     Attributes:
         tiny: what ``decoded`` needs; None for a video that another decoder makes.

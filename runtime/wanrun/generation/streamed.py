@@ -52,7 +52,7 @@ class StreamedStep:
         return self._call(name, arrays)
 
     def _call(self, name: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Runs a program with those of the arrays that it takes."""
+        """Runs a program with the arrays that it takes."""
         bound = self._programs.bound(name)
         return bound(**{key: arrays[key] for key in self._programs[name].inputs})
 

@@ -79,7 +79,7 @@ def run_job(
         job: the job.
         progress: what tells of it and records its times; None for nobody.
         inputs, latents, cancel, warn: as of ``Pipeline.run``.
-        facts: entries of the metadata beside the generation's own, such as the name of the latents' file.
+        facts: entries of the metadata besides the generation's own, such as the name of the latents' file.
         overwrite: whether existing videos are replaced.
         written: gets each output once it is written, with the metadata of the videos, before the next one is.
         passed: called once all steps are made: see ``wanrun.job.line``.

@@ -62,7 +62,7 @@ def from_wire(data: bytes, type: Any) -> Any:
         type: the type of the record, or a union of types.
 
     Raises:
-        msgspec.DecodeError: for a line that is no such record.
+        msgspec.DecodeError: for a line of anything else.
     """
     return msgspec.json.decode(data, type=type, dec_hook=_read)
 

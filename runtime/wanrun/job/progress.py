@@ -26,7 +26,7 @@ _PHASES: Final = (
     ("read_media", "media"),
     ("text", "text"),
 )
-"""Spans and the phase of a job that they are, the last one first: loading goes on beside them."""
+"""Spans and the phase of a job that they are, the last one first: loading goes on meanwhile."""
 
 
 class Event(Struct, frozen=True, tag=True):

@@ -88,7 +88,7 @@ def _nvidia(root: Path) -> Attached:
             if name.strip() == "Model":
                 models.append(value.strip())
     said = _text(folder / "version").partition("\n")[0].strip()
-    version = re.search(r"\d+(\.\d+)+", said)  # beside it may be when it was compiled, by whom and where
+    version = re.search(r"\d+(\.\d+)+", said)  # there may also be when it was compiled, by whom and where
     return Attached(
         said if version is None else version[0], tuple(sorted(models)), tuple(sorted(set(models)))
     )

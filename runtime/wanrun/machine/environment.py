@@ -125,7 +125,7 @@ def host_mismatches(
         if here != expected:
             mismatches.append(Mismatch(what, expected, here, remedy))
 
-    if not built_elsewhere(built):  # code for a chip is the same whatever CPU is beside it
+    if not built_elsewhere(built):  # code for a chip is the same whatever the host's CPU is
         compare("machine", built["machine"], found["machine"], "compile a target on this kind of machine")
     compared = {"jax", "jaxlib", *COMPILERS.get(built["platform"], ())}
     for name in sorted(compared & (built["packages"].keys() | found["packages"].keys())):
@@ -173,7 +173,7 @@ def open_devices(
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers.
-        count: devices that are needed in this process. A CPU has as many as JAX is told of before it starts.
+        count: devices that are needed in this process. On a CPU JAX makes as many, if it has not started yet.
         alone: whether this process's devices are all. Else the other processes' are returned too, in the
             order of the processes, and a CPU has exactly ``count`` in each.
         beside: another platform that JAX starts too.

@@ -91,7 +91,7 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_options() -> Iterator[None]:
-    """Runs a block whatever options of JAX a program that embeds this package has set, in this thread alone.
+    """Runs a block whatever options of JAX a program that embeds this package has set, only in this thread.
 
     Executables are called, and programs lowered, as ``jax_disable_jit``, ``jax_no_tracing`` and
     ``jax_transfer_guard`` would forbid. Other options change neither.

@@ -35,7 +35,7 @@ def _is_array(value: object) -> bool:
 
 
 def _image(array: Any, name: str) -> Image:
-    import numpy as np  # neither where there are files alone
+    import numpy as np  # neither where there are only files
     from PIL.Image import fromarray
 
     pixels = np.asarray(array)

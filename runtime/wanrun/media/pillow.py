@@ -181,9 +181,9 @@ def main() -> None:
 
     The arguments are the most pixels of an image, 0 for no limit, and one of ``CONVERSIONS``. A request has
     ``path``, the ``name`` for messages, and what is ``wanted``: the ``first`` frame, ``all`` frames, after
-    which an empty line follows, or the ``size`` alone, which is answered as a line of JSON: an object with
+    which an empty line follows, or only the ``size``, which is answered as a line of JSON: an object with
     ``width`` and ``height``. In place of each there may be another line of JSON: an error's four parts, or an
-    object without any for what is no image.
+    object without any if it is not an image.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
@@ -257,7 +257,7 @@ def _open(path: str, name: str) -> Image.Image:
 
 
 def _opened(path: str, name: str) -> Image.Image | None:
-    """Returns an animation whose frames are not decoded yet; None for what is no image."""
+    """Returns an animation whose frames are not decoded yet; None if it is not an image."""
     with decoding(name):
         try:
             return _open(path, name)

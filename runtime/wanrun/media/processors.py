@@ -2,7 +2,7 @@
 
 The reference is diffusers 0.42.1, and transformers' CLIPImageProcessor on Pillow, which is what diffusers
 loads where torchvision is not installed. With torchvision up to 0.7 % of the scaled pixels differ, by one of
-255. All images are in mode RGB; a transparent colour in their ``info`` is looked at for CLIP alone.
+255. All images are in mode RGB; a transparent colour in their ``info`` is only looked at for CLIP.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
 
 
 def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    """Yields an error for each option that has no effect without another one, or beside it."""
+    """Yields an error for each option that has no effect without another one, or together with it."""
     for name, item in manifest.model.task.inputs.items():
         if item.beside is not None and is_given(media, name) and not is_given(media, item.beside):
             other = field(item.beside)

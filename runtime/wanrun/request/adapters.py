@@ -165,7 +165,7 @@ class Chosen:
 
 
 def read_adapter(path: Path) -> AdapterFile:
-    """Opens an adapter that is beside an artifact. While the file does not change, its digest is made once.
+    """Opens an adapter that is not in an artifact. While the file does not change, its digest is made once.
 
     Raises:
         UsageError: if it cannot be read, or is no adapter.
@@ -186,7 +186,7 @@ def _read_adapter(path: Path, nbytes: int, changed: int) -> AdapterFile:
 
 
 def placed(file: AdapterFile) -> PlacedAdapter:
-    """Returns the record of an adapter that is beside an artifact, and its place."""
+    """Returns the record of an adapter that is not in an artifact, and its place."""
     name, digest = f"{file.sha256}{SUFFIX}", file.sha256  # its own name may be none that a record has
     return PlacedAdapter(
         file.path, Adapter(file=name, sha256=digest, nbytes=file.nbytes, content=file.content)

@@ -35,7 +35,7 @@ _OF_LOADING = MappingProxyType(
         },
     }
 )
-"""What to do instead of a keyword that ``load`` has not, by its name."""
+"""What to do instead of a keyword that ``load`` does not have, by its name."""
 
 MAX_PATH_BYTES = 4096
 """Of a path, with the NUL at its end, that Linux takes."""
@@ -103,7 +103,7 @@ def artifact_of(given: object) -> Artifact:
             remedy="wanhub.load(address) fetches it, and loads it",
         )
     path = path_of(given, "artifact")
-    if not os.path.exists(path):  # noqa: PTH110 - a loop of links is none
+    if not os.path.exists(path):  # noqa: PTH110 - False for a loop of links
         return open_artifact(path)  # raises, and names it as it is written: it may be a hub id
     return open_artifact(Path(os.path.realpath(path)))
 

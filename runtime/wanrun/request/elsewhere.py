@@ -1,7 +1,7 @@
-"""Options of other tools that are no options of a generation here: what each means, or what to do instead.
+"""Options of other tools that a generation does not have here: what each means, or what to do instead.
 
 The names come from diffusers' pipelines, ComfyUI, SGLang, vllm-omni, LightX2V, FastVideo and Wan's own
-``generate.py``. A name that means an option of a generation is no row here: ``also`` of the option has it.
+``generate.py``. A name that means an option of a generation has no row here: ``also`` of the option has it.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ OF_PYTHON = by_name(
         ),
     }
 )
-"""The same for keywords of Python, which commands and files have not."""
+"""The same for keywords of Python, which commands and files do not have."""
 
 
 _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
@@ -204,7 +204,7 @@ _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
 
 
 def no_attribute(where: str, name: str) -> AttributeError:
-    """Returns the error of a name that a module or an object has not, with what to do if it is diffusers'."""
+    """Returns the error of a name that a module or an object lacks, with what to do if it is diffusers'."""
     what = f"{where} has no attribute {name!r}"
     if name not in _ATTRIBUTES:
         return AttributeError(what)

@@ -36,7 +36,7 @@ from wanrun.request.options import clip_prompts
 class Generation:
     """A resolved request: every default is filled in, and everything is checked that needs no file.
 
-    Made by ``wanrun.request.resolve`` alone, from a request and a manifest.
+    Only ``wanrun.request.resolve`` makes it, from a request and a manifest.
 
     Attributes:
         manifest: the artifact's manifest.
@@ -234,7 +234,7 @@ def deciding_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_resolved(generation: object, manifest: Manifest) -> None:
-    """Raises UsageError for what is no generation, or one of another artifact."""
+    """Raises UsageError if it is not a generation, or one of another artifact."""
     if not isinstance(generation, Generation):
         raise wrong_type("generation", "wanrun's Generation", generation)
     if generation.manifest.content_digest != manifest.content_digest:
@@ -248,7 +248,7 @@ def check_resolved(generation: object, manifest: Manifest) -> None:
 
 
 def influences_of(latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:
-    """Returns the facts that decide a video beside its prompt's own options, for its metadata.
+    """Returns the facts that decide a video besides its prompt's own options, for its metadata.
 
     Args:
         latents: the given initial latents, float32 (B, C, T, h, w), or None.

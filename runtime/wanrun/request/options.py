@@ -203,7 +203,7 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
 
 
 def check_decoder(artifact: Artifact, decoder: str | None) -> None:
-    """Raises UsageError for a decoder that there is not, or that the artifact has not."""
+    """Raises UsageError for a decoder that does not exist, or that the artifact lacks."""
     name = field("decoder")
     if decoder not in (None, *DECODERS):
         raise UsageError(

@@ -139,7 +139,7 @@ def read_line(given: Sequence[tuple[str, Any]], shared: Line | None = None) -> L
     """Reads the values of a prompt, by their names; other arguments and errors as of ``read_request``.
 
     Raises:
-        UsageError: for a seed beside seeds, too.
+        UsageError: for a seed together with seeds, too.
     """
     names = {aliases(Line).get(name, name) for name, _ in given}
     if {"seed", "seeds"} <= names:

@@ -122,7 +122,7 @@ def resolve_request(
     Raises:
         ArtifactError: for a profile, a form of the loop or slots for LoRAs that are not built.
         UsageError: for an option without effect, a seed or steps that are out of range, media that are
-            missing, not taken, or given in two ways, and LoRAs that there are not or do not fit.
+            missing, not taken, or given in two ways, and LoRAs that are missing or do not fit.
     """
     check_seed(request.seed)
     request = with_split_steps(request)
@@ -182,7 +182,7 @@ def _chosen_profile(
     shape: Mapping[str, object],
     alone: bool,
 ) -> Profile:
-    """Returns the profile of a shape; the error of a longer video of text alone also names windows."""
+    """Returns the profile of a shape; the error of a longer text-only video also names windows."""
     try:
         return choose(shape)
     except UnbuiltError as error:
@@ -198,7 +198,7 @@ def _chosen_profile(
 def _check_parts(
     manifest: Manifest, profile: Profile, media: Media | Inputs | None, options: Mapping[str, Any]
 ) -> None:
-    """Raises UsageError where a clip cannot continue another one, or windows are not of text alone."""
+    """Raises UsageError where a clip cannot continue another one, or windows have more inputs than text."""
     task, clips = manifest.model.task, field("clips")
     given = [name for name in task.inputs if _has(manifest, media, name)]
     if (texts := len(clip_prompts(options))) >= (count := options.get("clips", 1)):

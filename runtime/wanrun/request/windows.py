@@ -1,4 +1,4 @@
-"""The windows of a video of text alone that has more frames than its profile."""
+"""The windows of a text-only video that has more frames than its profile."""
 
 from __future__ import annotations
 

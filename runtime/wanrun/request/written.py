@@ -50,7 +50,7 @@ def parse_numbers(text: str) -> list[float]:
 
 
 def parse_whole_numbers(text: str) -> list[int]:
-    """Parses whole numbers separated by commas. Raises UsageError if one of them is none."""
+    """Parses whole numbers separated by commas. Raises UsageError if one of them is not a number."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -25,7 +25,7 @@ ROWS: Final = 8
 """The most lines of a picture. A line is taken to be twice as tall as a column is wide."""
 
 SHOWN: Final = 3
-"""The most frames beside one another."""
+"""The most frames side by side."""
 
 CHUNK: Final = 4096
 """Characters of one of Kitty's commands."""
@@ -118,7 +118,7 @@ def _iterm(png: bytes, rows: int) -> str:
 
 
 def _strip(frames: np.ndarray) -> np.ndarray:
-    """Returns the first, the middle and the last frame beside one another, (h, w, 3)."""
+    """Returns the first, the middle and the last frame side by side, (h, w, 3)."""
     import numpy as np
 
     chosen = dict.fromkeys(np.linspace(0, len(frames) - 1, SHOWN).round().astype(int).tolist())

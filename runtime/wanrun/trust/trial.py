@@ -1,4 +1,4 @@
-"""Tries executables in a process of its own, so that a crash or a hang does not reach this one.
+"""Tries executables in another process, so that a crash or a hang does not reach this one.
 
 The child writes its verdict to a file. If a signal or the time limit ends the child, the file says how far it
 came.

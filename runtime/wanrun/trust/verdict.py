@@ -62,7 +62,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def decoded_verdict(data: bytes) -> Verdict | None:
-    """Reads a verdict; None if these bytes are none."""
+    """Reads a verdict; None if these bytes are not one."""
     try:
         return msgspec.json.decode(data, type=Verdict)
     except (ValueError, RecursionError):
@@ -74,9 +74,9 @@ def trial_facts(
 ) -> dict[str, Any]:
     """Returns the facts for which a verdict holds; none of them needs JAX.
 
-    The content digest does not cover executables, so the facts have a digest of theirs. It is that of this
-    profile and target alone, whatever others are beside them. Two machines of a kind have the same facts: how
-    many chips each has is none of them. ``root`` is that of the files in which the system describes its
+    The content digest does not cover executables, so the facts have a digest of theirs. It is that of only
+    this profile and target, whatever others there are. Two machines of a kind have the same facts: how
+    many chips each has is not among them. ``root`` is that of the files in which the system describes its
     devices.
     """
     platform_name = selected.target.environment["platform"]

@@ -12,7 +12,7 @@ from wanrun.weights.restore import Restore, default_threads
 
 SLOW = frozenset({"cuda", "tpu"})
 """Platforms whose devices take seconds to start, outside of Python and on other memory. A CPU's start at
-once, and its cores have enough to do: reading beside the import of JAX gained nothing
+once, and its cores have enough to do: reading during the import of JAX gained nothing
 (docs/notes/runtime.md, "Start")."""
 
 

@@ -149,7 +149,7 @@ def _usable(machine: Machine) -> str:
 
 
 def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any], devices: int) -> int:
-    """Returns the bytes that the largest program needs beside weights, plus the code of all programs."""
+    """Returns the bytes that the largest program needs besides weights, plus the code of all programs."""
     inputs = {name: _inputs_bytes(program) for name, program in programs.items()}
     spreading = {name for name, program in programs.items() if ROLES[program.role].when == "loading"}
     for name in spreading:  # their inputs are cut over all devices, and their outputs are weights

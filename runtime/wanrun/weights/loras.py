@@ -74,7 +74,7 @@ class KeptLoras:
             return self._placed[choice][1]
 
     def make_room(self, nbytes: int) -> None:
-        """Drops choices, those that were used longest ago first, until so many bytes fit beside the rest."""
+        """Drops choices, those that were used longest ago first, until so many bytes fit with the rest."""
         with self._lock:
             while self._placed and self._limit is not None and self._nbytes + nbytes > self._limit:
                 self._placed.popitem(last=False)

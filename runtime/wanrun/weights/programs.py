@@ -61,7 +61,7 @@ class Programs(Mapping[str, Program]):
         return [*self.weights.request(components), *self.weights.executables.request(self.profile, programs)]
 
     def expect(self, experts: Sequence[str]) -> list[Future[Any]]:
-        """Starts to load experts of later steps, as far as they fit beside the one that runs."""
+        """Starts to load experts of later steps, as far as they fit with the one that runs."""
         if self._placement == "both":
             return self.request(components=experts)
         return self.weights.prefetch(experts) if self._placement == "host" else []
@@ -79,7 +79,7 @@ class Programs(Mapping[str, Program]):
                 self.weights.release(expert)
 
     def slots(self, loras: Sequence[AppliedLora] = ()) -> FilledSlots:
-        """Returns the slots that programs take beside the experts' weights, as LoRAs fill them."""
+        """Returns the slots that programs take besides the experts' weights, as LoRAs fill them."""
         return self.weights.slots(self.profile.options, loras)
 
     def of_expert(

@@ -1,4 +1,4 @@
-"""The slots of experts on the device, as programs take them beside weights: see ``wanrun.artifact.slots``."""
+"""The slots of experts on the device, as programs take them with weights: see ``wanrun.artifact.slots``."""
 
 from __future__ import annotations
 

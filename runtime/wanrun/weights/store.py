@@ -250,7 +250,7 @@ class WeightStore:
 
     @property
     def keeps_layers(self) -> bool:
-        """Whether the layers of all transformers fit into host memory, beside the other components."""
+        """Whether the layers of all transformers fit into host memory, with the other components."""
         sizes = (component.nbytes for component in self.components.values())
         return Machine.of(self.opened.device.device).host_fits(sum(sizes))
 
