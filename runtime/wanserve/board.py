@@ -144,7 +144,7 @@ class Board:
         self.hub.moved(line, one)
 
     def told(self, text: str, video: Video | None = None) -> str:
-        """Returns a worker's text as clients are told it: with their names, without paths of the server."""
+        """Returns a worker's text as clients get it: with their names, without paths of the server."""
         names = {str(folder): name for name, folder in self._settings.artifacts.items()}
         if video is not None:
             names |= self._folders.names(self._folders.of(video.id), video.media)

@@ -31,7 +31,7 @@ LARGER = 2
 """Times the pixels of its largest profile that a shape of a model may have to be built, unless told."""
 
 PYTHON_ONLY = ("profile",)
-"""Options that a client has no use for, beside those of its shape; they are understood."""
+"""Options that a client has no use for, besides those of its shape; they are understood."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Model:
 
     @cached_property
     def _guiders(self) -> set[str]:
-        """The guiders beside the default one that a profile is built for."""
+        """The guiders besides the default one that a profile is built for."""
         return {name for profile in self._profiles for name in profile.options.guiders}
 
     @cached_property

@@ -49,7 +49,7 @@ MAX_NAME = 200
 """Characters of a field's name."""
 
 OWN = ("model", "live", "seeds", "seconds", "width", "height", "format", "output_format")
-"""Fields beside the options of the record."""
+"""Fields besides the options of the record."""
 
 MOST_SEEDS = 100
 """Videos of one request."""
@@ -204,7 +204,7 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
 
 
 def _check_size(value: Any, name: str, model: Model) -> None:
-    """Refuses a text that is no size, such as ``480p``, with the sizes that the model has."""
+    """Refuses a text that is not a size, such as ``480p``, with the sizes that the model has."""
     try:
         if isinstance(value, str):
             parse_size(value)

@@ -117,7 +117,7 @@ class Folders:
 
     @staticmethod
     def names(folder: Path, uploads: Iterable[Upload]) -> dict[str, str]:
-        """Returns what clients are told for paths in the folder of a request or a video: their own names."""
+        """Returns what clients get for paths in the folder of a request or a video: their own names."""
         return {str(folder / one.file): one.name for one in uploads} | {f"{folder}/": ""}
 
     def out(self, video: Video) -> Path:

@@ -32,7 +32,7 @@ MAX_ENCODED = 3 << 20
 """Bytes of a form without files, whose escapes take long to read."""
 
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
-"""In which forms are read. Python has others that make texts which are none, and codecs of other things."""
+"""In which forms are read. Python has others that make invalid texts, and codecs of other things."""
 
 SHORT = 1 << 12
 """Bytes of JSON that are decoded at once: the way to another thread takes longer."""

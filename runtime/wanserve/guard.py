@@ -125,7 +125,7 @@ class Guard:
             self._open[client.name] -= 1
 
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
-        """Logs an answer; of those who look again and again at debug alone."""
+        """Logs an answer; to those who look again and again only at debug."""
         method, path, state = scope["method"], scope["path"], scope.get("state", {})
         looks = method in ("GET", "HEAD") and (status < 400 or path in self._open_paths)
         failed = WARNING if status >= 500 else INFO

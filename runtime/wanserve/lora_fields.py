@@ -54,7 +54,7 @@ def single_lora(given: dict[str, Any]) -> tuple[list[dict[str, Any]], str] | Non
         raise RefusedError(f"{next(iter(told))} is given without lora_name", param=next(iter(told)))
     if (other := next((name for name in given if options_by_name().get(name) == "lora"), None)) is not None:
         raise RefusedError(f"{named} is given twice, also as {other}", param=named)
-    # SGLang's clients send lists; a form has texts alone.
+    # SGLang's clients send lists; a form only has texts.
     lists = {name: value if isinstance(value, list) else [value] for name, value in told.items()}
     if len({len(each) for each in lists.values()}) > 1:
         raise RefusedError(f"{' and '.join(told)} are lists of different lengths", param=named)

@@ -1,4 +1,4 @@
-"""The LoRAs that a server offers beside those of its artifacts: the adapters in a folder."""
+"""The LoRAs that a server offers besides those of its artifacts: the adapters in a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_loras(folder: Path) -> dict[str, AdapterFile]:
     """Returns the adapters in a folder by name, in order; a file's name without its suffix is the adapter's.
 
     Raises:
-        UsageError: if it cannot be read or there are none, or for a file that is none or whose name is none.
+        UsageError: if it cannot be read or has none, and for a file that is not one or has an unusable name.
         ArtifactError: for one that is damaged, or of another release.
     """
     try:

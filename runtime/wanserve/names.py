@@ -21,12 +21,12 @@ _ALSO: Mapping[str, str] = MappingProxyType(
         "preset": "schedule",
     }
 )
-"""Names of options beside those that ``wanrun`` understands too."""
+"""Names of options besides those that ``wanrun`` understands too."""
 
 MEDIA: Mapping[str, str] = MappingProxyType(
     {"input_reference": "", "image_reference": "image", "video_reference": "video", "reference_url": "image"}
 )
-"""Fields with an image or a video beside the options themselves; without an option the content decides."""
+"""Fields with an image or a video besides the options themselves; without an option the content decides."""
 
 ROLES: Mapping[str, str] = MappingProxyType(
     {"first_frame": "image", "last_frame": "last_image", "reference": "reference_image"}

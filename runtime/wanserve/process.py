@@ -67,7 +67,7 @@ class WorkerProcess:
                 stdout=sys.stderr.fileno(),
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C reaches the server alone, which ends its jobs in order
+                start_new_session=True,  # Ctrl-C only reaches the server, which ends its jobs in order
             )
         self.socket.sendall(begin)
 

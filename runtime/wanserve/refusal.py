@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served: a status and one line, in OpenAI's form."""
+"""What a client gets when a request cannot be served: a status and one line, in OpenAI's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether there is room: on the disk of the videos, and for open files; and what is told if there is none."""
+"""Whether there is room: on the disk of the videos, and for open files; and what clients get if not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Room:
             raise self._error(problem)
 
     def refusal(self, error: BaseException) -> RefusedError | None:
-        """Returns what a client is told of an error that stands for want of room; None for another error."""
+        """Returns what a client gets for an error that means want of room; None for another error."""
         code = getattr(error, "sqlite_errorcode", None)
         if lacks_space(error) or code == sqlite3.SQLITE_FULL:
             return self._error(NO_SPACE)

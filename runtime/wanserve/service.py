@@ -1,4 +1,4 @@
-"""The server as a whole: its parts are made, run beside one another, and end in order."""
+"""The server as a whole: its parts are made, run side by side, and end in order."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Final
 from wanserve.refusal import RefusedError
 
 MAX_PLAIN: Final = 3 << 20
-"""Bytes of a request beside its files: the two longest prompts, with every character escaped."""
+"""Bytes of a request besides its files: the two longest prompts, with every character escaped."""
 
 MAX_DEPTH: Final = 8
 MAX_ITEMS: Final = 20_000
@@ -73,7 +73,7 @@ def check_json(data: bytes) -> int:
 
 
 def plain_bytes(data: bytes) -> int:
-    """Returns the bytes of a form's field beside files: it is a text, a file, or JSON that may hold files."""
+    """Returns the bytes of a form's field without files: a text, a file, or JSON that may hold files."""
     if data[:1] in (b"[", b"{"):
         with contextlib.suppress(RefusedError):  # a prompt may begin so too
             return check_json(data)
@@ -81,7 +81,7 @@ def plain_bytes(data: bytes) -> int:
 
 
 def check_plain(nbytes: int) -> None:
-    """Raises RefusedError if a request has so many bytes beside its files."""
+    """Raises RefusedError if a request has so many bytes besides its files."""
     if nbytes > MAX_PLAIN:
         most = MAX_PLAIN >> 20
         raise RefusedError(

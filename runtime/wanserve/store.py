@@ -157,7 +157,7 @@ class Store:
 
 
 def _commit(connection: sqlite3.Connection, batch: Sequence[tuple[Change, asyncio.Future[Any]]]) -> None:
-    """Runs changes in one transaction; one that fails is undone alone."""
+    """Runs changes in one transaction; one that fails is undone without the others."""
     results = list[tuple[asyncio.Future[Any], Any, BaseException | None]]()
     try:
         connection.execute("BEGIN IMMEDIATE")

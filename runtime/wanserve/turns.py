@@ -63,7 +63,7 @@ class Turns:
         self._wake.set()
 
     def _fitting(self, held: Held) -> Video | None:
-        """The first waiting video whose frames have room beside the running ones, if it may begin."""
+        """The first waiting video whose frames have room with the running ones, if it may begin."""
         if self.closing or not self._waiting or self._room.lack_logged():
             return None
         if held.videos and not all(one.videos or one.leaving for one in self._askers):
