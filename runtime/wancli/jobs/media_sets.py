@@ -78,7 +78,7 @@ class MediaSets:
     def _digest(self, key: _Set, generation: Generation) -> Inputs:
         """Returns the facts of media by their digests, or by decoding them if these are not enough."""
         with self._timings.phase("read_media"):
-            from wanrun.media.prepare import media_facts  # imports Pillow
+            from wanrun.media.facts import media_facts  # imports Pillow
 
             facts = media_facts(generation.manifest, generation.profile, key[1])
         if facts is None:

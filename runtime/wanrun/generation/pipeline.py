@@ -44,17 +44,13 @@ from wanrun.weights.store import WeightStore
 class Pipeline:
     """An artifact on its device; made by ``load``.
 
-    Every method may be called from any thread.
-
-    Images and videos are read, and prompts encoded, beside any other call. What needs the device (encoding
-    images and videos, steps, decoding, warm-up) is done for one call at a time, in the order of arrival;
-    where memory is low, prompts are encoded so too. ``close`` ends the calls that wait for the device, and
-    all later ones, with a UsageError. In a fork of the process every call ends with one. An error in one
-    thread does not affect the others. ``on_step`` is called by the thread that has the device, and cannot
-    ask for it again. Each call records its times in ``timings`` if they are given; ``generate`` otherwise
-    in its result.
-
-    Pipelines of one process are independent, but only one executable is loaded at a time in all of them.
+    Every method may be called from any thread. Images and videos are read, and prompts encoded, while other
+    calls run. What needs the device (encoding images and videos, steps, decoding, warm-up) is done for one
+    call at a time, in the order of arrival; where memory is low, so are prompts. ``close`` ends the calls
+    that wait for the device, and all later ones, with a UsageError. In a fork of the process every call ends
+    with one. An error in one thread does not affect the others. ``on_step`` is called by the thread that has
+    the device, and cannot ask for it again. Each call records its times in ``timings`` if they are given;
+    ``generate`` otherwise in its result.
 
     Attributes:
         artifact: the artifact.

@@ -5,11 +5,9 @@ The manifest says which media a model takes and how each is prepared: nothing he
 
 from __future__ import annotations
 
-__all__ = ["media_facts"]
-
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,11 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
 from wanrun.media.arrays import without_arrays
-from wanrun.media.images import described, file_digest, left_out, probe_image, read_image
+from wanrun.media.facts import facts_of, given_media
+from wanrun.media.images import described, left_out, probe_image, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.processors import clip_pixels, clip_size
-from wanrun.media.read_video import read_video, video_digest
+from wanrun.media.read_video import read_video
 from wanrun.media.types import (
     MEDIA_KINDS,
     Inputs,
@@ -77,7 +76,7 @@ def probe_media(
     """
     media = without_arrays(media)
     check_media(manifest, media)
-    for name, source in _given(manifest, media):
+    for name, source in given_media(manifest, media):
         item, title = manifest.model.task.inputs[name], described(source, field(name))
         if item.kind == "images":
             _check_count(profile, name, len(getattr(media, name)))
@@ -86,32 +85,6 @@ def probe_media(
         if item.encoded:
             assert manifest.model.image_processor is not None  # the manifest's check says so
             clip_size(size, manifest.model.image_processor, title)
-
-
-def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:
-    """Returns the ``facts`` of ``load_media`` without decoding: files are only digested.
-
-    None for a model with windows, and for images in memory. Equal facts mean equal media. They do not show
-    that the media can be decoded or fit the profile.
-
-    Raises:
-        UsageError: as ``check_media``, and for a file that cannot be read.
-    """
-    check_media(manifest, media)
-    if manifest.model.task.windows is not None:  # one video decides how many frames of a folder are used
-        return None
-    digests: dict[str, list[str]] = {}
-    for name, source in _given(manifest, media):
-        if not isinstance(source, Path | str):
-            return None
-        option = field(name)
-        item = manifest.model.task.inputs[name]
-        if item.kind == "video":
-            digest = video_digest(source, option, None if item.past else profile.num_frames)
-        else:
-            digest = file_digest(source, option)
-        digests.setdefault(name, []).append(digest)
-    return _facts(manifest, media, digests)
 
 
 def _probed_size(item: Input, source: Any, option: str, cancel: CancelToken | None) -> tuple[int, int]:
@@ -160,7 +133,7 @@ class _Loader:
         if (modes := self._task.modes) is not None:
             mode = chosen_mode(self._manifest, self._media)
             arrays[modes.array] = np.array(modes.names.index(mode), np.int32)
-        facts = _facts(self._manifest, self._media, self._digests)
+        facts = facts_of(self._manifest, self._media, self._digests)
         warnings = tuple(dict.fromkeys(self._warnings))
         return Inputs(arrays, facts, self._num_frames, self._overlap, warnings)
 
@@ -366,36 +339,3 @@ def _reflect(frames: np.ndarray, count: int) -> None:
     for index, source in enumerate(reflected(count, len(frames))):
         if index >= count:
             frames[index] = frames[source]
-
-
-def _given(manifest: Manifest, media: Media) -> Iterator[tuple[MediaOption, ImageSource | VideoSource]]:
-    """Yields the given media with their options; ``check_media`` has refused options of other models."""
-    inputs = manifest.model.task.inputs
-    for name in (name for name in MEDIA_KINDS if name in inputs):
-        source = getattr(media, name)
-        if inputs[name].kind == "images":
-            yield from ((name, image) for image in source)
-        elif source is not None:
-            yield name, source
-
-
-def _facts(manifest: Manifest, media: Media, digests: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Returns the metadata's entries: names and digests of the media, lists of them for reference images."""
-    names: dict[MediaOption, list[str | None]] = {}
-    for name, source in _given(manifest, media):
-        names.setdefault(name, []).append(_name(source))
-    facts: dict[str, Any] = {}
-    for name in names:
-        many = manifest.model.task.inputs[name].kind == "images"
-        facts[name] = names[name] if many else names[name][0]
-        facts[f"{name}_sha256"] = digests[name] if many else digests[name][0]
-    if manifest.model.task.modes is not None:
-        facts["mode"] = chosen_mode(manifest, media)
-    if media.fit not in (None, FITS[0]):  # else as in videos of earlier versions
-        facts["fit"] = media.fit
-    return facts
-
-
-def _name(source: ImageSource | VideoSource) -> str | None:
-    """Returns a file's name without its folder; None for images in memory."""
-    return Path(source).absolute().name if isinstance(source, Path | str) else None
