@@ -81,7 +81,11 @@ class EntryCompiler:
         return compiled
 
     def compile(self, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
-        """Compiles one exported program; raises TooLargeError if it does not fit the device's memory."""
+        """Compiles one exported program.
+
+        Raises TooLargeError if it does not fit the device's memory, and UsageError if this CPU cannot compile
+        it for the target's CPU level.
+        """
         final = self._artifact.folder / self.folder
         final.mkdir(parents=True, exist_ok=True)
         with temporary_folder(final.parent) as cache:

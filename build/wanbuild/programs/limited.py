@@ -46,8 +46,8 @@ class LimitedProcesses(contextlib.ExitStack):
         """Compiles a serialized program into an empty cache folder; returns the compiler's figures.
 
         ``target`` is the name of a target that needs no device, without its mesh; ``limit`` is a value of
-        XLA's flag for a CPU, empty for none; ``mesh`` has devices by axis, and is empty for one. Raises
-        WanError if the process is killed.
+        XLA's flag for a CPU, empty for none; ``mesh`` has devices by axis, and is empty for one. Raises what
+        the compilation raises, and WanError if the process is killed.
         """
         key = target, limit
         if key not in self._processes:
