@@ -78,7 +78,7 @@ def named_target(text: str, chips: Collection[str]) -> TargetName | None:
 
 
 def built_target(text: str, meshes: Mapping[str, Sizes]) -> str | None:
-    """Returns the artifact's target that a name means: its only one, or that of one device.
+    """Returns the artifact's target that a name means: the only one of that name, or that of one device.
 
     ``text`` is a name as it is built, or as ``named_target`` takes it; ``meshes`` has the mesh of each of the
     artifact's targets. Returns None if there is no such target, or if several meshes are meant.
