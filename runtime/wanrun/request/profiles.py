@@ -34,8 +34,8 @@ def choose_profile(
 
     ``shape`` is what is asked for, by the names of ``Profile.shape``; None means not given. What it leaves
     out is the loaded profile's. Without a loaded profile it is the first built one's that fits, with guidance
-    or without as the model has it, and the other way if only such a profile fits. If a video to ``begin``
-    with is given, a fitting profile that takes it is chosen.
+    or without as the model has it, and the other way if only such a profile fits. If a video to begin with is
+    given (``begins``), a fitting profile that takes it is chosen.
 
     ``unguided`` videos have no guidance. Profiles with guidance make those too; unless one is loaded, a
     profile of the same shape without guidance is taken, if it is built and takes as many LoRAs, NAG where the
