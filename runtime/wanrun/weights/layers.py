@@ -61,9 +61,9 @@ def order_of(layers: Mapping[str, Sequence[int]]) -> list[Layer]:
 class LayerStream:
     """One transformer on its way through the device. It begins to read at once.
 
-    ``readers`` read chunk files, ``put`` puts a tree of host arrays on the device, and ``kept`` layers stay
-    in host memory once they are read. ``stacks`` are the names of its stacks; ``outside`` is the future of
-    the weights in no stack, on the device, as programs take them.
+    ``readers`` read chunk files, and ``put`` puts a tree of host arrays on the device. If ``kept``, layers
+    stay in host memory once they are read. ``stacks`` are the names of its stacks; ``outside`` is the future
+    of the weights in no stack, on the device, as programs take them.
     """
 
     def __init__(
