@@ -340,9 +340,7 @@ def read_manifest(artifact: str | os.PathLike[str], again: bool = False) -> Mani
             "wrong_kind", f"{path.parent} is not an artifact", found=found, remedy=remedy
         ) from None
     except OSError as error:
-        raise ArtifactError(
-            "unreadable", f"{path} cannot be read: {error}", remedy="build it again"
-        ) from None
+        raise ArtifactError("unreadable", f"{path} cannot be read: {error}", remedy="rebuild it") from None
     return manifest_of(data, path, again)
 
 
