@@ -3,7 +3,7 @@
 A config class lists the fields that it reads as dataclass fields (a default applies if the file lacks
 the field; types such as ``Size`` and ``Number`` bound the values), and three class variables:
 
-- ``CLASS_NAMES``: the values of ``_class_name`` that it reads;
+- ``CLASS_NAMES``: the names of the classes whose configs it reads;
 - ``FIXED``: fields that are not read because only one value is implemented; any other value is an error;
 - ``IGNORED``: fields that cannot change a result at inference.
 

@@ -110,7 +110,7 @@ takes_overwrite = click.option(
 
 
 def understood(token: str) -> str:
-    """Returns the option that an option's name of other tools stands for, as declared, without dashes."""
+    """Returns an option's declared name, without leading dashes, for any name that is understood."""
     written = token.replace("-", "_")
     return _keys().get(written, written).replace("_", "-")
 
@@ -224,7 +224,7 @@ class Command(Checked):
     """A command whose help lists its options by section, in the order in which each is first named."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the sections; options without one come last."""
+        """Writes the sections; the options without a section come last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None and isinstance(param, click.Option):
@@ -311,7 +311,7 @@ def folder_found(place: str) -> Path:
 
 
 def fetch(artifact: Artifact, names: Iterable[Named]) -> None:
-    """Fetches files of a copied artifact, and says how much has come."""
+    """Fetches files of a partial copy, and says how much has come."""
     import wanhub
     from wanrun.timing.spans import Spans
 
@@ -321,7 +321,7 @@ def fetch(artifact: Artifact, names: Iterable[Named]) -> None:
 
 
 def fetch_all(folder: Path, *kinds: Kind, targets: Collection[str] = ()) -> None:
-    """Fetches the files of a copied artifact, of these kinds and targets; none for all.
+    """Fetches the files of a partial copy, of these kinds and targets; none for all.
 
     Raises ArtifactError or UsageError as ``wanhub.open_artifact`` and ``fetch`` do.
     """

@@ -264,7 +264,7 @@ def _run(
 
 
 def _fetch(work: Worklist, loading: Mapping[str, Any], timings: Timings, warmup: bool) -> None:
-    """Fetches the files of a copied artifact that the jobs, and a warm-up, read."""
+    """Fetches the files of a partial copy that the jobs, and a warm-up, read."""
     if not work.artifact.origin:
         return
     from wanrun import needed

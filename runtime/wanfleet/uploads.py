@@ -34,7 +34,7 @@ MAX_BYTES: Final = 2**22
 
 
 class StoreError(UsageError):
-    """An object store gives no answer, or refuses; it may be well later (exit 1)."""
+    """An object store gives no answer, or refuses; a later try may succeed (exit 1)."""
 
     exit_code = 1
 
@@ -172,7 +172,7 @@ class Uploads:
 
     @staticmethod
     def _copied(path: Path, final: Path, overwrite: bool) -> bool:
-        """Copies to a temporary file in the final folder, which is created, and renames it."""
+        """Copies a file under a temporary name in its folder, which is created, and then names it."""
         final.parent.mkdir(exist_ok=True)
         with wanrun.temporary_path(final) as copy:
             with path.open("rb") as source, copy.open("xb") as file:

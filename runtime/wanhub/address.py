@@ -83,7 +83,7 @@ def is_offline() -> bool:
 
 
 class UnreachableError(ArtifactError):
-    """An address gives no answer; it may later (exit 1)."""
+    """An address gives no answer; a later try may succeed (exit 1)."""
 
     exit_code = 1
 

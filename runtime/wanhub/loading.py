@@ -71,7 +71,7 @@ def fetch(
     report: Report = quiet,
     showing: Fetching | None = None,
 ) -> None:
-    """Fetches missing files of a copied artifact; does nothing for other artifacts.
+    """Fetches missing files of a partial copy; does nothing for a whole artifact.
 
     Args:
         artifact: the artifact, as from ``open_artifact``; or its place, as for ``find``.

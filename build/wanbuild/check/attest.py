@@ -21,11 +21,12 @@ Report = Callable[[str], None]
 
 
 def attest(folder: Path, profiles: Sequence[str], record: bool, report: Report) -> None:
-    """Tries again the executables of profiles (none: all) that were built elsewhere and fit this machine.
+    """Tries executables that were built elsewhere and fit this machine, even if verdicts are known.
 
-    ``record`` puts passed verdicts into the artifact. ``report`` also gets why a target is not tried. Raises
-    ArtifactError for an unknown profile, or if nothing fits this machine or executables are refused, and
-    UsageError if the artifact cannot be changed or a verdict cannot be kept.
+    ``profiles`` are names; none for all. ``record`` puts passed verdicts into the artifact. ``report`` also
+    gets why a target is not tried. Raises ArtifactError for an unknown profile, or if nothing fits this
+    machine or executables are refused, and UsageError if the artifact cannot be changed or a verdict cannot
+    be kept.
     """
     tried, refused = 0, 0
     with changing(folder.resolve()) if record else contextlib.nullcontext(open_artifact(folder)) as artifact:

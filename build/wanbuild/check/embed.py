@@ -58,11 +58,12 @@ def open_profile(artifact: Artifact, profile: Profile, lazy: bool = False) -> Pi
 
 
 def embed_prompts(folder: Path, prompts: Sequence[str], report: Report, warn: Warn = no_warning) -> Manifest:
-    """Adds the embeddings of prompts, by default the negative one, to an artifact; returns its new manifest.
+    """Adds the embeddings of prompts to an artifact, and returns its new manifest.
 
-    It also removes files that the manifest does not list. ``warn`` gets a warning for each prompt that is
-    cut. Raises ArtifactError if the artifact is damaged or no profile can run here, UsageError if it cannot
-    be written, OSError if the disk is full or a file would be too large.
+    Without prompts it embeds the default negative prompt. It also removes files that the manifest does not
+    list. ``warn`` gets a warning for each prompt that is cut. Raises ArtifactError if the artifact is damaged
+    or no profile can run here, UsageError if it cannot be written, OSError if the disk is full or a file
+    would be too large.
     """
     with changing(folder.resolve()) as artifact:
         reasons: list[str] = []
@@ -98,10 +99,11 @@ def add_embeddings(
     report: Report,
     warn: Warn = no_warning,
 ) -> Artifact:
-    """Writes the embeddings of prompts, by default the negative one; returns the artifact that lists them.
+    """Writes the embeddings of prompts, and returns the artifact that lists them.
 
-    The caller holds the build lock and commits the manifest. ``profiles`` can run here; one of each compute
-    dtype is loaded. ``warn`` gets a warning for each prompt that is cut.
+    Without prompts it embeds the default negative prompt. The caller holds the build lock and commits the
+    manifest. ``profiles`` can run here; one of each compute dtype is loaded. ``warn`` gets a warning for each
+    prompt that is cut.
     """
     manifest = artifact.manifest
     given = list(prompts) or [manifest.model.defaults.negative_prompt]

@@ -1,8 +1,9 @@
 """Compares an artifact with diffusers on the checkpoint that it was made from, component by component.
 
-The artifact runs its own executables, as ``wanrun`` does. Only the VAE encoder of an artifact without a
-start video runs from the model definition: the artifact holds its weights but no program of it. The
-reference runs in float32 on the CPU. Needs the test extra (torch, diffusers, transformers).
+The artifact runs its own executables, as ``wanrun`` does. Only the VAE encoder runs from the model
+definition, unless the profile's videos may begin with a video: a text-to-video artifact otherwise holds its
+weights but no program of it. The reference runs in float32 on the CPU. Needs the test extra (torch,
+diffusers, transformers).
 """
 
 from __future__ import annotations

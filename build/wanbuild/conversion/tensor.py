@@ -54,7 +54,7 @@ class Tensor:
         form: the form of 8 bits that ``quantised`` gives; empty if only ``cast`` is called.
 
     Attributes:
-        crc32c: checksum of the bytes that were read, without the scales of blocks of 8 bits.
+        crc32c: checksum of the bytes that were read; of blocks of 8 bits, of their values in float32.
         itemsize: bytes of a stored value in the source.
     """
 

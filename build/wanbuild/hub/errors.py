@@ -18,7 +18,7 @@ _REFUSED = frozenset({401, 403, 404})
 
 
 class SilentHubError(SourceError):
-    """The hub gives no answer or an unexpected one; it may be well later (exit 1)."""
+    """The hub gives no answer or an unexpected one; a later try may succeed (exit 1)."""
 
     exit_code = 1
 

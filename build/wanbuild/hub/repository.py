@@ -52,9 +52,9 @@ def locate_source(
     """Returns a local folder, or downloads the files of a hub repository that conversion reads.
 
     ``source`` is a folder, or a hub id ``owner/name``, as the user wrote it: ``./owner/name`` is a folder.
-    ``revision`` is a branch, tag or commit; None is the main branch. ``without`` names components, or
-    ``tokenizer``, that are not downloaded. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``
-    have their meaning in huggingface_hub.
+    ``revision`` is a branch, tag or commit; None is the main branch. ``without`` names components whose
+    weights are not downloaded, and ``tokenizer``. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and
+    ``HF_HUB_OFFLINE`` have their meaning in huggingface_hub.
 
     Raises UsageError for a revision that is malformed or given with a folder. Raises SourceError if there is
     no such folder or repository, access is refused, the hub cannot be reached, the repository's variant is
@@ -183,7 +183,7 @@ def _config(snapshot: Snapshot, component: str, weights: str) -> str | None:
 
 
 def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
-    """Refuses configs before the download as conversion would; a file of None is derived from the weights."""
+    """Refuses configs before the download as conversion would; None for one derived from the weights."""
     from wanbuild.components import KINDS, kind_of
     from wanbuild.source.eight_bit import read_config
     from wanbuild.source.experts import check_same_config

@@ -40,8 +40,7 @@ RECORDS = "records"
 def layers_of(artifact: Artifact, signed: bool = False) -> Iterator[Layer]:
     """Yields an artifact's parts, those first that change least often; ``signed``: with its signature.
 
-    A part depends only on its own content, so it is the same in every artifact; a file of two parts is in
-    both.
+    A part is the same whatever other parts there are, so a file of two parts is in both.
 
     These are each component's weights with Orbax's metadata; the tokenizer; the programs of each set; the
     executables of each target with its file of requirements; each adapter; and last what describes and checks

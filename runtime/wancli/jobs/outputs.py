@@ -1,8 +1,11 @@
 """The names of results: replaces their fields, and checks before the first step that they can be written.
 
-| field | replacement | |---|---| | ``{index}`` | the prompt's number, from 1, zero padded to the digits of
-the number of prompts | | ``{seed}`` | the seed | | ``{slug}`` | the prompt's first words: lower case letters
-and digits joined by ``-`` | | ``{{``, ``}}`` | a brace |
+| field | replacement |
+|---|---|
+| ``{index}`` | the prompt's number, from 1, zero padded to the digits of the number of prompts |
+| ``{seed}`` | the seed |
+| ``{slug}`` | the prompt's first words: lower case letters and digits joined by ``-`` |
+| ``{{``, ``}}`` | a brace |
 
 ``{index:04}`` and ``{seed:04}`` pad to four digits.
 """

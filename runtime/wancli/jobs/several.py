@@ -28,8 +28,8 @@ def worklist_of_several(
 ) -> Iterator[tuple[Worklist, RunOptions, ProcessGroup]]:
     """Enters the group of the processes, and makes the worklist in each, until all have agreed on it.
 
-    Arguments and errors are those of ``make_worklist``. Yields the worklist; the options, without the files
-    that only process 0 writes in the other processes; the group. Raises ArtifactError for different
+    Arguments and errors are those of ``make_worklist``. Yields the worklist; the options, which in other
+    processes lack the files that only process 0 writes; the group. Raises ArtifactError for different
     artifacts, UsageError for different requests or a wrong description of the group, and ClusterError if
     another process is gone.
     """
