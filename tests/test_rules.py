@@ -32,6 +32,11 @@ def test_nothing_of_another_rule_is_listed() -> None:
         ("sentences compared in tests", 'assert said == "there is no such artifact"', 1),
         ("sentences compared in tests", 'with raises(E, match="there is no such artifact"):\n pass', 1),
         ("sentences compared in tests", 'assert said, "there is no such artifact"', 0),
+        (
+            "sentences compared in tests",
+            'with refuses("exists", what="there is no such artifact"):\n pass',
+            1,
+        ),
     ],
 )
 def test_what_breaks_a_rule(rule: str, text: str, broken: int) -> None:

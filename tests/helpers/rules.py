@@ -104,7 +104,7 @@ def long_modules(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def compared_sentences(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
-    """Comparisons with a sentence, in an ``assert`` or as ``match=``."""
+    """Comparisons with a sentence, in an ``assert``, as ``match=`` or by ``helpers.refusals``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             yield from (
@@ -112,6 +112,8 @@ def compared_sentences(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
             )
         elif isinstance(node, ast.keyword) and node.arg == "match" and _sentences(node.value):
             yield node
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("refuses", "check_refusal"):
+            yield from (part for part in node.keywords if _sentences(part.value))
 
 
 def _sentences(tree: ast.AST) -> list[ast.AST]:
