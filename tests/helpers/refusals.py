@@ -1,4 +1,4 @@
-"""What a test expects of a refusal: its code, and values in its parts. Sentences are in docs/errors.md alone."""
+"""What a test expects of a refusal: its code, and values in its parts; docs/errors.md has the sentences."""
 
 from __future__ import annotations
 
