@@ -25,7 +25,7 @@ from wanserve.service import ROUTES
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-EVERYWHERE = ("artifact", "debug")
+EVERYWHERE = ("artifact", "debug", "json_errors")
 """Options of nearly all commands of ``wanbuild``, which its table leaves out."""
 
 _NUMBERS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}

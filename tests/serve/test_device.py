@@ -37,7 +37,7 @@ def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
     """It goes to the next worker, although it waited when the first one was about to end."""
 
     def full(worker: Worker, id: str) -> str:
-        worker.say(Outcome(id=id, error=OutOfMemoryError("out_of_range", "too large")))
+        worker.say(Outcome(id=id, error=OutOfMemoryError("out_of_memory", "too large")))
         time.sleep(0.2)
         return "ends"
 
@@ -65,7 +65,7 @@ def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
         keeping = asyncio.create_task(house.device.keep())
         await house.until(lambda: all(one.over for one in videos))
         assert [one.status for one in videos] == ["failed", "failed", "completed"] and len(started) == 1
-        assert [one.error and one.error.code for one in videos] == ["not_begun", "generation_error", None]
+        assert [one.error and one.error.code for one in videos] == ["not_begun", "unknown_name", None]
         await house.stop(keeping)
 
     run(test())

@@ -15,7 +15,7 @@ from helpers.options import PROFILE, of_media
 from wancli.jobs.media_sets import MediaSets
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import UsageError
-from wanrun.media import prepare
+from wanrun.media import facts, prepare
 from wanrun.media.types import Inputs, Media
 from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
@@ -55,7 +55,7 @@ class Reader:
 def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
     reader = Reader()
     monkeypatch.setattr(prepare, "load_media", reader.load_media)
-    monkeypatch.setattr(prepare, "media_facts", reader.media_facts)
+    monkeypatch.setattr(facts, "media_facts", reader.media_facts)
     return reader
 
 
