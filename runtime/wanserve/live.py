@@ -21,7 +21,7 @@ from typing import Final
 from wanserve.folders import Folders
 from wanserve.live_files import Piece
 from wanserve.log import LOG
-from wanserve.messages import Fragment, Go, Steer
+from wanserve.messages import Cancel, Fragment, Go, Steer
 from wanserve.metrics import Metrics
 from wanserve.settings import Settings
 from wanserve.video import Steered, Stopped, Video
@@ -36,7 +36,7 @@ PROMPTS: Final = 20
 """The newest prompts of a live video that are kept: each may have 100 000 characters."""
 
 Stop = Callable[[Video, Stopped], Awaitable[None]]
-Tell = Callable[[Go | Steer], object]
+Tell = Callable[[Go | Steer | Cancel], object]
 
 
 @dataclass(eq=False)
@@ -124,10 +124,18 @@ class LiveJob:
         self._prompt = prompt
         self._tell(Steer(self.video.id, prompt))
 
+    async def close(self) -> None:
+        """Ends it, as the server ends; one of which nothing is made waits for the next start."""
+        if self.made:
+            await self._stop(self.video, "server")
+        else:
+            self.video.stopped_by("server")
+            self._tell(Cancel(self.video.id))
+
     def again(self) -> bool:
         """Says that it waits again, by its newest prompt; returns whether that is another one."""
         self.rest()
-        steered, self._prompt = self._prompt, None
+        steered, self._prompt, self._live.stopped = self._prompt, None, None
         if steered is not None:
             self.video.options = {**self.video.options, "prompt": steered}
         return steered is not None
@@ -272,9 +280,7 @@ class LiveJobs:
     async def close(self) -> None:
         """Ends those that workers have: the server ends."""
         with suppress(sqlite3.Error):
-            await asyncio.gather(
-                *(self._stop(one.video, "server") for one in self._here.values() if one.runs)
-            )
+            await asyncio.gather(*(one.close() for one in self._here.values() if one.runs))
 
     async def join(self, video: Video) -> None:
         """Makes one file of what is kept of a video that ends, if it is live; it is not stopped any more."""

@@ -57,10 +57,11 @@ class LiveRoutes:
         if video.live is None:
             what = "the video is not live; ask for one with live: true"
             raise RefusedError(what, 409, code="not_live")
+        plays = PACE.choice(request) == "played"
         if video.over:
             return self._ended(video)
         job = self._queue.lives.of(video)
-        reader = job.join(PACE.choice(request) == "played")
+        reader = job.join(plays)
         try:
             begun = await self._begun(request, job)
         except BaseException:
@@ -69,11 +70,12 @@ class LiveRoutes:
         if not begun:
             job.leave(reader)
             return self._ended(self._queue.find(video.id, None))
+        answer: dict[str, Any] = {"media_type": video.live.media_type, "headers": dict(HEADERS)}
         if request.method == "HEAD":
             job.leave(reader)
-            return Response(media_type=video.live.media_type)
+            return StreamingResponse((), **answer)
         _hold_little(request)
-        return _Reading(job, reader, media_type=video.live.media_type, headers=dict(HEADERS))
+        return _Reading(job, reader, **answer)
 
     async def _begun(self, request: Request, job: LiveJob) -> bool:
         """Waits for the first fragment; returns False if none comes, or the client has gone."""

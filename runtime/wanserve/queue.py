@@ -236,13 +236,8 @@ class Queue:
         for one, rank in zip(own, ranks, strict=True):
             one.rank = rank
         self._waiting.sort(key=lambda one: one.rank)
-
-        def put(connection: sqlite3.Connection) -> None:
-            for one in moved:
-                stored.put(connection, one)
-
         self.board.moved()
-        await self._store.change(put)
+        await self._store.change(lambda connection: stored.put(connection, *moved))
 
     # What workers ask for.
 
@@ -268,8 +263,11 @@ class Queue:
     async def ended(self, outcome: Outcome, shared: float | None = None) -> None:
         """Records how a job ended, and for how many seconds its worker had the one before it too."""
         video = self._running[outcome.id].video
-        if isinstance(outcome.error, CancelledError):
+        if isinstance(outcome.error, CancelledError) and video.unwanted:
             await self._end(video, "cancelled")
+        elif isinstance(outcome.error, CancelledError):  # the server ends
+            video.attempts -= 1
+            await self.put_back(video)
         elif outcome.error is not None:
             await self.failed(video, *code_of(outcome.error))
         else:

@@ -220,10 +220,10 @@ def add(connection: sqlite3.Connection, video: Video) -> None:
     connection.execute(f"INSERT INTO videos ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(video))
 
 
-def put(connection: sqlite3.Connection, video: Video) -> None:
-    """Stores a video that has changed; one that was removed meanwhile stays away."""
+def put(connection: sqlite3.Connection, *videos: Video) -> None:
+    """Stores videos that have changed; one that was removed meanwhile stays away."""
     changes = ", ".join(f"{name} = ?" for name in _COLUMNS[:-1])
-    connection.execute(f"UPDATE videos SET {changes} WHERE id = ?", _values(video))
+    connection.executemany(f"UPDATE videos SET {changes} WHERE id = ?", map(_values, videos))
 
 
 def with_key(connection: sqlite3.Connection, owner: str, key: str) -> Video | None:

@@ -124,3 +124,20 @@ def test_who_comes_late_sees_all_of_it(tmp_path: Path, monkeypatch: pytest.Monke
             assert (job["num_frames"], job["live"]["stopped"]) == (9, None)
 
     run(test())
+
+
+def test_the_server_ends_before_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the next start, whether its worker has the time to end it or not."""
+
+    async def test() -> None:
+        for grace in (0.0, 5.0):
+            async with house(tmp_path / str(grace), monkeypatch) as there:
+                there.colours.seconds, there.service._grace = 0.3, grace
+                id = await there.ask()
+                while (await there.look(id))["phase"] != "live":
+                    await asyncio.sleep(0.01)
+            found = there.service.queue.find(id, None)
+            assert (found.status, found.unwanted, found.attempts) == ("queued", False, 0)
+            assert found.live is not None and found.live.stopped is None
+
+    run(test())
