@@ -315,7 +315,7 @@ def test_loras(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
 
 
 def test_live(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Played by Media Source Extensions after a connection that broke, steered, stopped, and seen whole."""
+    """Played by Media Source Extensions after a broken connection, steered, loaded again, and seen whole."""
     with house_beside(tmp_path, monkeypatch) as there:
         (page := browser.new_page()).route("**/live?*", lambda route: route.abort(), times=1)
         page.goto(f"http://localhost:{there.port}")
@@ -326,6 +326,18 @@ def test_live(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         page.keyboard.press("Enter")
         expect(page.locator("#live-prompt")).to_have_text(PROMPTS[1])
         assert Axe().run(page)["violations"] == []
+        page.reload()
+        expect(page.locator("#live-title")).to_have_text("Live")
+        expect(page.locator("#live-prompt")).to_have_text(PROMPTS[1])
+        expect(page.locator("#live-first")).to_contain_text("after")
+        page.fill("#next-prompt", PROMPTS[0])
+        page.click("#steering [type=submit]")
+        expect(page.locator("#live-prompt")).to_have_text(PROMPTS[0])
+        page.click("#live [data-action=close]")
+        page.reload()
+        expect(page.locator("#live")).to_be_hidden()
+        expect(page.locator("#queue .job-shape")).to_contain_text(" s")
+        page.click("#queue [data-action=watch]")
         page.click("#live-stop")
         expect(page.locator("#live-title")).to_have_text("It was stopped")
         page.click("#live-whole")

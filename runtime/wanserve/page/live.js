@@ -58,8 +58,15 @@ export function startLive(open) {
   });
 }
 
-/** Opens the dialog on a live video; `asked` is when it was asked for, of `performance.now()`. */
-export function watch(id, asked = performance.now()) {
+/** Goes on watching what was watched when the page was left: without a reader it would end. */
+export function resumeLive() {
+  const video = find(history.state?.live);
+  if (!watched && video && isActive(video)) watch(video.id);
+}
+
+/** Opens the dialog on a live video; `asked` is when it was asked for here, of `performance.now()`, or null. */
+export function watch(id, asked = null) {
+  history.replaceState({ live: id }, "");
   const element = make("video", { controls: true, playsinline: true, "aria-label": "The live video" });
   element.muted = true;
   byId("live-stage").replaceChildren(element);
@@ -67,7 +74,8 @@ export function watch(id, asked = performance.now()) {
   const player = new Player(element, id, showState);
   watched = { id, element, player, state: "waiting", first: null, next: null, looks: [] };
   watched.timer = setInterval(look, EACH);
-  element.addEventListener("loadeddata", () => (watched.first = performance.now() - asked), { once: true });
+  if (asked !== null)
+    element.addEventListener("loadeddata", () => (watched.first = (performance.now() - asked) / 1000), { once: true });
   byId("next-prompt").value = "";
   setText(byId("live-rate"), "–");
   showError("");
@@ -79,6 +87,7 @@ export function watch(id, asked = performance.now()) {
 }
 
 function leave() {
+  history.replaceState(null, "");
   clearInterval(watched.timer);
   watched.player.close();
   watched = null;
@@ -120,10 +129,11 @@ function showPrompt(video) {
 
 /** Looks at what plays, and shows the figures of the last few seconds. */
 function look() {
-  const { id, element, player, state, first, looks } = watched;
+  const { id, element, player, state, looks } = watched;
+  const first = watched.first ?? find(id).live.first_seconds;
   showVideo(find(id));
-  setText(byId("live-first"), first ? `after ${took(first / 1000)}` : "–");
-  setText(byId("live-behind"), first ? `${player.behind.toFixed(1)} s` : "–");
+  setText(byId("live-first"), first ? `after ${took(first)}` : "–");
+  setText(byId("live-behind"), element.readyState ? `${player.behind.toFixed(1)} s` : "–");
   if (state !== "playing") return looks.splice(0);
   const { totalVideoFrames: frames, droppedVideoFrames: dropped } = element.getVideoPlaybackQuality();
   looks.push({ frames: frames - dropped, moment: performance.now() });

@@ -8,7 +8,7 @@ import { byId, hasMouse } from "./dom.js";
 import { load } from "./draft.js";
 import { fill, loadModels, startForm } from "./form.js";
 import { loadGallery, startGallery } from "./gallery.js";
-import { startLive } from "./live.js";
+import { resumeLive, startLive } from "./live.js";
 import { loadQueue, startQueue } from "./queue.js";
 import { showReady, startReady } from "./ready.js";
 import { startSending } from "./send.js";
@@ -34,7 +34,9 @@ function tellNews(video, before) {
 async function loadAll() {
   showReady();
   const tries = await Promise.allSettled([loadModels(), loadQueue(), loadGallery()]);
-  if (tries.every(({ status }) => status === "fulfilled")) await resumeChange().catch(() => {});
+  if (!tries.every(({ status }) => status === "fulfilled")) return;
+  resumeLive();
+  await resumeChange().catch(() => {});
 }
 
 onTrouble({ key: askForKey, lost });

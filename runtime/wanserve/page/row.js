@@ -39,7 +39,7 @@ export function fillRow(row, video, count) {
   row.dataset.status = video.status;
   setText(part(".job-prompt"), promptWords(video));
   setText(part(".job-state"), state(video));
-  const shape = isLive(video) ? sizeWords(video.size) : shapeWords(video);
+  const shape = isLive(video) && !video.live.made ? sizeWords(video.size) : shapeWords(video);
   setText(part(".job-shape"), shape + (video.num_videos > 1 ? `, ${video.num_videos} videos` : ""));
   setText(part(".job-left"), left(waits ? null : video.remaining_seconds) ?? "");
   fillProgress(part("progress"), video, waits || isLive(video));
