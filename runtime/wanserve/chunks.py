@@ -77,12 +77,11 @@ class Chunks:
         return progress.outcome(metadata=plain(metadata), warnings=warnings)
 
     def _metadata(self, pipeline: Pipeline, generation: Generation, inputs: Inputs | None) -> dict[str, Any]:
-        """Returns the metadata of the video, with its length if that was asked for."""
-        frames = self._going.frames
+        """Returns the metadata of the video, without its length: nobody knows yet when it ends."""
         here = pipeline.artifact.built_here(generation.profile.name)
         metadata = generation.metadata(inputs, pipeline.artifact.influences | here)
         del metadata["num_frames"]  # those of the profile
-        return metadata if frames is None else {**metadata, "num_frames": frames}
+        return metadata
 
     def _made(
         self, pipeline: Pipeline, generation: Generation, inputs: Inputs | None, token: CancelToken

@@ -49,13 +49,17 @@ class Decoder:
     Args:
         programs: the profile's programs.
         name: one of ``DECODERS``; None for the VAE's.
+        check: called before each piece; what it raises ends the decoding.
 
     Attributes:
         any_length: whether a video may have any number of frames.
         made: the outputs of the last call of a program, on the device.
     """
 
-    def __init__(self, programs: Programs, name: str | None = None) -> None:
+    def __init__(
+        self, programs: Programs, name: str | None = None, check: Callable[[], object] = lambda: None
+    ) -> None:
+        self._check = check
         names = programs.with_role(*DECODERS[name or "full"])
         self._last, self._bound = programs[names[-1]], [programs.bound(one) for one in names]
         self.any_length = decodes_any_length(programs, name)
@@ -87,6 +91,7 @@ class Decoder:
     def _pieces(self, latents: np.ndarray, further: bool) -> Iterator[tuple[Any, slice]]:
         """Yields the frames of each piece on the device, and which of them are the video's."""
         if not self.any_length:
+            self._check()
             self.made = {"latents": latents}
             for program in self._bound:
                 self.made = {**self.made, **program(**self.made)}
@@ -104,6 +109,7 @@ class Decoder:
             yield self.made["frames"], slice(-1, None)
         for start in range(0, rest.shape[1], size):
             piece = rest[:, start : start + size]
+            self._check()
             state = {name: self.made[name] for name in self._last.donated}
             filled = _filled(piece, 0, size - piece.shape[1])
             self.made = following(latents=filled, first=np.int32(0), **state)

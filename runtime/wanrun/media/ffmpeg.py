@@ -8,7 +8,9 @@ from __future__ import annotations
 __all__ = ["check_encodes"]
 
 import contextlib
+import errno
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -16,12 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import numpy as np
 
 from wanrun.errors import UsageError, errno_in
 from wanrun.undo import begun
+
+STALLED_SECONDS: Final = 600
+"""After so long without taking a byte, giving one or ending, ffmpeg is taken for hung."""
 
 _VARIABLE = "IMAGEIO_FFMPEG_EXE"
 _REMEDY = f"pip install imageio-ffmpeg, or let {_VARIABLE} name an ffmpeg"
@@ -111,9 +116,28 @@ class Ffmpeg:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
 
+    def ready(self, waiting: select.poll) -> list[tuple[int, int]]:
+        """Waits for its pipes, and returns the events. Raises FfmpegError if it hangs."""
+        if not (events := waiting.poll(STALLED_SECONDS * 1000)):
+            raise self._stalled()
+        return events
+
+    def output(self) -> bytes:
+        """Ends its input, and returns its output up to its end. Raises FfmpegError if it hangs."""
+        try:
+            return self.process.communicate(timeout=STALLED_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            raise self._stalled() from None
+
+    def _stalled(self) -> FfmpegError:
+        return FfmpegError(errno.ETIMEDOUT, f"ffmpeg: it has done nothing for {STALLED_SECONDS:g} s")
+
     def failure(self) -> FfmpegError:
         """Waits for its end, and returns why it failed."""
-        code = self.process.wait()
+        try:
+            code = self.process.wait(STALLED_SECONDS)
+        except subprocess.TimeoutExpired:
+            return self._stalled()
         self.log.seek(0)
         lines = self.log.read().decode("utf-8", errors="replace").strip().splitlines()
         reason = lines[-1] if lines else how_it_ended(code)
@@ -175,18 +199,24 @@ def run_ffmpeg(arguments: Sequence[str], frames: Iterable[np.ndarray] = ()) -> b
         FfmpegError: if ffmpeg does not start or fails.
     """
     with started_ffmpeg(arguments) as running:
-        _feed(running.process, frames)
-        return running.process.communicate()[0]
+        _feed(running, frames)
+        return running.output()
 
 
-def _feed(process: subprocess.Popen[bytes], frames: Iterable[np.ndarray]) -> None:
-    """Writes frames, without a copy, to a process, as long as it reads them."""
-    assert process.stdin is not None
+def _feed(running: Ffmpeg, frames: Iterable[np.ndarray]) -> None:
+    """Writes frames, without a copy, to ffmpeg, as long as it reads them."""
+    assert running.process.stdin is not None
+    descriptor, waiting = running.process.stdin.fileno(), select.poll()
+    os.set_blocking(descriptor, False)
+    waiting.register(descriptor, select.POLLOUT)
     for piece in frames:
-        try:
-            process.stdin.write(piece.data.cast("B"))
-        except BrokenPipeError:  # its exit code says why
-            return
+        rest = piece.data.cast("B")
+        while rest:
+            running.ready(waiting)
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BrokenPipeError:  # its exit code says why
+                return
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

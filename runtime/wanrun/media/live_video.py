@@ -75,7 +75,7 @@ def live_video(
     try:
         with started_ffmpeg([*_ENCODE, "-x264-params", f"fps={rate}", *_TO_FLV]) as ffmpeg:
             yield LiveVideo(_Encoder(ffmpeg, size), sink, rate, comment_of(metadata))
-            ffmpeg.process.communicate()
+            ffmpeg.output()
     except FfmpegError as error:
         raise UsageError("unsupported", "the video cannot be encoded", found=error.strerror) from error
 
@@ -93,13 +93,17 @@ def live_file(path: Path, overwrite: bool = True) -> Iterator[Sink]:
     """
     with contextlib.ExitStack() as opened:
 
+        def keep(*error: object) -> None:
+            with contextlib.suppress(*[UsageError] if any(error) else []):  # the first error is told
+                _keep(path, descriptor())
+
         @functools.cache
         def descriptor() -> int:
             if overwrite:
                 path.unlink(missing_ok=True)
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             opened.callback(os.close, made)
-            opened.callback(_keep, path, made)
+            opened.push(keep)
             return made
 
         def write(data: bytes) -> None:
@@ -191,7 +195,7 @@ class _Encoder:
         waiting.register(self._frames, select.POLLOUT)
         part = memoryview(b"")
         while len(encoded) < len(frames):
-            for descriptor, _ in waiting.poll():
+            for descriptor, _ in self._ffmpeg.ready(waiting):
                 if descriptor == self._flv:
                     encoded += self._read()
                 elif part or (part := next(parts, part)):

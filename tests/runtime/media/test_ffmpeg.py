@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import imageio_ffmpeg
+import numpy as np
 import pytest
 
 from wancli.jobs.outputs import check_encoder
@@ -125,3 +126,11 @@ def test_other_formats_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
     check_encoder([Path("a.gif"), Path("b.webp"), Path("c.png"), Path("d.npy")])
     with pytest.raises(UsageError, match="mp4 cannot be written"):
         check_encoder([Path("a.gif"), Path("b.MP4")])
+
+
+@pytest.mark.parametrize("frames", [0, 9])
+def test_one_that_hangs(frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", script(tmp_path / "hangs", "#!/bin/sh\nexec sleep 99\n"))
+    monkeypatch.setattr(ffmpeg, "STALLED_SECONDS", 0.1)
+    with pytest.raises(OSError, match="nothing for"):
+        run_ffmpeg([], [np.zeros((64, 96, 3), np.uint8)] * frames)

@@ -17,6 +17,8 @@ import pytest
 
 from helpers.pictures import pixels
 from wanrun.errors import UsageError
+from wanrun.media import ffmpeg
+from wanrun.media import live_video as module
 from wanrun.media.boxes import mime_type
 from wanrun.media.live_video import live_file, live_video, write_all
 from wanrun.media.write_video import read_metadata
@@ -117,6 +119,24 @@ def test_an_encoder_that_ends_is_an_error() -> None:
     ):
         video._encoder._ffmpeg.process.kill()
         video.write(chunks()[0])
+
+
+def test_an_encoder_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffmpeg, "STALLED_SECONDS", 0.1)
+    with pytest.raises(UsageError, match="nothing for"), live_video(id, SIZE, FPS, {}) as video:
+        process = video._encoder._ffmpeg.process
+        process.send_signal(signal.SIGSTOP)
+        video.write(chunks()[0])
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "fsync", lambda descriptor: os.read(-1, 1))
+    with pytest.raises(KeyError), live_file(tmp_path / "o.mp4") as sink:
+        sink(b"")
+        raise KeyError
+    with pytest.raises(UsageError, match="descriptor"), live_file(tmp_path / "o.mp4") as sink:
+        sink(b"")
 
 
 def test_frames_of_another_size() -> None:
