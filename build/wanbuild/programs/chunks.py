@@ -32,6 +32,15 @@ def piece_of(parts: Parts) -> int:
     return next(size for size in range(parts.options.vae_decode_chunk, 0, -1) if fitting % size == 0)
 
 
+def begin(parts: Parts) -> ProgramSpec:
+    """Returns the program of the cache before the first chunk: zeros, made where they are needed."""
+
+    def begin() -> dict[str, Any]:
+        return {"cache": jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), _cache(parts))}
+
+    return parts.spec(begin, {})
+
+
 def chunk(parts: Parts, frames: int | None = None, halvings: int = 0) -> ProgramSpec:
     """Returns the program of a step of a chunk: its latents (1, C, T, h, w), history -> those after the step.
 

@@ -24,7 +24,7 @@ from wanbuild.models.params import bind
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.programs import attention, streaming
-from wanbuild.programs.chunks import chunk, remember
+from wanbuild.programs.chunks import begin, chunk, remember
 from wanbuild.programs.decoding import begins_apart, decode_first, decode_tiny, decode_video
 from wanbuild.programs.parts import Maker, Parts
 from wanbuild.programs.spec import ProgramSpec
@@ -156,6 +156,7 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     ProgramKind("encode_video", "window", encode_video, lambda parts: parts.variant.conditioner is not None),
     ProgramKind("encode_start", "start", encode_start, lambda parts: parts.options.video_to_video),
     ProgramKind("encode_past", "past", encode_past, lambda parts: bool(parts.model.task.past)),
+    ProgramKind("begin", "begin", begin, _loop("chunks")),
     ProgramKind("prepare", "prepare", prepare, _loop("step", "scan", "chunks")),
     ProgramKind("denoise_step", "step", step, _loop("step")),
     ProgramKind("denoise_loop", "scan", scan, _loop("scan")),

@@ -207,8 +207,8 @@ class _Wiring:
     @property
     def _kept(self) -> Any:
         """What is kept of earlier chunks."""
-        (keeper,) = with_role(self._programs, FORMS[self._options.loop].roles[-1])
-        return self._programs[keeper].avals["outputs"].get("cache", NOTHING)
+        (beginner,) = with_role(self._programs, FORMS[self._options.loop].roles[0])
+        return self._programs[beginner].avals["outputs"].get("cache", NOTHING)
 
     def _stacks(self, program: Program) -> set[str]:
         """Returns the stacks of which a program takes a layer."""

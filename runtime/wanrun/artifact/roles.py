@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 RoleName = Literal[
-    "text", "once", "window", "start", "past", "prepare", "context", "step", "scan", "chunk", "remember",
+    "text", "once", "window", "start", "past", "begin", "prepare", "context", "step", "scan", "chunk", "remember",
     "enter", "keys", "layer", "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
 ]  # fmt: skip
 """What the manifest says of a program.
@@ -28,6 +28,7 @@ RoleName = Literal[
 | ``window`` | next, once per window | the same, and what the window before has left | the same |
 | ``start`` | next, for a video that the steps begin with | this video | its latents, ``start`` |
 | ``past`` | next, for each part of what a video goes on after | its frames | ``mean``, ``deviation`` |
+| ``begin`` | before the first chunk | nothing | ``cache`` |
 | ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
 | ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
 | ``step`` | once per step | state, a row of the solver's table | state |
@@ -275,6 +276,7 @@ _ROWS = (
     _beside("window", "media", lambda counts: counts.media),
     _beside("start", "media", lambda counts: int(counts.starts)),
     _beside("past", "media", lambda counts: counts.past),
+    _beside("begin", "expert", _experts),
     _beside("prepare", "expert", _experts),
     _beside("context", "expert", _experts),
     Role(
@@ -338,7 +340,7 @@ ROLES: Mapping[str, Role] = MappingProxyType({role.name: role for role in _ROWS}
 _FORMS = (
     Form("step", ("prepare", "step")),
     Form("scan", ("prepare", "scan")),
-    Form("chunks", ("prepare", "chunk", "remember"), chunked=True),
+    Form("chunks", ("begin", "prepare", "chunk", "remember"), chunked=True),
     Form("stream", ("context", "enter", "keys", "layer", "leave"), streams=True),
 )
 

@@ -22,6 +22,7 @@ from wanrun.artifact.slots import slots_of
 from wanrun.attest.drawn import attention_inputs, drawn_lora
 from wanrun.attest.twins import Twins
 from wanrun.errors import VerificationError, WanError
+from wanrun.generation.chunks import BEGIN
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.jax_process import own_options
@@ -135,6 +136,8 @@ def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
     sampler, options = pipeline.session(pipeline.profile), pipeline.profile.options
     slots = slots_of(pipeline.manifest.components[TRANSFORMERS[0]], options.lora_rank)
     loras = (drawn_lora(slots, options.dtype, start.experts),) if slots else ()
+    for name in sampler.programs.with_role(BEGIN) if FORMS[form].chunked else ():
+        sampler.programs.bound(name)()
     for maker, expert, guidance in product(FORMS[form].makers, start.experts, guidances(sampler)):
         for name in sampler.programs.with_role(maker):
             steps = DrawnSteps.drawn(sampler, start, form, maker, expert, SCALE, name=name, **guidance)

@@ -14,12 +14,15 @@ from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.pyramid import enlarged, halved
 from wanrun.denoising.solvers import Start
-from wanrun.denoising.state import State, final_latents, start_state, zeros
+from wanrun.denoising.state import State, final_latents, start_state
 from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.weights.programs import Programs
 
 Draw = Callable[[Sequence[int]], np.ndarray]
 """Returns noise of a shape."""
+
+BEGIN: RoleName = "begin"
+"""The role of the program that makes what is kept before the first chunk."""
 
 REMEMBER: RoleName = "remember"
 """The role of the program that keeps a finished chunk."""
@@ -63,17 +66,17 @@ class ChunkLoop:
 
     def __init__(self, sampler: Steps, conditions: Conditions, draw: Noise) -> None:
         self._sampler, self._conditions, self._draw = sampler, conditions, draw
-        (self._keeper,) = sampler.programs.with_role(REMEMBER)
-        record = sampler.programs[self._keeper]
-        self._cache: Any = {name: zeros(record.avals["inputs"][name]) for name in record.donated}
-        self._frames = record.array("latents")[1][2]
+        (beginner,), (self._keeper,) = map(sampler.programs.with_role, (BEGIN, REMEMBER))
+        self._frames = sampler.programs[self._keeper].array("latents")[1][2]
         self._constant: dict[str, Any] = {}
         self._embeddings: np.ndarray | None = None
         self._made: np.ndarray | None = None
         self._number = self._before = 0
-        if conditions.given is not None:  # it stands for a first chunk
-            past = dataclasses.asdict(conditions.given.past(draw))
-            self._cache, self._number = dict.fromkeys(record.donated, past), 1
+        self._cache: Any
+        if conditions.given is None:
+            self._cache = sampler.programs.bound(beginner)()
+        else:  # it stands for a first chunk
+            self._cache, self._number = {"cache": dataclasses.asdict(conditions.given.past(draw))}, 1
         pyramid = sampler.chunks.pyramid
         self._gamma = 0.0 if pyramid is None else pyramid.gamma
 

@@ -46,7 +46,13 @@ def test_a_live_video_has_a_rate_and_a_first_chunk(plan: Plan) -> None:
     each = {name: program["seconds"] for name, program in data["programs"].items()}
     later = STEPS * each["chunk"] + each["remember"] + 3 * each["decode_video"]
     assert data["live"]["frames_per_second"] == pytest.approx(12 / later)
-    first = each["encode_text"] + each["prepare"] + STEPS * each["chunk_first"] + each["decode_first"]
+    first = (
+        each["encode_text"]
+        + each["begin"]
+        + each["prepare"]
+        + STEPS * each["chunk_first"]
+        + each["decode_first"]
+    )
     assert data["live"]["first_seconds"] == pytest.approx(first)
     assert any(line.startswith("live ") for line in table(plan))
 

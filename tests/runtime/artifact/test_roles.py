@@ -90,7 +90,7 @@ def test_calls_and_cost(form: str, noise: bool, expected: dict[str, int]) -> Non
 def test_calls_of_chunks() -> None:
     counts = replace(COUNTS, form="chunks", windows=1, experts=1, chunks=(1, 3, 3, 2))
     calls = {role.name: role.calls(counts) for role in roles_of("chunks")}
-    assert (calls["prepare"], calls["chunk"], calls["remember"]) == (1, 40, 3)
+    assert [calls[name] for name in FORMS["chunks"].roles] == [1, 1, 40, 3]
     assert counts.told_steps == 40 and ROLES["chunk"].calls(counts.of_chunks(3)) == 20
     alone = {role.name: role.calls(replace(counts, decoded=4)) for role in roles_of("chunks")}
     assert alone == calls | {"decode_first": 4 * calls["decode_first"], "decode": 4 * calls["decode"]}

@@ -16,7 +16,7 @@ from wanrun.denoising.noise import Noise
 from wanrun.denoising.past import Given, Latents
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import Denoising, ExpertRange
-from wanrun.generation.chunks import REMEMBER, ChunkLoop
+from wanrun.generation.chunks import BEGIN, REMEMBER, ChunkLoop
 from wanrun.timing.timings import Timings
 
 SHAPE = (1, 2, 3, 4, 6)
@@ -58,8 +58,11 @@ class Programs(dict[str, Any]):
         self._keep = keep
 
     def with_role(self, role: str) -> tuple[str, ...]:
-        assert role == REMEMBER
-        return ("keeper",)
+        return ({BEGIN: "beginner", REMEMBER: "keeper"}[role],)
+
+    def bound(self, name: str) -> Any:
+        assert name == "beginner"
+        return lambda: {"cache": {"k": np.zeros(2, np.float32)}}
 
     def of_expert(self, name: str, expert: str, loras: Any) -> Any:
         return self._keep

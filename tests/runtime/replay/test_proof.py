@@ -209,7 +209,7 @@ def test_a_record_runs_every_role(
     verify._run(here, profile, None)
     roles = {role.name for form in forms_of("all") for role in roles_of(form)} - {"once", "start"}
     # It has no image encoder, no tiny decoder, no custom kernel, no chunks, and no video to begin with.
-    others = {"spread", "once", "start", "decode_tiny", "attention", "chunk", "remember"}
+    others = {"spread", "once", "start", "decode_tiny", "attention", "begin", "chunk", "remember"}
     assert checked == roles == ROLES.keys() - others
 
 
