@@ -81,7 +81,9 @@ def _shardings(
     import jax
 
     if not isinstance(where, jax.sharding.Mesh):
-        return [jax.sharding.SingleDeviceSharding(where)] * len(exported.in_avals), {}
+        one = jax.sharding.SingleDeviceSharding(where)
+        # Arguments say which device it is; of a program without any, its results do.
+        return [one] * len(exported.in_avals), {} if exported.in_avals else {"out_shardings": one}
     whole = jax.sharding.NamedSharding(where, jax.sharding.PartitionSpec())
     given, made = exported.in_shardings_jax(where), exported.out_shardings_jax(where)
     tree = jax.tree.unflatten(exported.out_tree, [sharding or whole for sharding in made])

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax import export
 
@@ -28,6 +29,18 @@ def test_another_thread_may_import_scipy(monkeypatch: pytest.MonkeyPatch) -> Non
         pool.submit(_export._ensure_backends_initialized, ("cpu",)).result(LIMIT_SECONDS)
     assert len(asked) == 1
     assert _export._ensure_backends_initialized is replaced
+
+
+def test_the_results_of_a_program_without_arguments_say_on_which_device_it_runs() -> None:
+    """Else it is lowered for the process's first one, of whatever kind that is."""
+    device = jax.devices("cpu")[0]
+    without, taking = (
+        export.export(jax.jit(function))(*arguments)
+        for function, arguments in ((lambda: jnp.zeros(2), ()), (jnp.negative, (jnp.zeros(2),)))
+    )
+    own = jax.sharding.SingleDeviceSharding(device)
+    assert lowering._shardings(without, device) == ([], {"out_shardings": own})
+    assert lowering._shardings(taking, device) == ([own], {})
 
 
 def test_a_program_that_jax_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
