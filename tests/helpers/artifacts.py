@@ -211,8 +211,10 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
 def far_toy(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A toy of AnyFlow-FAR and its artifact, float32 throughout: chunks of 1, 3, 3, 3 and 2 latent frames.
 
-    Of the last one the first and a part of the second are compressed. Not to be changed.
+    Of the last one the first and a part of the second are compressed. Its programs have slots of LoRAs. Not
+    to be changed.
     """
+    from helpers.loras import RANK
     from wanbuild.toy.checkpoint import write_toy
 
     checkpoint = shared(
@@ -220,7 +222,7 @@ def far_toy(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )
 
     def build(folder: Path) -> None:
-        build_artifact(checkpoint, folder, guidance=(False,), num_frames=45)
+        build_artifact(checkpoint, folder, guidance=(False,), num_frames=45, rank=RANK)
 
     return checkpoint, shared(factory, "anyflow-far-artifact", build)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,17 +11,22 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
+from safetensors.numpy import save_file
 
 from helpers.artifacts import far_toy
 from helpers.fast_compile import fast_jit
+from helpers.loras import PUBLISHED, lora
 from helpers.naive import load_params
 from helpers.pictures import picture, pictures, write_folder
 from helpers.reference_models import randomise, relative_error
-from helpers.whole_path import LATENTS, Case, WholePath
+from helpers.whole_path import LATENTS, PROMPT, Case, WholePath
+from wanbuild.cli import wanbuild
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
+from wancli.console import run
+from wanrun import load
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.solvers import COLUMNS, solver_table
 
@@ -114,3 +120,23 @@ def test_a_published_layout_is_made_chunk_by_chunk(
     assert model.chunks is not None and model.chunks.lengths(12) == (1, 3, 3, 3, 2)
     for case in path.cases:
         path.check(case, record_property, "chunks")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_lora_changes_what_is_made_and_what_is_kept(path: WholePath, tmp_path: Path) -> None:
+    """The reference computes all chunks anew by the changed weights. Live it is the same video."""
+    pairs, adapter = tmp_path / "lora.safetensors", tmp_path / "adapter.safetensors"
+    tensors = lora(PUBLISHED["diffusers"], read_manifest(path.artifact), seed=3)
+    save_file({key: one for key, one in tensors.items() if ".lora_" in key}, pairs)
+    assert run(wanbuild, ["lora", str(pairs), "--artifact", str(path.artifact), "-o", str(adapter)]) == 0
+    how: Any = {"num_steps": STEPS, "seed": 1, "lora": [{"name": str(adapter), "strength": 0.25}]}
+    with load(path.artifact, embeddings="none") as pipeline:
+        made = pipeline.generate(PROMPT, **how)
+        live = list(pipeline.live(PROMPT, max_frames=45, **how))
+    assert np.array_equal(np.concatenate([chunk.latents for chunk in live], 2), made.latents)
+    plain = path.theirs("text").latents
+    path.reference.pipe.load_lora_weights(pairs, adapter_name="own")
+    path.reference.pipe.set_adapters("own", 0.25)
+    expected = path.run(path.cases["text"]).latents
+    path.reference.pipe.unload_lora_weights()
+    assert relative_error(made.latents, expected) < LATENTS < 1e-1 < relative_error(expected, plain)
