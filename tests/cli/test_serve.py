@@ -339,4 +339,6 @@ def test_every_option_has_its_line_in_the_page() -> None:
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     options = {option for one in serve.params for option in one.opts if option.startswith("--")}
     assert len(options) > 20
-    assert sorted(option for option in options - {"--debug", "--json-errors"} if f"`{option}" not in text) == []
+    assert (
+        sorted(option for option in options - {"--debug", "--json-errors"} if f"`{option}" not in text) == []
+    )

@@ -16,6 +16,7 @@ from wanrun.denoising.pyramid import enlarged, halved
 from wanrun.denoising.solvers import Start
 from wanrun.denoising.state import State, final_latents, start_state
 from wanrun.denoising.steps import Denoising, ExpertRange
+from wanrun.errors import OtherReleaseError
 from wanrun.weights.programs import Programs
 
 Draw = Callable[[Sequence[int]], np.ndarray]
@@ -62,11 +63,20 @@ class ChunkLoop:
         sampler: makes the steps.
         conditions: inputs from images and videos.
         draw: the noise of the video, of which what is given takes the first.
+
+    Raises:
+        OtherReleaseError: for programs of an earlier version; ArtifactError for one that cannot be loaded.
     """
 
     def __init__(self, sampler: Steps, conditions: Conditions, draw: Noise) -> None:
         self._sampler, self._conditions, self._draw = sampler, conditions, draw
-        (beginner,), (self._keeper,) = map(sampler.programs.with_role, (BEGIN, REMEMBER))
+        beginners, (self._keeper,) = map(sampler.programs.with_role, (BEGIN, REMEMBER))
+        if not beginners:
+            raise OtherReleaseError(
+                "other_release",
+                f"an earlier version has compiled the artifact, without a program of role {BEGIN}",
+                remedy="compile it again: wanbuild compile",
+            )
         self._frames = sampler.programs[self._keeper].array("latents")[1][2]
         self._constant: dict[str, Any] = {}
         self._embeddings: np.ndarray | None = None
@@ -74,7 +84,7 @@ class ChunkLoop:
         self._number = self._before = 0
         self._cache: Any
         if conditions.given is None:
-            self._cache = sampler.programs.bound(beginner)()
+            self._cache = sampler.programs.bound(beginners[0])()
         else:  # it stands for a first chunk
             self._cache, self._number = {"cache": dataclasses.asdict(conditions.given.past(draw))}, 1
         pyramid = sampler.chunks.pyramid

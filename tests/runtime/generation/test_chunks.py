@@ -16,6 +16,7 @@ from wanrun.denoising.noise import Noise
 from wanrun.denoising.past import Given, Latents
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import Denoising, ExpertRange
+from wanrun.errors import ArtifactError
 from wanrun.generation.chunks import BEGIN, REMEMBER, ChunkLoop
 from wanrun.timing.timings import Timings
 
@@ -32,7 +33,7 @@ class Recorder:
         avals = {"inputs": {"cache": {"k": "float32[2]"}, "latents": "float32[1,2,3,4,6]"}, "outputs": {}}
         keeper = SimpleNamespace(avals=avals, donated=("cache",), array=lambda _: ("float32", SHAPE))
         maker = SimpleNamespace(avals=avals, donated=("latents",), array=keeper.array)
-        self.programs: Any = Programs({"keeper": keeper, "maker": maker}, self.keep)
+        self.programs: Any = Programs({"beginner": None, "keeper": keeper, "maker": maker}, self.keep)
 
     def keep(self, *, text: str, cache: Any, chunk: np.int32, latents: np.ndarray) -> Mapping[str, Any]:
         self.calls.append((REMEMBER, text, int(chunk), latents.shape[2], float(latents[0, 0, 0, 0, 0])))
@@ -58,7 +59,7 @@ class Programs(dict[str, Any]):
         self._keep = keep
 
     def with_role(self, role: str) -> tuple[str, ...]:
-        return ({BEGIN: "beginner", REMEMBER: "keeper"}[role],)
+        return tuple(name for name in self if name == {BEGIN: "beginner", REMEMBER: "keeper"}[role])
 
     def bound(self, name: str) -> Any:
         assert name == "beginner"
@@ -117,3 +118,10 @@ def test_a_chunk_is_kept_before_the_next_one_by_its_own_prompt(held: int) -> Non
         ("prepare", "b"),
         ("steps", "b", 2, 2.0),
     ]
+
+
+def test_an_artifact_of_an_earlier_version() -> None:
+    sampler = Recorder()
+    del sampler.programs["beginner"]
+    with pytest.raises(ArtifactError, match="role begin"):
+        ChunkLoop(cast(Any, sampler), Conditions(), Noise(0))
