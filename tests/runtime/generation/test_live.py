@@ -6,8 +6,11 @@ import gc
 import itertools
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +19,9 @@ import pytest
 import wanrun
 from helpers.artifacts import far_toy
 from helpers.pictures import pictures
+from wanrun.denoising.steps import ExpertRange
 from wanrun.errors import CancelledError, UsageError
+from wanrun.generation.live import Device, Live
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Media
 from wanrun.opened.cancel import CancelToken
@@ -60,6 +65,21 @@ def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
     assert pairs == [(True, PROMPT), (True, PROMPT), (False, OTHER), (False, OTHER)]
     with pytest.raises(UsageError, match="string; found 3"):
         changed.send(prompt=3)  # type: ignore[arg-type]
+
+
+def test_with_guidance_the_negative_prompt_goes_with_each_prompt(pipeline: Pipeline) -> None:
+    plain, told = pipeline.resolve(PROMPT, **HOW), []
+    ranges = (ExpertRange.alike("transformer", 0, 1, 2.0),)
+    guided = replace(plain, options={**plain.options, "negative_prompt": "blurry"}, ranges=ranges)
+
+    def encode(session: Any, prompts: Sequence[str], timings: Any) -> np.ndarray:
+        told.append(prompts)
+        raise CancelledError("encoded")
+
+    device = Device(lambda *_: nullcontext(), lambda *_: nullcontext(), encode)
+    with pytest.raises(CancelledError):
+        next(Live(guided, pipeline.session(guided.profile), device, None, None))
+    assert told == [[PROMPT, "blurry"]]
 
 
 def test_a_video_goes_on_in_the_same_memory(pipeline: Pipeline) -> None:
