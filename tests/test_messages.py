@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
-from typing import get_args
 
 from helpers.messages import FILE, OTHERS, Messages, messages
-from helpers.rules import sources_of_ours
-from wanrun.codes import CODES, ErrorCode
-from wanserve.codes import SERVER_CODES, ServerCode
 
 SOURCE = """
 REMEDY = "look again"
@@ -45,11 +40,3 @@ def test_words_are_found_wherever_they_are_given() -> None:
         OTHERS: ["{} is no file"],
         "unfit": ["(is in {}|is a link); found a socket", "the artifact {}; expected (one|none); found {}"],
     }
-
-
-def test_every_code_has_a_meaning_and_a_use() -> None:
-    for codes, names in ((CODES, get_args(ErrorCode)), (SERVER_CODES, get_args(ServerCode))):
-        assert list(codes) == sorted(names)
-    sources = (file.read_text(encoding="utf-8") for file in sources_of_ours() if file.name != "codes.py")
-    used = set(re.findall(r'"([a-z_]+)"', "\n".join(sources)))
-    assert (CODES.keys() | SERVER_CODES.keys()) - used == set()

@@ -17,7 +17,8 @@ import msgspec
 
 RoleName = Literal[
     "text", "once", "window", "start", "past", "begin", "prepare", "context", "step", "scan", "chunk",
-    "remember", "enter", "keys", "layer", "leave", "decode_first", "decode", "decode_tiny", "spread", "attention",
+    "remember", "enter", "keys", "layer", "leave", "decode_first", "decode", "decode_tiny", "spread",
+    "attention",
 ]  # fmt: skip
 """What the manifest says of a program.
 

@@ -74,7 +74,7 @@ def test_with_guidance_the_negative_prompt_goes_with_each_prompt(pipeline: Pipel
 
     def encode(session: Any, prompts: Sequence[str], timings: Any) -> np.ndarray:
         told.append(prompts)
-        raise CancelledError("encoded")
+        raise CancelledError("cancelled", "encoded")
 
     device = Device(lambda *_: nullcontext(), lambda *_: nullcontext(), encode)
     with pytest.raises(CancelledError):
