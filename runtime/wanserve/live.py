@@ -288,7 +288,7 @@ class LiveJobs:
             return
         if (one := self._here.get(video.id)) is not None:
             one.rest()
-        if live.made >= live.seconds * video.shape["fps"] and live.made != live.frames:
+        if live.made >= live.seconds * video.shape["fps"]:
             video.stopped_by("limit")
         try:
             await asyncio.to_thread(self._folders.live(video).join, live.made)

@@ -302,7 +302,7 @@ class Queue:
         """
         if (from_outside(code) or not told or not alone) and await self.again(video, reason):
             return
-        if video.unwanted:
+        if video.wants_no_more:
             await self._end(video, "cancelled")
         else:
             times = f" (attempt {video.attempts})" if video.attempts > 1 else ""

@@ -16,8 +16,8 @@ from wanserve.video import Failure, Video
 async def restored(store: Store, folders: Folders) -> list[Video]:
     """Returns the videos that wait, the next one first: what a worker had waits again.
 
-    A live video that somebody may have seen a part of does not: it has failed, or has ended if that was asked
-    for, and what was made of it plays.
+    A live video that somebody may have seen a part of does not: it has failed, or has ended if no more was
+    wanted, and what was made of it plays.
     """
 
     def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
@@ -26,7 +26,7 @@ async def restored(store: Store, folders: Folders) -> list[Video]:
                 live.dropped, live.made = pieces[0].first, pieces[-1].first + pieces[-1].frames
             if video.plays:
                 video.status, video.ended = "completed", time.time()
-                if not video.unwanted:
+                if not video.wants_no_more:
                     video.error = Failure("worker_died", "the server has ended while the video was made")
                     video.status = "failed"
             else:

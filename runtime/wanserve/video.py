@@ -129,10 +129,15 @@ class Video(Struct, kw_only=True):
         """Whether there are frames to answer: all of a video that is completed, or those of a live one."""
         return self.status == "completed" or (self.live is not None and self.live.made > 0)
 
+    @property
+    def wants_no_more(self) -> bool:
+        """Whether it is to be cancelled, or is a live one whose frames are all there: no worker is missed."""
+        return self.unwanted or (self.live is not None and self.live.made == self.live.frames)
+
     def stopped_by(self, what: Stopped) -> None:
         """Notes what ends a live video before its length; the first one counts."""
-        if self.live is not None and self.live.stopped is None:
-            self.live.stopped = what
+        if (live := self.live) is not None and live.stopped is None and live.made != live.frames:
+            live.stopped = what
 
     @property
     def over(self) -> bool:

@@ -335,10 +335,11 @@ def test_the_server_was_killed(tmp_path: Path) -> None:
     async def test() -> None:
         folders = Folders(tmp_path)
         store = Store(folders.database)
-        names = [f"video_{number:032}" for number in range(6)]
-        no_live, failed, stopped, joined, ended, nothing = names
+        names = [f"video_{number:032}" for number in range(7)]
+        no_live, failed, stopped, joined, ended, nothing, made = names
         for id in names:
-            live = None if id == no_live else Live(seconds=9.0, bytes=99)
+            frames = 21 if id == made else None
+            live = None if id == no_live else Live(frames=frames, seconds=9.0, bytes=99)
             one = video(id=id, status="in_progress", attempts=1, live=live, unwanted=id == stopped)
             if id == ended:
                 one.status, one.live = "completed", Live(seconds=9.0, bytes=99, dropped=13, made=21)
@@ -348,16 +349,16 @@ def test_the_server_was_killed(tmp_path: Path) -> None:
             if id not in (no_live, nothing):
                 files.begin(HEAD)
             # Killed: after its second fragment, after that it was joined, and while fragments were removed.
-            for number in {failed: (3, 4), stopped: (3, 4), joined: (3, 4), ended: (4,)}.get(id, ()):
+            for number in {no_live: (), nothing: (), ended: (4,)}.get(id, (3, 4)):
                 files.add(Piece(number, 1 + 4 * number, 4), b"%d" % number)
             if id in (joined, ended):
                 folders.result(one, 0, "video").write_bytes(HEAD + b"34")
         waiting = await restored(store, folders)
         assert [one.id for one in waiting] == [no_live, nothing]
-        for id in (failed, stopped, joined, ended):
+        for id in (failed, stopped, joined, ended, made):
             found = store.find(id)
             assert found is not None and found.live is not None
-            how = ("completed", None) if id in (stopped, ended) else ("failed", "worker_died")
+            how = ("failed", "worker_died") if id in (failed, joined) else ("completed", None)
             assert (found.status, found.error and found.error.code, found.attempts) == (*how, 1)
             assert (found.live.dropped, found.live.made, found.bytes) == (13, 21, len(HEAD) + 2)
             assert folders.result(found, 0, "video").read_bytes() == HEAD + b"34"
