@@ -263,7 +263,7 @@ def _take_seconds(value: Any, body: Body) -> None:
             )
         return
     built = sorted({shape["num_frames"] for shape in body.model.shapes()})
-    if frames not in built and not body.live:
+    if frames not in built and not body.model.live:
         lengths = ", ".join(f"{frames / rate:.4g} ({frames} frames)" for frames in built)
         raise RefusedError(
             f"no video of {number:g} seconds is built; expected one of {lengths}",

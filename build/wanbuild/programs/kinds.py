@@ -132,7 +132,8 @@ def _shorter_chunk(name: str, place: int) -> ProgramKind:
     def built(parts: Parts) -> bool:
         first, *others = parts.chunks or (0,)
         own = (first, *others)[place]
-        return own < max((first, *others)) and (place == 0 or own != first)
+        each = 0 if parts.model.chunks is None else parts.model.chunks.each
+        return own < each and (place == 0 or own != first)
 
     return ProgramKind(name, "chunk", make, built)
 

@@ -191,7 +191,7 @@ class _Wiring:
         batch, channels, times, *cells = self._latents
         lengths, frames = self._model.chunks.lengths(times), program.array("latents")[1][2]
         makes = bool(ROLES[program.role].makes)
-        frames = frames if makes and frames in lengths else max(lengths)
+        frames = frames if makes and frames in lengths else self._model.chunks.each
         sizes = [[size >> halvings for size in cells] for halvings in range(self._model.stages)]
         found = list(program.array("latents")[1][3:])
         cells = found if makes and found in sizes else cells

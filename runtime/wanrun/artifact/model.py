@@ -125,10 +125,23 @@ class Chunking(Record, frozen=True, kw_only=True, omit_defaults=True):
         if self.first > self.each:
             raise ValueError(f"the first chunk has {self.first} latent frames, and others have {self.each}")
 
-    def lengths(self, frames: int) -> tuple[int, ...]:
-        """Returns the latent frames of the chunks of a video of so many."""
+    def lengths(self, frames: int, window: int | None = None) -> tuple[int, ...]:
+        """Returns the latent frames of the chunks of a video.
+
+        Args:
+            frames: its latent frames.
+            window: those of the profile that makes it; None for as many. A last chunk for whose length it has
+                no program is as long as the others, and only a part of it is the video's.
+        """
         whole, rest = divmod(max(frames - self.first, 0), self.each)
-        return (min(self.first, frames), *(self.each,) * whole, *((rest,) if rest else ()))
+        chunks = (min(self.first, frames), *(self.each,) * whole, *((rest,) if rest else ()))
+        if window is None or chunks[-1] in (self.each, *self.lengths(window)):
+            return chunks
+        return *chunks[:-1], self.each if chunks[:-1] else self.first
+
+    def within(self, frames: int) -> int:
+        """Returns how many whole chunks so many latent frames are."""
+        return 0 if frames < self.first else 1 + (frames - self.first) // self.each
 
     def videos(self, frames: int) -> int:
         """Returns as how many videos so many latent frames are decoded: chunk by chunk, or as one."""

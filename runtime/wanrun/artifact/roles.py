@@ -79,6 +79,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         experts: transformers that make some of them.
         windows: windows or clips that the video is made in.
         chunks: latent frames of each chunk that a window is made in, one after the other; 0 for all of them.
+        given: how many chunks before those are given, and make no steps.
         longer: how many more steps the first chunk has than each of those after it.
         known: whether so many are known; else that of one window, as a video that was not read decides it.
         prompts: prompts, the negative one too if a step has guidance.
@@ -113,6 +114,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     decoded: int = 1
     blended: int = 0
     chunks: tuple[int, ...] = (0,)
+    given: int = 0
     longer: int = 0
     known: bool = True
 
@@ -310,7 +312,7 @@ _ROWS = (
         warm=True,
         proven="update",
     ),
-    _beside("remember", "steps", lambda counts: counts.windows * (len(counts.chunks) - 1)),
+    _beside("remember", "steps", lambda counts: counts.windows * (counts.given + len(counts.chunks) - 1)),
     _beside("enter", "steps", _steps, proven="end"),
     _beside("keys", "expert", _experts, proven="end"),
     Role(

@@ -219,6 +219,7 @@ class Denoising:
         last: whether no other generation follows: the experts are released after their last step.
         opening: table and ranges of the first window, where it has more steps than those after it.
         longer: how many more.
+        chunks: latent frames of each chunk; empty for those of a video of the profile, or no chunks.
     """
 
     table: SolverTable
@@ -237,6 +238,7 @@ class Denoising:
     last: bool = False
     opening: tuple[SolverTable, Sequence[ExpertRange]] | None = None
     longer: int = 0
+    chunks: Sequence[int] = ()
 
     @property
     def opened(self) -> Denoising:

@@ -33,7 +33,6 @@ class Steps(Protocol):
     """What makes the steps of a chunk; ``Sampler`` does."""
 
     programs: Programs
-    latents_shape: tuple[int, int, int, int, int]
 
     @property
     def chunks(self) -> Chunking: ...
@@ -51,6 +50,27 @@ class Steps(Protocol):
         draw: Draw,
         later: Sequence[str],
     ) -> State: ...
+
+
+class Starts:
+    """The initial noise of a video's chunks, one after the other: what there is, and then each one's own.
+
+    Args:
+        noise: of the first chunks, float32 (1, C, T, h, w); None for none. Too little for a chunk is unused.
+        shape: (1, C, T, h, w) of a chunk, with any T.
+        draw: returns the noise of later ones.
+    """
+
+    def __init__(self, noise: np.ndarray | None, shape: Sequence[int], draw: Draw) -> None:
+        self._noise, self._shape, self._draw = noise, tuple(shape), draw
+
+    def __call__(self, length: int) -> np.ndarray:
+        """Returns that of the next chunk, float32 (1, C, length, h, w)."""
+        if self._noise is not None and self._noise.shape[2] >= length:
+            own, self._noise = np.split(self._noise, [length], axis=2)
+            return own
+        self._noise = None
+        return self._draw((*self._shape[:2], length, *self._shape[3:]))
 
 
 class ChunkLoop:
@@ -90,13 +110,12 @@ class ChunkLoop:
         pyramid = sampler.chunks.pyramid
         self._gamma = 0.0 if pyramid is None else pyramid.gamma
 
-    def __call__(self, run: Denoising, noise: np.ndarray | None = None) -> np.ndarray:
+    def __call__(self, run: Denoising, noise: np.ndarray) -> np.ndarray:
         """Makes the next chunk.
 
         Args:
             run: the generation's parameters, which may have another prompt than before.
-            noise: initial noise of its latents, float32 (1, C, T, h, w); only read. None draws that of a
-                chunk of the usual length.
+            noise: initial noise of its latents, float32 (1, C, T, h, w); only read.
 
         Returns:
             Its latents, float32 (1, C, T, h, w): given ones as they are.
@@ -117,9 +136,6 @@ class ChunkLoop:
             length = chunks.each if self._number else chunks.first
             self._made = held[None, :, self._before : self._before + length]
             return self._made
-        if noise is None:
-            batch, channels, _, *cells = self._sampler.latents_shape
-            noise = self._draw((batch, channels, self._frames, *cells))
         given = {**self._constant, **self._cache, "chunk": np.int32(self._number)}
         self._made = self._denoised(run, steps, noise, given)
         return self._made

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 __all__ = ["Chunk", "Live"]
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
 
-from wanrun.artifact.roles import FORMS
 from wanrun.denoising.conditions import Conditions
-from wanrun.denoising.latents import latent_frames
 from wanrun.denoising.noise import Noise
-from wanrun.errors import CancelledError, wrong_type
-from wanrun.generation.chunks import ChunkLoop
+from wanrun.errors import CancelledError, UsageError, field, wrong_type
+from wanrun.generation.chunks import ChunkLoop, Starts
 from wanrun.generation.decoding import Decoder
 from wanrun.generation.session import Session
 from wanrun.media.types import Inputs
 from wanrun.opened.cancel import CancelToken
-from wanrun.request.arguments import check_objects
+from wanrun.request.arguments import array_of, check_objects
 from wanrun.request.generation import Generation
-from wanrun.request.lengths import check_live
+from wanrun.request.lengths import check_live, check_start, live_chunks
 from wanrun.timing.timings import Timings
 
 
@@ -51,6 +48,22 @@ class Chunk:
     prompt: str
     seconds: float
     timings: Timings
+
+
+class Asked(TypedDict, total=False):
+    """What a live video may be told.
+
+    Attributes:
+        max_frames: of the video; None for no end.
+        inputs: images and videos, if they were already read.
+        latents: initial noise of its first chunks, float32 (1, C, T, h, w); None for the seed's.
+        cancel: ends it with a CancelledError.
+    """
+
+    max_frames: int | None
+    inputs: Inputs | None
+    latents: np.ndarray | None
+    cancel: CancelToken | None
 
 
 @dataclass(frozen=True)
@@ -78,15 +91,14 @@ class Live:
         generation: what is made.
         session: of its profile.
         device: the pipeline's.
-        frames: of the video; None for no end.
-        cancel: ends it with a CancelledError.
-        inputs: images and videos, if they were already read.
+        asked: see ``Asked``.
 
     Attributes:
         generation: the argument, with the first prompt.
 
     Raises:
-        UsageError: for a model that makes a video at once, and for frames that are no whole latent frames.
+        UsageError: for a model that makes a video at once, for frames that are no whole latent frames, and
+            for latents that are of no whole chunks.
     """
 
     def __init__(
@@ -94,15 +106,25 @@ class Live:
         generation: Generation,
         session: Session,
         device: Device,
-        frames: int | None,
-        cancel: CancelToken | None,
-        inputs: Inputs | None = None,
+        **asked: Unpack[Asked],
     ) -> None:
+        frames, latents, cancel = asked.get("max_frames"), asked.get("latents"), asked.get("cancel")
+        inputs = asked.get("inputs")
         check_objects(cancel=cancel, inputs=inputs)
         check_live(generation.manifest, frames, decoder=generation.options.get("decoder"))
+        if (asked := generation.options["num_frames"]) != generation.profile.num_frames:
+            raise UsageError(
+                "invalid_value",
+                f"{field('num_frames')} of a live video are those of a profile",
+                expected=generation.profile.num_frames,
+                found=asked,
+                remedy="pass max_frames",
+            )
+        if latents is not None:
+            check_start(generation, frames, latents := array_of(latents))
         self.generation = generation
         self._given, self._closed, self._turn = cancel, False, threading.Lock()
-        self._making = _Making(generation, session, device, frames, inputs)
+        self._making = _Making(generation, session, device, frames, latents, inputs)
         self._chunks = self._making.chunks()
 
     def send(self, *, prompt: str) -> None:
@@ -169,6 +191,7 @@ class _Making:
         session: of its profile.
         device: the pipeline's.
         frames: of the video; None for no end.
+        latents: initial noise of its first chunks; None for the seed's.
         inputs: images and videos, if they were already read.
 
     Attributes:
@@ -182,23 +205,25 @@ class _Making:
         session: Session,
         device: Device,
         frames: int | None,
+        latents: np.ndarray | None,
         inputs: Inputs | None,
     ) -> None:
-        self._inputs = inputs
-        self._generation, self._session, self._device, self._total = generation, session, device, frames
+        self._generation, self._session, self._device = generation, session, device
+        self._total, self._latents, self._inputs = frames, latents, inputs
         self.prompt, self.stop = str(generation.options["prompt"]), CancelToken()
 
     def chunks(self) -> Generator[Chunk]:
         """Yields the chunks."""
         session, options = self._session, self._generation.options
         noise, embeddings, embedded = Noise(options["seed"]), np.empty(0), ""
-        shape, alone = self._generation.latents_shape, session.chunks.alone
+        shape, alone = session.latents_shape, session.chunks.alone
         # What a whole video of the profile would begin with; later chunks draw their own.
-        drawn = np.empty((*shape[:2], 0, *shape[3:])) if alone else noise(shape)
-        decoder = Decoder(session.programs)
+        latents = noise(shape) if self._latents is None and not alone else self._latents
+        starts = Starts(latents, shape, noise)
+        decoder = Decoder(session.programs, check=self.stop.check)
         loop: ChunkLoop | None = None
-        start = first = 0
-        for number, length in enumerate(self._lengths()):
+        first = 0
+        for number, length in enumerate(live_chunks(self._generation, self._total)):
             timings, asked, prompt = Timings.from_now(), time.perf_counter(), self.prompt
             self.stop.check()
             if number == 0 and self._inputs is None and self._generation.media is not None:
@@ -213,38 +238,19 @@ class _Making:
             run = replace(run, embeddings=embeddings, window=number, windows=number + 1)
             with self._device.call(timings, self.stop), self._device.turn(timings, self.stop):
                 loop = loop or ChunkLoop(session, self._conditions(timings), noise)
-                own = drawn[:, :, start : start + length]
-                if own.shape[2] < length:
-                    own = noise((*drawn.shape[:2], length, *drawn.shape[3:]))
-                latents = loop(run, own)
+                latents = loop(run, starts(length))
                 with timings.phase("decode"):
                     frames = np.concatenate([*decoder(latents[0], further=number > 0 and not alone)])[None]
             timings.stop()
             if self._total is not None:
                 frames = frames[:, : self._total - first]
             yield Chunk(number, first, frames, latents, prompt, time.perf_counter() - asked, timings)
-            start, first = start + length, first + frames.shape[1]
+            first += frames.shape[1]
 
     def _conditions(self, timings: Timings) -> Conditions:
         """Returns the inputs from images, which are kept no longer."""
         inputs, self._inputs = self._inputs, None
         return self._session.conditioning(inputs, timings=timings, options=self._generation.options)
-
-    def _lengths(self) -> Iterator[int]:
-        """Yields the latent frames of each chunk: a last one that has no program is as long as others."""
-        chunks, made = self._session.chunks, 0
-        total = None if self._total is None else latent_frames(self._generation.manifest, self._total)
-        programs, (maker,) = self._session.programs, FORMS[self._generation.options["loop"]].makers
-        built = [programs[name].array("latents")[1][2] for name in programs.with_role(maker)]
-        for number in itertools.count():
-            length = chunks.each if number else chunks.first
-            if total is not None:
-                left = total - made
-                if left <= 0:
-                    return
-                length = left if left < length and left in built else length
-            yield length
-            made += length
 
 
 def _nothing(done: int, total: int) -> None:

@@ -19,7 +19,7 @@ from wanrun.artifact.select import UnbuiltError
 from wanrun.denoising.latents import check_latents
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.decoding import OnFrames, Telling
-from wanrun.generation.live import Device, Live
+from wanrun.generation.live import Asked, Device, Live
 from wanrun.generation.parts import Parts, spool_for
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session, Sessions
@@ -335,28 +335,24 @@ class Pipeline:
         *,
         media: Media | None = None,
         max_frames: int | None = None,
+        latents: np.ndarray | None = None,
         cancel: CancelToken | None = None,
         **options: Unpack[Options],
     ) -> Live:
         """Returns the chunks of one video, of a model that makes them one by one, as they are asked for.
 
-        Its frames are ``max_frames``, None for no end; for the others, and errors, see ``resolve``.
+        Its frames are ``max_frames``, None for no end. ``latents`` are the initial noise of as many chunks as
+        they have frames, float32 (1, C, T, h, w), instead of the seed's. For the others, and errors, see
+        ``resolve``.
         """
         generation = self.resolve(prompt, media=media, **options)
-        return self.run_live(generation, max_frames=max_frames, cancel=cancel)
+        return self.run_live(generation, max_frames=max_frames, latents=latents, cancel=cancel)
 
-    def run_live(
-        self,
-        generation: Generation,
-        *,
-        inputs: Inputs | None = None,
-        max_frames: int | None = None,
-        cancel: CancelToken | None = None,
-    ) -> Live:
+    def run_live(self, generation: Generation, **asked: Unpack[Asked]) -> Live:
         """Returns the chunks of a resolved request's video, as ``live``; ``inputs`` as for ``run``."""
         check_resolved(generation, self.manifest)
         device = Device(self._call, self._turns.device, self._encode)
-        return Live(generation, self.session(generation.profile), device, max_frames, cancel, inputs)
+        return Live(generation, self.session(generation.profile), device, **asked)
 
     @contextmanager
     def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:

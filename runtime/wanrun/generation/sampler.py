@@ -23,7 +23,7 @@ from wanrun.denoising.latents import latents_shape, leading_latents
 from wanrun.denoising.noise import Noise, clip_seed
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, scan_calls, step_calls
-from wanrun.generation.chunks import ChunkLoop, Draw
+from wanrun.generation.chunks import ChunkLoop, Draw, Starts
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.decoding import Clips, Decoder, Part, Take
 from wanrun.generation.parts import Parts
@@ -108,7 +108,9 @@ class Sampler:
             part = replace(run, embeddings=texts, window=parts.count, windows=count)
             final = self.denoise(part, start, conditions, noise)
             whole = None if inputs is None else inputs.num_frames
-            left = self._left if whole is None else whole - parts.num_frames
+            left = None if whole is None else whole - parts.num_frames
+            if self._chunks is not None:  # the last one may have more
+                left = options["num_frames"]
             take = Part(parts, overlap if parts.count else 0, left, run.check)
             made = self.decode_to(take, final[:, :, self.leading :], run.timings, options.get("decoder"))
             carried = self._carried(made, parts) if count > 1 else {}
@@ -179,21 +181,16 @@ class Sampler:
         """Whether chunks are decoded one by one, as if each were a video."""
         return self._chunks is not None and self._chunks.alone
 
-    @property
-    def _left(self) -> int | None:
-        """The frames of a video whose last chunk may have more; None for those of all its latents."""
-        return self.profile.num_frames if self._alone else None
-
     def _in_chunks(
         self, run: Denoising, noise: np.ndarray | None, conditions: Conditions, draw: Noise
     ) -> np.ndarray:
         """Returns the final latents of a video that is made chunk by chunk."""
-        loop, lengths = ChunkLoop(self, conditions, draw), self.chunks.lengths(self.latents_shape[2])
-        parts: Sequence[np.ndarray | None] = [None] * len(lengths)
-        if noise is not None:
-            parts = np.split(noise, np.cumsum(lengths)[:-1], axis=2)
+        loop, starts = ChunkLoop(self, conditions, draw), Starts(noise, self.latents_shape, draw)
+        lengths = run.chunks or self.chunks.lengths(self.latents_shape[2])
+        given = 0 if conditions.held is None else self.chunks.within(conditions.held.shape[1])
         made = [
-            loop(replace(run, window=number, windows=len(parts)), one) for number, one in enumerate(parts)
+            loop(replace(run, window=max(number, 0), windows=len(lengths) - given), starts(length))
+            for number, length in enumerate(lengths, -given)
         ]
         return np.concatenate(made, axis=2)
 

@@ -241,6 +241,7 @@ class Session(Sampler):
             last=last,
             opening=first,
             longer=0 if first is None else len(first[0].timesteps) - len(generation.table.timesteps),
+            chunks=generation.chunks,
         )
 
     def warm_up_text(self) -> None:

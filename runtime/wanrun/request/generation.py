@@ -123,7 +123,16 @@ class Generation:
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
         """Shape (B, C, T, h, w) of the initial latents, with frames of reference images."""
-        return latents_shape(self.manifest, self.profile, self.options["num_frames"])
+        shape = latents_shape(self.manifest, self.profile, self.options["num_frames"])
+        batch, channels, frames, height, width = shape
+        return batch, channels, sum(self.chunks) or frames, height, width
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Latent frames of each chunk that the video is made in; none of a model that makes it at once."""
+        manifest, chunks = self.manifest, self.manifest.model.chunks
+        frames = (self.options["num_frames"], self.profile.num_frames)
+        return () if chunks is None else chunks.lengths(*(latent_frames(manifest, one) for one in frames))
 
     @property
     def in_parts(self) -> bool:
@@ -147,6 +156,8 @@ class Generation:
             seeds = [clip_seed(self.options["seed"], clip) for clip in range(self.clips)]
             facts |= {"num_frames": counts.frames, "clip_frames": self.profile.num_frames}
             facts |= {"clip_seeds": seeds}
+        if self.chunks and self.options["num_frames"] != self.profile.num_frames:
+            facts |= {"profile_frames": self.profile.num_frames}
         if "latents_sha256" in facts and counts.rounds == 1:
             facts["seed"] = None  # the latents replace the noise of the first window, which is the only one
         return {
@@ -184,17 +195,31 @@ class Generation:
             chunks = -(-item.past // model.chunks.each) if item.kind == "video" else 1
         return 1 + max(chunks, 1)
 
+    def _given_chunks(self, inputs: Inputs | None) -> int:
+        """Returns how many chunks images and videos stand for; 0 for those of a video that was not read."""
+        model, frames = self.manifest.model, 0
+        if model.chunks is None or model.task.held is None:
+            return 0
+        for name, item in model.task.inputs.items():
+            if item.count is not None and inputs is not None:
+                frames = int(inputs.arrays.get(item.count, 0))
+            elif item.kind == "image" and is_given(self.media or Media(), name):
+                frames = 1
+        return model.chunks.within(latent_frames(self.manifest, frames)) if frames else 0
+
     def counts(self, inputs: Inputs | None = None) -> Counts:
         """Returns what is done how often. Inputs that were read may decide the frames, and the windows."""
-        blending, length = self.blending, self.profile.num_frames
-        chunks = self.manifest.model.chunks
+        blending, length, chunks = self.blending, self.profile.num_frames, self.manifest.model.chunks
+        if chunks is not None:
+            length = self.options["num_frames"]
         windows, frames = self.clips, joined_frames(self.clips, length, 1)
         if blending is not None:
             windows, frames = len(blending.starts), self.options["num_frames"]
         elif inputs is not None and inputs.num_frames is not None:
             frames = inputs.num_frames
             windows = num_windows(frames, length, inputs.segment_overlap)
-        first, latents = opening(self.options, self.manifest), latent_frames(self.manifest, length)
+        first = opening(self.options, self.manifest)
+        latents, given = sum(self.chunks) or latent_frames(self.manifest, length), self._given_chunks(inputs)
         decoded = 1 if chunks is None else chunks.videos(latents)
         return Counts(
             form=self.options["loop"],
@@ -203,7 +228,7 @@ class Generation:
             skipping=sum(part.skipping for part in self.ranges),
             experts=len(self.ranges),
             windows=windows,
-            longer=0 if first is None else len(first[0].timesteps) - len(self.table.timesteps),
+            longer=0 if first is None or given else len(first[0].timesteps) - len(self.table.timesteps),
             known=self.manifest.model.task.windows is None or inputs is not None,
             prompts=len(self.prompts),
             videos=self.profile.num_videos,
@@ -217,7 +242,8 @@ class Generation:
             latents=latents // decoded,
             decoded=decoded,
             blended=0 if blending is None else blending.total,
-            chunks=(0,) if chunks is None else chunks.lengths(latents),
+            chunks=self.chunks[given:] if chunks is not None else (0,),
+            given=given,
         )
 
     def cost(self, inputs: Inputs | None = None) -> Cost:

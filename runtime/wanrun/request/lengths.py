@@ -1,15 +1,31 @@
-"""The lengths that a video can have: frames of so many seconds, and those of a live video."""
+"""The lengths that a video can have: frames of so many seconds, and any number for a model of chunks."""
 
 from __future__ import annotations
 
-__all__ = ["check_live", "length_of"]
+__all__ = ["check_live", "check_start", "length_of", "live_chunks"]
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from numbers import Integral
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.model import Model
-from wanrun.errors import UsageError, field, wrong_type
+from wanrun.artifact.possible import check_possible
+from wanrun.artifact.programs import Profile
+from wanrun.denoising.latents import check_latents
+from wanrun.errors import ArtifactError, UsageError, field, wrong_type
+from wanrun.request.request import Request
+
+if TYPE_CHECKING:
+    from wanrun.request.generation import Generation
+
+MOST_PROFILES: Final = 100
+"""How often the frames of its profile a video that is not live has at most: its latents are in memory."""
 
 
 def nearest_length(model: Model, frames: float) -> int:
@@ -66,3 +82,115 @@ def check_live(
             expected=f"one more than a multiple of {manifest.model.vae_temporal}",
             remedy=f"use {nearest}",
         )
+
+
+def live_chunks(generation: Generation, frames: int | None) -> Iterable[int]:
+    """Returns the latent frames of each chunk of a live video.
+
+    Args:
+        generation: of its profile.
+        frames: of the video; None for no end.
+    """
+    model, window = generation.manifest.model, generation.profile.num_frames
+    assert model.chunks is not None  # ``check_live`` refuses other models
+    if frames is None:
+        return itertools.chain([model.chunks.first], itertools.repeat(model.chunks.each))
+    return model.chunks.lengths(model.latent_frames(frames), model.latent_frames(window))
+
+
+def check_start(generation: Generation, frames: int | None, latents: np.ndarray) -> None:
+    """Checks the initial latents of a live video's first chunks.
+
+    Args:
+        generation: what is made.
+        frames: of the video; None for no end.
+        latents: float32 (1, C, T, h, w), of as many chunks as they have frames.
+
+    Raises:
+        UsageError: for latents of another shape or dtype, that are not finite, or that end inside a chunk.
+    """
+    batch, channels, _, *cells = generation.latents_shape
+    given, ends = (
+        latents.shape[2] if latents.ndim == 5 else 1,
+        itertools.accumulate(live_chunks(generation, frames)),
+    )
+    check_latents(latents, (batch, channels, given, *cells))
+    before = 0
+    for end in ends:
+        if end >= given:
+            break
+        before = end
+    if given != end:
+        nearest = [one for one in (before, end) if one]
+        raise UsageError(
+            "invalid_value",
+            "the initial latents do not end where a chunk ends",
+            expected=f"{' or '.join(map(str, dict.fromkeys(nearest)))} latent frames",
+            found=given,
+        )
+
+
+def profile_of_chunks(
+    choose: Callable[[Mapping[str, object]], Profile], shape: Mapping[str, object]
+) -> Profile:
+    """Returns the profile that makes a video chunk by chunk: one of its length, or else of any.
+
+    Args:
+        choose: returns the built profile of a shape.
+        shape: what is asked for, by the names of ``Profile.shape``.
+
+    Raises:
+        ArtifactError, UsageError: of ``choose``.
+    """
+    any_length = {**shape, "num_frames": None}
+    if shape["profile"] is not None:
+        return choose(any_length)
+    try:
+        return choose(shape)
+    except ArtifactError:
+        with suppress(ArtifactError):
+            return choose(any_length)
+        raise
+
+
+def length_in_chunks(manifest: Manifest, profile: Profile, request: Request, goes_on: bool) -> dict[str, int]:
+    """Returns ``num_frames`` of a video that is made chunk by chunk, where they are not the profile's.
+
+    Args:
+        manifest: of the model.
+        profile: that makes it.
+        request: asks for the frames.
+        goes_on: whether a video is given that is continued.
+
+    Raises:
+        UsageError: for frames that cannot be, and for what makes those of the profile alone.
+    """
+    frames, built, name = request.num_frames, profile.num_frames, field("num_frames")
+    for option in ("window_frames", "window_overlap"):
+        if getattr(request, option) is not None:
+            raise UsageError(
+                "no_effect",
+                f"{field(option)} has no effect: {manifest.model.variant} makes a video chunk by chunk",
+                remedy=f"leave it out, and pass {name} alone",
+            )
+    if frames in (None, built) or request.clips is not None:
+        return {}
+    check_possible(manifest.model, None, frames)
+    if frames > (most := MOST_PROFILES * built):
+        raise UsageError(
+            "out_of_range", f"{name} is too long for one run", expected=f"at most {most}", found=frames
+        )
+    if request.decoder not in (None, "full"):
+        raise UsageError(
+            "invalid_value",
+            f"{field('decoder')} {request.decoder} decodes {built} frames alone",
+            remedy="leave one of them out",
+        )
+    if goes_on and frames < built:
+        raise UsageError(
+            "unsupported",
+            f"{name} of a video that is continued cannot be {frames}",
+            expected=f"{built} or more",
+            remedy="give more, or no video",
+        )
+    return {"num_frames": frames}

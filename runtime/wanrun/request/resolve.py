@@ -31,6 +31,7 @@ from wanrun.request.arguments import artifact_of, check_media_options, check_obj
 from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
+from wanrun.request.lengths import length_in_chunks, profile_of_chunks
 from wanrun.request.media import given_media
 from wanrun.request.options import (
     WINDOW,
@@ -145,13 +146,21 @@ def resolve_request(
     unguided = not has_guidance(manifest, request.guidance_scale)
     choose = partial(choose_profile, asked, loaded=loaded, unguided=unguided, begins=begins)
     alone = not task.always_encodes and not any(_has(manifest, given or inputs, one) for one in task.inputs)
-    profile = _chosen_profile(choose, request, shape, alone)
+    if manifest.model.chunks is not None and request.clips is None:
+        profile = profile_of_chunks(choose, shape)
+    else:
+        profile = _chosen_profile(choose, request, shape, alone)
     chosen.check(profile)
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
     request = with_strength(asked, profile, request, begins)
     options = resolve_options(asked, profile, structs.replace(request, **changes)) | fitted
+    if manifest.model.chunks is not None:
+        goes_on = any(
+            _has(manifest, given or inputs, name) for name, one in task.inputs.items() if one.kind == "video"
+        )
+        options |= length_in_chunks(manifest, profile, request, goes_on)
     options |= blended_windows(manifest, profile, request)
     if {"clips", "clip_prompts", "window_frames"} & options.keys():
         _check_parts(manifest, profile, given or inputs, options)

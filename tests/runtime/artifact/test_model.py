@@ -8,7 +8,7 @@ import pytest
 from helpers.manifests import plain_model
 from helpers.media_files import task_of
 from helpers.media_tasks import CLIP, VARIANTS
-from wanrun.artifact.model import Model
+from wanrun.artifact.model import Chunking, Model
 
 
 def test_every_model_has_the_common_options() -> None:
@@ -105,3 +105,11 @@ def test_an_image_processor_out_of_range_is_refused(field: str, value: object) -
     data["image_processor"][field] = value
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.convert(data, Model)
+
+
+def test_the_lengths_of_chunks() -> None:
+    chunks = Chunking(first=1, each=3)
+    assert [chunks.lengths(frames) for frames in (1, 4, 6)] == [(1,), (1, 3), (1, 3, 2)]
+    assert chunks.lengths(6, 5) == (1, 3, 3) and chunks.lengths(6, 9) == (1, 3, 2)
+    assert chunks.lengths(5, 4) == (1, 3, 1) and Chunking(first=3, each=3).lengths(2, 6) == (3,)
+    assert [chunks.within(frames) for frames in (0, 1, 3, 4, 7)] == [0, 1, 1, 2, 3]

@@ -19,11 +19,13 @@ import pytest
 import wanrun
 from helpers.artifacts import far_toy
 from helpers.pictures import pictures
+from wanrun.artifact.roles import ROLES
+from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import ExpertRange
-from wanrun.errors import CancelledError, UsageError
+from wanrun.errors import CancelledError, UsageError, WanError
 from wanrun.generation.live import Device, Live
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Media
+from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.generation import Generation
 
@@ -37,22 +39,62 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield loaded
 
 
-@pytest.mark.parametrize("given", [0, 25])
+@pytest.mark.parametrize(
+    ("given", "frames", "lengths"), [(0, 57, [1, 3, 3, 3, 3, 2]), (25, 45, [1, 3, 3, 3, 2])]
+)
 def test_chunks_are_those_of_the_whole_video(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, given: int
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, given: int, frames: int, lengths: list[int]
 ) -> None:
-    """With frames that are given, too, which are the first ones, and read while others have the device."""
-    media = Media(video=pictures(given, 96, 64)) if given else None
-    whole, held = pipeline.generate(PROMPT, media=media, **HOW), list[int]()
-    read = Generation.read_media
+    """Of one longer than the profile, and with frames that are given, which are the first ones.
+
+    They are read while others have the device.
+    """
+    media, steps = Media(video=pictures(given, 96, 64)) if given else None, list[tuple[int, int]]()
+    whole = pipeline.generate(
+        PROMPT, media=media, num_frames=frames, on_step=lambda *step: steps.append(step), **HOW
+    )
+    read, held = Generation.read_media, list[int]()
     looked = lambda *args, **more: (held.extend(pipeline._turns._queue), read(*args, **more))[1]  # noqa: E731
     monkeypatch.setattr(Generation, "read_media", looked)
-    chunks = list(pipeline.live(PROMPT, max_frames=45, media=media, **HOW))
+    chunks = list(pipeline.live(PROMPT, max_frames=frames, media=media, **HOW))
     assert ("read_media" in chunks[0].timings.spans) is bool(given) and not held
-    assert [chunk.latents.shape[2] for chunk in chunks] == [1, 3, 3, 3, 2]
-    assert [chunk.first for chunk in chunks] == [0, 1, 13, 25, 37]
+    assert [chunk.latents.shape[2] for chunk in chunks] == lengths
+    assert [chunk.first for chunk in chunks] == [0, 1, 13, 25, 37, 49][: len(lengths)]
     assert np.array_equal(np.concatenate([chunk.latents for chunk in chunks], 2), whole.latents)
     assert np.array_equal(np.concatenate([chunk.frames for chunk in chunks], 1), whole.frames)
+    assert (whole.options["num_frames"], whole.options.get("profile_frames", 45)) == (frames, 45)
+    made = len(lengths) - (3 if given else 0)  # one step each
+    assert steps == [(number + 1, made) for number in range(made)]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_frames": 60}, "num_frames"),
+        ({"num_frames": 4505}, "num_frames"),
+        ({"num_frames": 61, "window_frames": 45}, "window_frames"),
+        ({"num_frames": 21, "media": Media(video=())}, "num_frames"),
+        ({"num_frames": 61, "clips": 2}, None),
+    ],
+)
+def test_what_is_no_length(pipeline: Pipeline, options: dict[str, Any], named: str | None) -> None:
+    with pytest.raises(WanError) as raised:
+        pipeline.resolve(PROMPT, **options)
+    assert named is None or raised.value.fields[0] == named
+
+
+def test_chunks_that_are_given_make_no_steps(pipeline: Pipeline) -> None:
+    counts = [
+        pipeline.resolve(PROMPT, media=media, **HOW).counts(inputs)
+        for media, inputs in (
+            (None, None),
+            (Media(image=pictures(1, 96, 64)[0]), None),
+            (Media(video=()), None),  # not read
+            (Media(video=()), Inputs({"given_frames": np.array(25)})),
+        )
+    ]
+    assert [(one.given, one.told_steps) for one in counts] == [(0, 5), (1, 4), (0, 5), (3, 2)]
+    assert {ROLES["remember"].calls(one) for one in counts} == {4}
 
 
 def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
@@ -95,12 +137,26 @@ def test_a_video_goes_on_in_the_same_memory(pipeline: Pipeline) -> None:
     assert list(live) == []
 
 
+def test_given_latents_are_the_noise_of_the_first_chunks(pipeline: Pipeline) -> None:
+    _, channels, _, *cells = pipeline.latents_shape
+    noise = Noise(9)((1, channels, 4, *cells))
+    whole = pipeline.generate(PROMPT, latents=noise, num_frames=13, **HOW)
+    live = pipeline.live(PROMPT, latents=noise, **HOW)
+    first, second, third = itertools.islice(live, 3)
+    assert np.array_equal(np.concatenate([first.latents, second.latents], 2), whole.latents)
+    assert third.latents.shape[2] == 3
+    with pytest.raises(UsageError, match="chunk"):
+        pipeline.live(PROMPT, latents=noise[:, :, :3], **HOW)
+
+
 def test_frames_are_cut_to_what_was_asked_for(pipeline: Pipeline) -> None:
     chunks = list(pipeline.live(PROMPT, max_frames=9, **HOW))
     assert [chunk.frames.shape[1] for chunk in chunks] == [1, 8]
     for frames in (10, "9", 9.0, True):
         with pytest.raises(UsageError, match="max_frames"):
             pipeline.live(PROMPT, max_frames=frames, **HOW)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="max_frames"):
+        pipeline.live(PROMPT, num_frames=61, **HOW)
 
 
 def test_it_ends_in_the_middle_of_a_chunk(pipeline: Pipeline) -> None:
@@ -130,7 +186,8 @@ def test_an_ended_video_holds_nothing_of_the_device(pipeline: Pipeline) -> None:
         assert device_bytes() > before + 2**20  # what chunks see of those before
         del dropped
         closed.close()
-        assert device_bytes() < before + 2**14  # at most the last latents, of 6 kB
+        # At most the last latents, of 6 kB: JAX lets go of what it was given with its next transfer.
+        assert device_bytes() < before + 2**14
     finally:
         gc.enable()
     assert list(closed) == []
