@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import structs
 
 from wancli.jobs.batch import Batch
@@ -17,20 +18,19 @@ from wancli.jobs.planned import Planned
 from wancli.jobs.run import STDOUT, RunOptions
 from wancli.jobs.worklist import Worklist
 from wancli.streams import stdout_for_video
-from wanrun import Outcome, Progress, Timings, in_bytes
+from wanrun import Outcome, Progress, Result, Timings, in_bytes
 from wanrun.errors import UsageError, WanError, field
 from wanrun.job.line import Passed
+from wanrun.job.outputs import LATENTS
 from wanrun.media.live_video import LiveVideo, Sink, live_file, live_video, one_behind, write_all
 from wanrun.request.values import OF_WHOLE_VIDEOS
 from wanrun.terminal.status import Status
-from wanrun.undo import say
+from wanrun.undo import say, undone_at_exit
 
 if TYPE_CHECKING:
-    import numpy as np
+    from wanrun import Chunk, Job, Output, Pipeline
 
-    from wanrun import Pipeline
-
-_OF_RUNS = ("prompts", "seeds", "latents", "save_latents", "report", "coordinator")
+_OF_RUNS = ("prompts", "seeds", "report", "coordinator")
 
 
 def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
@@ -81,6 +81,7 @@ class _Written:
         now: tells the seconds since its beginning.
         frames, nbytes: so many.
         first: seconds until the first chunk was written.
+        latents: of each chunk, if they are to be saved.
     """
 
     begin: str
@@ -89,9 +90,18 @@ class _Written:
     frames: int = 0
     nbytes: int = 0
     first: float = 0.0
+    latents: list[np.ndarray] | None = None
 
-    def add(self, frames: int) -> None:
-        self.first, self.frames = self.first or self.now(), self.frames + frames
+    def add(self, chunk: Chunk) -> None:
+        self.first, self.frames = self.first or self.now(), self.frames + chunk.frames.shape[1]
+        if self.latents is not None:
+            self.latents.append(chunk.latents)
+
+    def save(self, output: Output) -> None:
+        """Writes the latents of all chunks; none before the first one."""
+        if self.latents:
+            made = Result(np.empty(0), np.concatenate(self.latents, 2), {}, Timings())
+            output.write(made, {}, overwrite=True)
 
     def __str__(self) -> str:
         shape = f"{self.frames} frames of {self.size[0]}x{self.size[1]}, {in_bytes(self.nbytes)}"
@@ -125,22 +135,24 @@ class LiveBatch(Batch):
         """Makes the video, and reports it."""
         generation, total = planned.job.generation, self._run.length(planned.job.generation)
         metadata = {name: value for name, value in planned.metadata.items() if name != "num_frames"}
-        if total is not None:
-            metadata["num_frames"] = total
+        metadata["seed"] = generation.options["seed"]  # of later chunks than those of given latents
         progress = Progress(planned.job.id, timings=Timings.from_now(self._timings))
         written = self._written = self._begun(planned, progress.timings)
         told = None if total is None else lambda: (written.frames, total)
         try:
             with (
+                _saved(planned.job, written),
                 self._shown_running(planned.job) as token,
                 progress.timings.phase("live", None, told, "frame"),
                 self._sink(planned.videos[0]) as sink,
                 live_video(sink, written.size, generation.fps, metadata) as video,
                 one_behind(partial(_write, video, written)) as write,
-                pipeline.run_live(generation, max_frames=total, cancel=token) as chunks,
+                pipeline.run_live(
+                    generation, max_frames=total, latents=self._work.noise, cancel=token
+                ) as chunks,
             ):
                 for chunk in chunks:
-                    write(chunk.frames[0])
+                    write(chunk)
         except WanError as error:
             if written.frames:
                 self.note(str(written))
@@ -176,7 +188,25 @@ class LiveBatch(Batch):
             yield take
 
 
-def _write(video: LiveVideo, written: _Written, frames: np.ndarray) -> None:
+def _write(video: LiveVideo, written: _Written, chunk: Chunk) -> None:
     """Writes a chunk's frames, and counts them."""
-    video.write(frames)
-    written.add(len(frames))
+    video.write(chunk.frames[0])
+    written.add(chunk)
+
+
+@contextlib.contextmanager
+def _saved(job: Job, written: _Written) -> Iterator[None]:
+    """Saves the latents of what was written, if they have a file, once the context or the process ends."""
+    output = next((one for one in job.outputs if one.kind == LATENTS), None)
+    if output is None:
+        yield
+        return
+    written.latents, save = [], partial(written.save, output)
+    with undone_at_exit(save):
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(WanError):  # the first error is told
+                save()
+            raise
+        save()

@@ -23,7 +23,7 @@ from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar
 from wanrun.request.generation import Generation
-from wanrun.request.lengths import check_live
+from wanrun.request.lengths import check_live, check_start
 from wanrun.request.prompts_file import Entry
 from wanrun.request.resolve import resolve_request
 
@@ -107,33 +107,38 @@ class Planner:
         """
         entry = self._with_its_seed(entry)
         generation = self.resolved(entry)
-        if self.noise is not None:
-            check_latents(self.noise, generation.latents_shape)
+        self._check_latents(generation)
         path = self.path(entry, "output")
-        if self.run.live:
-            decoder = generation.options.get("decoder")
-            check_live(generation.manifest, self.run.length(generation), "num_frames", decoder)
-        if str(path) == STDOUT:
-            if not self.run.live:
-                raise UsageError(
-                    "unsupported",
-                    "standard output takes live video alone",
-                    remedy="pass --live, or choose another --output",
-                )
-            return Planned(entry, Job("1/1", generation, (Output(path),)), (path,))
+        if (to_stdout := str(path) == STDOUT) and not self.run.live:
+            raise UsageError(
+                "unsupported",
+                "standard output takes live video alone",
+                remedy="pass --live, or choose another --output",
+            )
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
-            outputs = outputs_of(path, generation.profile.num_videos)
+            outputs = (Output(path),) if to_stdout else outputs_of(path, generation.profile.num_videos)
             videos = tuple(output.path for output in outputs)
-            if self.store is None:
+            if self.store is None and not to_stdout:
                 check_folder(path.parent)
             check_file(latents, "--save-latents", overwrite=self.many or self.run.overwrite)
-            self.claims.write([*videos, *map(metadata_sidecar, videos), latents], entry.where)
-            if not self.many or self.run.overwrite:
+            files = () if to_stdout else (*videos, *map(metadata_sidecar, videos))
+            self.claims.write([*files, latents], entry.where)
+            if not to_stdout and (not self.many or self.run.overwrite):
                 check_free(videos, self.run.overwrite, sidecars=self.run.overwrite)
         if latents is not None:
             outputs += (Output(latents, kind=LATENTS),)
         return Planned(entry, Job(f"{entry.index}/{entry.total}", generation, outputs), videos)
+
+    def _check_latents(self, generation: Generation) -> None:
+        """Checks given latents, and that the video of a live run can be."""
+        if self.run.live:
+            frames, decoder = self.run.length(generation), generation.options.get("decoder")
+            check_live(generation.manifest, frames, "num_frames", decoder)
+            if self.noise is not None:
+                check_start(generation, frames, self.noise)
+        elif self.noise is not None:
+            check_latents(self.noise, generation.latents_shape)
 
     def resolved(self, entry: Entry) -> Generation:
         """Returns the generation of a prompt; reads no media. Raises as ``resolve_request``."""

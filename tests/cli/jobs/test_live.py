@@ -23,6 +23,7 @@ from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError, WanError
 from wanrun.generation import load
 from wanrun.media.write_video import read_metadata
+from wanrun.request.resolve import resolve
 from wanrun.terminal.status import Status
 from wanrun.timing.timings import Timings
 
@@ -37,8 +38,10 @@ class Live(Fake):
         self.most: int | None = 0
 
     @contextmanager
-    def run_live(self, generation: Any, *, max_frames: int | None, cancel: object) -> Iterator[Iterator[Any]]:
-        self.most = max_frames
+    def run_live(
+        self, generation: Any, *, max_frames: int | None, latents: Any, cancel: object
+    ) -> Iterator[Iterator[Any]]:
+        self.most, self.given = max_frames, latents
         with closing(self._made()) as chunks:
             yield chunks
         self.asked.append("ended")
@@ -46,7 +49,8 @@ class Live(Fake):
     def _made(self) -> Iterator[Any]:
         for number in range(4):
             self.before.append(self._seen())
-            yield SimpleNamespace(frames=np.full((1, 2, *SIZE[1:]), number, np.uint8))
+            latents = np.full((1, 2, 1, 3, 4), number, np.float32)
+            yield SimpleNamespace(frames=np.full((1, 2, *SIZE[1:]), number, np.uint8), latents=latents)
         if self._error is not None:
             raise self._error
 
@@ -112,9 +116,28 @@ def test_an_error_leaves_what_was_made(
     batch_of: BatchOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(WanError, match="finite"):
-        batch_of(output=tmp_path / "o.mp4").run(Live(lambda: 0, WanError("not_finite", "not finite")))  # type: ignore[arg-type]
+        batch = batch_of(output=tmp_path / "o.mp4", save_latents=tmp_path / "z.npy")
+        batch.run(Live(lambda: 0, WanError("not_finite", "not finite")))  # type: ignore[arg-type]
     assert fragments(tmp_path / "o.mp4") == 4
+    assert np.load(tmp_path / "z.npy")[0, 0, :, 0, 0].tolist() == [0, 1, 2, 3]
     assert "(seed " in capsys.readouterr().err
+
+
+def test_given_latents_are_of_whole_chunks(batch_of: BatchOf, chunked: Path, tmp_path: Path) -> None:
+    batch, channels, _, *cells = resolve(chunked, "a fox").latents_shape
+    kinds = [(5, None, True), (2, 5, True), (2, None, False), (3, 5, False)]
+    for frames, total, fits in kinds:
+        given = np.zeros((batch, channels, frames, *cells), np.float32)
+        np.save(tmp_path / "z.npy", given)
+        made: dict[str, Any] = {"latents": tmp_path / "z.npy", "output": tmp_path / "o.mp4", "frames": total}
+        if not fits:
+            with pytest.raises(UsageError, match="chunk"):
+                batch_of(**made)
+            continue
+        pipeline = Live(lambda: 0)
+        batch_of(**made, overwrite=True).run(pipeline)  # type: ignore[arg-type]
+        assert np.array_equal(pipeline.given, given)
+        assert read_metadata(tmp_path / "o.mp4")["seed"] is not None
 
 
 def test_a_reader_of_standard_output(batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch) -> None:
