@@ -19,7 +19,7 @@ GUESSED_STEP: Final = 1.0
 
 
 class Estimates:
-    """Mean seconds of each phase by model and profile, and by the number of windows or clips.
+    """Mean seconds of each phase by model and profile, and by windows, clips, or frames that are not its own.
 
     ``times`` were measured before, by ``name``.
     """
@@ -32,6 +32,8 @@ class Estimates:
         """The name of a time: a step's is ``step``, and the tenths of the steps that have guidance."""
         windows, steps = video.shape.get("windows", 1), video.shape["num_steps"]
         kind = f"{video.shape['profile']}*{windows}" if windows > 1 else video.shape["profile"]
+        if (frames := video.shape.get("other_frames")) is not None:
+            kind = f"{kind}:{frames}"
         name = f"{video.model} {kind} {phase}"
         if phase != "step" or (guided := video.shape.get("guided")) is None:
             return name

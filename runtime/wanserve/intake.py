@@ -341,6 +341,7 @@ def _shape(generation: Generation) -> dict[str, Any]:
         "num_steps": counts.told_steps,
         "windows": counts.windows,
         "guided": counts.rounds * (counts.guided + counts.skipping),
+        "other_frames": generation.other_frames,
     }
 
 

@@ -208,6 +208,8 @@ def test_progress_follows_what_was_measured() -> None:
     clips = video(shape={**one.shape, "num_steps": 30, "windows": 3})  # two of which were there
     assert estimates.total(clips) is None
     assert estimates.learn(clips, {"steps": 20.0, "decode": 4.0}, 10) == {"m p*3 step": 2.0}
+    longer = video(shape={**one.shape, "other_frames": 321})
+    assert estimates.learn(longer, {"steps": 20.0}, 10) == {"m p:321 step": 2.0}
     seen = []
     for phase, step, passed in (
         ("loading", 0, 9),

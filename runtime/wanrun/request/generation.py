@@ -135,6 +135,12 @@ class Generation:
         return () if chunks is None else chunks.lengths(*(latent_frames(manifest, one) for one in frames))
 
     @property
+    def other_frames(self) -> int | None:
+        """The frames of a video that is made in chunks, if they are not the profile's."""
+        frames = int(self.options["num_frames"])
+        return frames if self.chunks and frames != self.profile.num_frames else None
+
+    @property
     def in_parts(self) -> bool:
         """Whether finished frames can be kept in a folder while later ones are made."""
         return self.clips > 1 or (self.blending is not None and self.profile.num_videos == 1)
@@ -156,7 +162,7 @@ class Generation:
             seeds = [clip_seed(self.options["seed"], clip) for clip in range(self.clips)]
             facts |= {"num_frames": counts.frames, "clip_frames": self.profile.num_frames}
             facts |= {"clip_seeds": seeds}
-        if self.chunks and self.options["num_frames"] != self.profile.num_frames:
+        if self.other_frames is not None:
             facts |= {"profile_frames": self.profile.num_frames}
         if "latents_sha256" in facts and counts.rounds == 1:
             facts["seed"] = None  # the latents replace the noise of the first window, which is the only one

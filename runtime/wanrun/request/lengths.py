@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from numbers import Integral
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -131,17 +131,20 @@ def check_start(generation: Generation, frames: int | None, latents: np.ndarray)
 
 
 def profile_of_chunks(
-    choose: Callable[[Mapping[str, object]], Profile], shape: Mapping[str, object]
+    model: Model, choose: Callable[[Mapping[str, object]], Profile], shape: Mapping[str, Any]
 ) -> Profile:
     """Returns the profile that makes a video chunk by chunk: one of its length, or else of any.
 
     Args:
+        model: the model.
         choose: returns the built profile of a shape.
         shape: what is asked for, by the names of ``Profile.shape``.
 
     Raises:
-        ArtifactError, UsageError: of ``choose``.
+        UsageError: for frames that cannot be; and as ``choose``.
+        ArtifactError: as ``choose``.
     """
+    check_possible(model, None, shape["num_frames"])
     any_length = {**shape, "num_frames": None}
     if shape["profile"] is not None:
         return choose(any_length)
@@ -175,7 +178,6 @@ def length_in_chunks(manifest: Manifest, profile: Profile, request: Request, goe
             )
     if frames in (None, built) or request.clips is not None:
         return {}
-    check_possible(manifest.model, None, frames)
     if frames > (most := MOST_PROFILES * built):
         raise UsageError(
             "out_of_range", f"{name} is too long for one run", expected=f"at most {most}", found=frames

@@ -147,7 +147,7 @@ def resolve_request(
     choose = partial(choose_profile, asked, loaded=loaded, unguided=unguided, begins=begins)
     alone = not task.always_encodes and not any(_has(manifest, given or inputs, one) for one in task.inputs)
     if manifest.model.chunks is not None and request.clips is None:
-        profile = profile_of_chunks(choose, shape)
+        profile = profile_of_chunks(manifest.model, choose, shape)
     else:
         profile = _chosen_profile(choose, request, shape, alone)
     chosen.check(profile)
