@@ -166,7 +166,7 @@ class Intake:
             raise RefusedError(what, param="prompt")
         paths = _paths(body.model, video.media, self._folders.of(video.id))
         await self._resolve(client, body, {**video.options, **body.options}, paths, probe=False)
-        if video.status != "in_progress" or video.unwanted:
+        if video.status != "in_progress" or video.wants_no_more:
             raise RefusedError("the video has ended, or is being ended", 409, code="already_ended")
         self._queue.lives.of(video).steer(body.options["prompt"])
 

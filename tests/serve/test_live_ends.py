@@ -98,7 +98,12 @@ def test_nothing_ends_what_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(LiveFiles, "join", slow)
         async with house(tmp_path, monkeypatch, live_wait_seconds=0.1) as there:
             for _ in range(2):
-                job = await there.ended(id := await there.ask(num_frames=1))
+                id = await there.ask(num_frames=1)
+                while (await there.look(id))["live"]["made"] == 0:
+                    await asyncio.sleep(0.01)
+                late = await there.call("PATCH", f"/v1/videos/{id}", {"prompt": "a hare"})
+                assert (late.status, late.json["error"]["code"]) == (409, "already_ended")
+                job = await there.ended(id)
                 assert (job["status"], job["live"]["stopped"]) == ("completed", None)
                 whole = HEAD + part_of(there.colours, 0)
                 assert (await kept(there, id) == whole) is not bool(full)
