@@ -195,6 +195,11 @@ class Sampler:
         return np.concatenate(made, axis=2)
 
     @property
+    def of_any_length(self) -> bool:
+        """Whether the profile's programs make and decode videos of any length."""
+        return self._chunks is not None and not self._alone
+
+    @property
     def chunks(self) -> Chunking:
         """How the model cuts a video into chunks."""
         assert self._chunks is not None

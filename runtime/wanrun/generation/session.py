@@ -115,6 +115,8 @@ class Session(Sampler):
             UsageError: for another shape or dtype.
         """
         _, *shape = self.latents_shape
+        if self.of_any_length and latents.ndim == 5:
+            shape[1] = latents.shape[2]
         if list(latents.shape[1:]) == shape:
             latents = latents[:, :, self.leading :]
         shape[1] -= self.leading

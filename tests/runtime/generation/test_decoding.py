@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,7 @@ SIZE = 2
 """Latent frames of a piece."""
 
 
-def decoder(alike: bool) -> tuple[Decoder, list[tuple[int, int]]]:
+def decoder(alike: bool, check: Callable[[], object] = lambda: None) -> tuple[Decoder, list[tuple[int, int]]]:
     """A decoder that repeats a latent frame four times, and what its pieces were told: first, and state."""
     told = list[tuple[int, int]]()
 
@@ -34,7 +35,7 @@ def decoder(alike: bool) -> tuple[Decoder, list[tuple[int, int]]]:
     programs = {"decode_video": last}
     if not alike:
         programs["decode_first"] = FakeProgram(("vae", "latents"), compute=begin, role="decode_first")
-    return Decoder(cast(Any, FakePrograms(**programs))), told
+    return Decoder(cast(Any, FakePrograms(**programs)), check=check), told
 
 
 @pytest.mark.parametrize("alike", [False, True])
@@ -49,6 +50,14 @@ def test_a_video_of_any_length(frames: int, alike: bool) -> None:
         assert told == ([(1, 0)] if alike else []) + [(0, number + 1) for number in range(count)]
         told.clear()
     assert decode.enough == 2
+
+
+def test_a_decoding_ends_between_two_pieces() -> None:
+    allowed = iter([None, None])
+    decode, told = decoder(alike=True, check=lambda: next(allowed))
+    with pytest.raises(RuntimeError):  # a generator's StopIteration
+        list(decode(np.ones((1, 9, 1, 1), np.float32)))
+    assert len(told) == 3
 
 
 def test_frames_that_are_kept_or_told_of() -> None:

@@ -141,6 +141,7 @@ def test_given_latents_are_the_noise_of_the_first_chunks(pipeline: Pipeline) -> 
     _, channels, _, *cells = pipeline.latents_shape
     noise = Noise(9)((1, channels, 4, *cells))
     whole = pipeline.generate(PROMPT, latents=noise, num_frames=13, **HOW)
+    assert np.array_equal(pipeline.decode(whole.latents), whole.frames)
     live = pipeline.live(PROMPT, latents=noise, **HOW)
     first, second, third = itertools.islice(live, 3)
     assert np.array_equal(np.concatenate([first.latents, second.latents], 2), whole.latents)
