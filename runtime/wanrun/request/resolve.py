@@ -157,7 +157,7 @@ def resolve_request(
     request = with_strength(asked, profile, request, begins)
     options = resolve_options(asked, profile, structs.replace(request, **changes)) | fitted
     if manifest.model.chunks is not None:
-        goes_on = any(
+        goes_on = task.held is not None and any(  # else its frames are none of the result's
             _has(manifest, given or inputs, name) for name, one in task.inputs.items() if one.kind == "video"
         )
         options |= length_in_chunks(manifest, profile, request, goes_on)
