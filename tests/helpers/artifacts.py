@@ -71,6 +71,7 @@ def build_artifact(
     nag: bool = False,
     variant: str | None = None,
     configs: Mapping[str, Path] = MappingProxyType({}),
+    dtype: str = "float32",
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -93,6 +94,7 @@ def build_artifact(
         nag: whether its steps can take a negative prompt without guidance.
         variant: as ``--variant`` takes it.
         configs: config files by part, as of ``ConvertRequest``.
+        dtype: another one of the transformer and the text encoder.
     """
     from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest, convert
@@ -100,7 +102,7 @@ def build_artifact(
     from wanbuild.programs.compile import compile_artifact
     from wanbuild.targets.mesh import parse_mesh
 
-    stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
+    stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), dtype)
     own = {"files": files, "quantise": parse_quantise(quantise, ()), "variant": variant, "configs": configs}
     convert(ConvertRequest(checkpoint, folder, stored, **own))
     forms = {guidance: loop} if isinstance(loop, str) else {(one,): loop[one] for one in guidance}
@@ -113,7 +115,7 @@ def build_artifact(
             guided,
             num_references=count,
             options=BuildOptions(
-                dtype="float32",
+                dtype=dtype,
                 loop=form,
                 lora_rank=rank,
                 guiders=guiders,

@@ -6,7 +6,7 @@ import gc
 import itertools
 import threading
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 import wanrun
-from helpers.artifacts import far_toy
+from helpers.artifacts import build_artifact, far_toy, shared
 from helpers.pictures import pictures
 from wanrun.artifact.roles import ROLES
-from wanrun.denoising.noise import Noise
+from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.steps import ExpertRange
 from wanrun.errors import CancelledError, UsageError, WanError
-from wanrun.generation.live import Device, Live
+from wanrun.executables.tolerance import relative_error
+from wanrun.generation.live import Chunk, Device, Live
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
@@ -60,7 +61,7 @@ def test_chunks_are_those_of_the_whole_video(
     assert ("read_media" in chunks[0].timings.spans) is bool(given) and not held
     assert [chunk.latents.shape[2] for chunk in chunks] == lengths
     assert [chunk.first for chunk in chunks] == [0, 1, 13, 25, 37, 49][: len(lengths)]
-    assert np.array_equal(np.concatenate([chunk.latents for chunk in chunks], 2), whole.latents)
+    assert np.array_equal(latents_of(chunks), whole.latents)
     assert np.array_equal(np.concatenate([chunk.frames for chunk in chunks], 1), whole.frames)
     assert (whole.options["num_frames"], whole.options.get("profile_frames", 45)) == (frames, 45)
     made = len(lengths) - (3 if given else 0)  # one step each
@@ -95,6 +96,31 @@ def test_chunks_that_are_given_make_no_steps(pipeline: Pipeline) -> None:
     ]
     assert [(one.given, one.told_steps) for one in counts] == [(0, 5), (1, 4), (0, 5), (3, 2)]
     assert {ROLES["remember"].calls(one) for one in counts} == {4}
+
+
+def test_a_rounded_model(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In bfloat16, of which a CPU keeps the bits, with weights of 8 bits."""
+
+    def build(folder: Path) -> None:
+        checkpoint, _ = far_toy(tmp_path_factory)
+        build_artifact(
+            checkpoint, folder, guidance=(False,), num_frames=13, quantise="int8", dtype="bfloat16"
+        )
+
+    with wanrun.load(shared(tmp_path_factory, "far-rounded", build), embeddings="none") as rounded:
+        kept = rounded.session(rounded.profile).programs["remember"].avals["outputs"]["cache"]
+        assert {text.partition("[")[0] for text in kept.values()} == {"uint16", "float32"}
+        whole = rounded.generate(PROMPT, **HOW).latents
+        live = latents_of(rounded.live(PROMPT, max_frames=13, **HOW))
+    assert np.array_equal(live, whole)
+    noise = np.concatenate([initial_noise(3, whole.shape)] * 3, 2)
+    right = pipeline.generate(PROMPT, latents=noise, **HOW).latents[:, :, :4]
+    for chunk in (slice(0, 1), slice(1, None)):  # seen 4e-3
+        assert 1e-4 < relative_error(whole[:, :, chunk], right[:, :, chunk]) < 1e-2
+
+
+def latents_of(chunks: Iterable[Chunk]) -> np.ndarray:
+    return np.concatenate([chunk.latents for chunk in chunks], 2)
 
 
 def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
