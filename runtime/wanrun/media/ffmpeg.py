@@ -89,7 +89,7 @@ def check_encodes(suffix: str, codec: str) -> None:
         )
     except UsageError as error:
         raise UsageError(
-            "unwritable", f"{suffix[1:]} cannot be written: {error.what}", found=error.found, remedy=remedy
+            "not_installed", f"{suffix[1:]} cannot be written: {error.what}", found=error.found, remedy=remedy
         ) from None
     except OSError as error:
         raise UsageError(

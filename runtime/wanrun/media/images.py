@@ -40,8 +40,11 @@ def existing_path(source: Path | str, option: str) -> Path:
         if path.is_file():
             with open_regular(path, MAX_BYTES) as file:
                 found = None if file.read(1) else "an empty file"
+        elif not path.is_dir() and path.exists():
+            found = "neither a file nor a folder"
         elif not path.is_dir():
-            found = "neither a file nor a folder" if path.exists() else "no such file or folder"
+            what = f"{described(source, option)} cannot be read"
+            raise UsageError("missing_file", what, found="no such file or folder")
     except OSError as error:
         found = error.strerror
     if found is not None:
@@ -112,7 +115,7 @@ def _image_path(source: object, option: str) -> Path:
     path = existing_path(source, option)
     if path.is_dir():
         raise UsageError(
-            "unreadable", f"{described(source, option)} cannot be read", expected="an image", found="a folder"
+            "wrong_kind", f"{described(source, option)} cannot be read", expected="an image", found="a folder"
         )
     return path
 

@@ -49,7 +49,7 @@ NO_MEMORY = ("out of memory", "allocate memory", "get_buffer() failed", "Resourc
 def too_large(name: str) -> UsageError:
     """Returns the error for an image above Pillow's limit of pixels."""
     return UsageError(
-        "out_of_range",
+        "too_large",
         f"{name} is too large",
         expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels",
         remedy="make it smaller",
@@ -64,7 +64,7 @@ def check_size(size: tuple[int, int], name: str) -> None:
     if max(size) > MAX_SIDE:
         expected = f"sides of at most {MAX_SIDE} pixels"
         raise UsageError(
-            "out_of_range", f"{name} is too large", expected=expected, found=found, remedy="crop it"
+            "too_large", f"{name} is too large", expected=expected, found=found, remedy="crop it"
         )
 
 

@@ -269,7 +269,7 @@ def _program(name: str) -> str:
         return find_ffmpeg()
     except UsageError as error:
         raise UsageError(
-            "unreadable",
+            "not_installed",
             f"{name} cannot be read: {error.what}",
             found=error.found,
             remedy=f"{error.remedy}, or give a folder of images",

@@ -149,7 +149,7 @@ def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
         yield UsageError("unsupported", f"{mode} cannot be used with {variant}")
     elif media.mode is not None and task.modes is not None and media.mode not in task.modes.names:
         names = " or ".join(task.modes.names)
-        yield UsageError("unknown_parameter", f"{mode} is unknown", expected=names, found=media.mode)
+        yield UsageError("invalid_value", f"{mode} is unknown", expected=names, found=media.mode)
     if media.fit is not None and not task.fits:
         yield UsageError(
             "unsupported", f"{field('fit')} cannot be used with {variant}", remedy="leave it out"
@@ -162,7 +162,7 @@ def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
         )
     elif media.fit not in (None, *FITS):
         yield UsageError(
-            "unknown_parameter", f"{field('fit')} is unknown", expected=" or ".join(FITS), found=media.fit
+            "invalid_value", f"{field('fit')} is unknown", expected=" or ".join(FITS), found=media.fit
         )
     if media.segment_overlap is not None and task.windows is None:
         yield UsageError("unsupported", f"{overlap} cannot be used with {variant}", remedy="leave it out")

@@ -206,7 +206,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
             comment = read_bounded(metadata_sidecar(path), MAX_METADATA_BYTES).decode("utf-8")
         data = json.loads(comment or "{}")
     except Exception as error:  # there is no ffmpeg, or what Pillow and JSON raise for a damaged file
-        raise UsageError("unreadable", f"the metadata of {path} cannot be read: {error}") from error
+        raise UsageError("unreadable", f"the metadata of {path} cannot be read", found=error) from error
     if not isinstance(data, dict):
         raise UsageError("unreadable", f"the metadata of {path} is not an object", found=type(data).__name__)
     return data

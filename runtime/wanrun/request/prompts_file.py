@@ -167,7 +167,7 @@ def _read(path: Path) -> tuple[str, bytes]:
         raise UsageError("unreadable", f"the prompts file {name} cannot be read", found=reason) from None
     if len(data) > _MAX_BYTES:
         raise UsageError(
-            "out_of_range",
+            "too_large",
             f"the prompts file {name} is too large",
             expected=f"at most {_MAX_BYTES >> 20} MiB",
         )

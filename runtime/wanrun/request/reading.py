@@ -142,9 +142,15 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
     try:
         msgspec.convert(parsed, row.type)
     except (msgspec.ValidationError, UnicodeEncodeError) as wrong:  # half of a surrogate pair
-        what = "cannot be used" if (row.choices and row.base is str) or row.record else "is out of range"
         found = wrong if row.record else value if type(value) is float else quoted(value)
-        yield UsageError("invalid_value", f"{field(row.name)} {what}", expected=row.expected, found=found)
+        if (row.choices and row.base is str) or row.record:
+            yield UsageError(
+                "invalid_value", f"{field(row.name)} cannot be used", expected=row.expected, found=found
+            )
+        else:
+            yield UsageError(
+                "out_of_range", f"{field(row.name)} is out of range", expected=row.expected, found=found
+            )
 
 
 def _fits(value: Any, row: Row) -> bool:

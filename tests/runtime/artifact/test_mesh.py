@@ -54,7 +54,7 @@ def test_what_a_manifest_may_not_have(sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize("along", [("data",), ("x",), ("tensor", "tensor")])
 def test_rules_of_no_mesh(along: tuple[str, ...]) -> None:
     check_rules({"heads": ("tensor", "videos"), "embed": ()})
-    with pytest.raises(ValueError, match="heads is cut along"):
+    with pytest.raises(ValueError, match="heads"):
         check_rules({"heads": along})
 
 

@@ -34,7 +34,7 @@ def test_some_models_have_options_of_their_own() -> None:
 
 
 def test_an_image_encoder_needs_its_settings() -> None:
-    with pytest.raises(ValueError, match=r"^image is encoded, and there is no image processor"):
+    with pytest.raises(ValueError, match="image processor"):
         plain_model(task=task_of("wan2.1-i2v"))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.parameters import Component, Parameter
 from wanrun.errors import ArtifactError
@@ -28,26 +30,26 @@ def test_a_component_has_the_bytes_of_its_arrays() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_row_has_a_checksum(count: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} checksums for 2 rows"):
+    with pytest.raises(ValueError, match=rf"\b{count} .*\b2 "):
         parameter(crc32c=("00000000",) * count)
 
 
 @pytest.mark.parametrize("axes", [(), ("layers",), ("layers", None, None)])
 def test_a_dimension_has_an_axis(axes: tuple[str | None, ...]) -> None:
-    with pytest.raises(ValueError, match=r"axes .* for shape \(4, 6\)"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(axes))}.*\(4, 6\)"):
         parameter(axes=axes)
 
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a//b", ""])
 def test_paths_stay_in_the_artifact(path: str) -> None:
-    with pytest.raises(ArtifactError, match="a component names a path outside the artifact"):
+    with refuses("untrusted", ArtifactError, what="a component", found=repr(path)):
         Component(path, {})
-    with pytest.raises(ArtifactError, match="a parameter names a path outside the artifact"):
+    with refuses("untrusted", ArtifactError, what="a parameter", found=repr(path)):
         Component("weights/vae", {path: parameter()})
 
 
 def test_a_parameter_is_no_folder_of_others() -> None:
     """Both cannot be in one tree."""
     Component("weights/vae", {"a/b": parameter(), "ab": parameter(), "a/c/d": parameter()})
-    with pytest.raises(ValueError, match=r"^a/c is a parameter, and others are below it"):
+    with pytest.raises(ValueError, match=r"^a/c "):
         Component("weights/vae", {"a/c/d": parameter(), "a/c": parameter()})

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from helpers.manifests import built_with, plain_program, program_set
+from helpers.refusals import refuses
 from wanrun.artifact.programs import Kernels, PlainFile, Profile, aval
 from wanrun.errors import ArtifactError
 
@@ -56,7 +57,7 @@ def test_a_set_s_key_is_of_what_changes_a_program() -> None:
 @pytest.mark.parametrize("file", ["/etc/passwd", "../x", "programs//x"])
 def test_a_program_lies_in_its_artifact(file: str) -> None:
     for make in (plain_program, PlainFile):
-        with pytest.raises(ArtifactError, match="a program names a path outside the artifact"):
+        with refuses("untrusted", ArtifactError, what="a program", found=repr(file)):
             make(file=file, sha256="")
 
 

@@ -45,13 +45,13 @@ def test_every_role_and_form_of_a_manifest_has_a_row() -> None:
 def test_nothing_of_a_role_can_be_forgotten(field: str) -> None:
     row = {name: getattr(ROLES["step"], name) for name in Role.__struct_fields__}
     del row[field]
-    with pytest.raises(TypeError, match=f"Missing required argument '{field}'"):
+    with pytest.raises(TypeError, match=f"'{field}'"):
         Role(**row)
 
 
 def test_a_program_that_makes_steps_is_proven_by_their_update() -> None:
     for name, proven in (("step", "record"), ("decode", "update")):
-        with pytest.raises(ValueError, match="a program is proven by its update if it makes steps"):
+        with pytest.raises(ValueError, match=r"\bupdate\b"):
             replace(ROLES[name], proven=proven)
 
 

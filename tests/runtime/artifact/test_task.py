@@ -118,8 +118,8 @@ def test_a_single_set_of_images_is_counted() -> None:
     assert task.counted == ("reference_image", task.inputs["reference_image"])
     assert task_of("wan2.2-animate").counted is None
     again = Input(kind="images", array="others")
-    with pytest.raises(ValueError, match="image cannot be of kind images"):
+    with pytest.raises(ValueError, match=r"^image .*images"):
         msgspec.structs.replace(task, inputs={**task.inputs, "image": again})
     one = msgspec.structs.replace(task.inputs[SEVERAL], kind="image")
-    with pytest.raises(ValueError, match="reference_image cannot be of kind image"):
+    with pytest.raises(ValueError, match=r"^reference_image "):
         msgspec.structs.replace(task, inputs={SEVERAL: one})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.wrong_path import wrong_path
 from wanrun.errors import ArtifactError
@@ -17,38 +18,21 @@ def touch(path: Path) -> None:
     path.touch()
 
 
+CONVERT, TO = "wanbuild convert", "--artifact DIR"
+
+
 @pytest.mark.parametrize(
     ("name", "make", "found", "remedy"),
     [
-        ("a", lambda path: None, "no such folder", "make one with wanbuild convert"),
-        ("a", Path.mkdir, f"no {MANIFEST} in it", "make one with wanbuild convert"),
-        (
-            "a",
-            lambda path: touch(path / "model_index.json"),
-            "a checkpoint",
-            "convert it: wanbuild convert a --artifact DIR",
-        ),
-        (
-            "a",
-            lambda path: touch(path / "x.safetensors"),
-            "a folder of weights",
-            "convert the checkpoint that it belongs to: wanbuild convert CHECKPOINT --artifact DIR",
-        ),
-        (
-            "x.safetensors",
-            touch,
-            "a file of weights",
-            "convert the checkpoint that it belongs to: wanbuild convert CHECKPOINT --artifact DIR",
-        ),
-        ("a.toml", touch, "a recipe", "build it: wanbuild build a.toml"),
-        ("a.mp4", touch, "a file", "make one with wanbuild convert"),
-        (
-            "Wan-AI/Wan2.1",
-            lambda path: None,
-            "no such folder; it may be a hub id",
-            "convert it: wanbuild convert Wan-AI/Wan2.1 --artifact DIR; "
-            "if it is an artifact already: hf://Wan-AI/Wan2.1",
-        ),
+        ("a", lambda path: None, "no such folder", "wanbuild convert"),
+        ("a", Path.mkdir, MANIFEST, "wanbuild convert"),
+        ("a", lambda path: touch(path / "model_index.json"), "checkpoint", f"{CONVERT} a {TO}"),
+        ("a", lambda path: touch(path / "x.safetensors"), "folder of weights", f"{CONVERT} CHECKPOINT {TO}"),
+        ("x.safetensors", touch, "file of weights", f"{CONVERT} CHECKPOINT {TO}"),
+        ("a.toml", touch, "recipe", "wanbuild build a.toml"),
+        ("a.mp4", touch, "a file", "wanbuild convert"),
+        ("Wan-AI/Wan2.1", lambda path: None, "hub id", f"{CONVERT} Wan-AI/Wan2.1 {TO}"),
+        ("Wan-AI/Wan2.1", lambda path: None, "no such folder", "hf://Wan-AI/Wan2.1"),
     ],
 )
 def test_what_it_is_and_what_to_do(
@@ -61,6 +45,6 @@ def test_what_it_is_and_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path(name))
-    assert wrong_path(Path(name), MANIFEST) == (found, remedy)
-    with pytest.raises(ArtifactError, match=f"^{name} is not an artifact; found {found}; {remedy}$"):
+    with refuses("wrong_kind", ArtifactError, what=name, found=found, remedy=remedy) as refused:
         read_manifest(Path(name))
+    assert wrong_path(Path(name), MANIFEST) == (refused.value.found, refused.value.remedy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,19 +13,21 @@ import pytest
 from PIL import Image
 
 from helpers.pictures import picture, pixels, same
-from wanrun.errors import UsageError
+from helpers.refusals import refuses
+from wanrun.codes import ErrorCode
+from wanrun.errors import UsageError, WanError
 from wanrun.media import images
 from wanrun.media.images import left_out, read_image
 from wanrun.media.pillow import FORMATS
 
 
-def refused(source: Path | str | Image.Image) -> str:
-    """The line that says why an image is not read."""
-    with pytest.raises(UsageError) as caught:
+def check_refused(source: Path | str | Image.Image, code: ErrorCode, **parts: object) -> WanError:
+    """Checks why an image is not read; returns the error."""
+    with refuses(code, **parts) as caught:
         read_image(source, "--image")
-    line = str(caught.value)
-    assert "\n" not in line and line.startswith("--image")
-    return line
+    assert "\n" not in str(caught.value) and caught.value.what.startswith("--image")
+    assert isinstance(source, Image.Image) or str(source) in caught.value.what
+    return caught.value
 
 
 def saved(image: Image.Image, path: Path, **options: object) -> Path:
@@ -94,7 +98,7 @@ HEIC = b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic"
 def test_heic_is_named_or_read_by_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "photo.jpg"  # phones and messengers rename them
     path.write_bytes(HEIC)
-    assert "HEIC" in refused(path) and "'.[heif]'" in refused(path)
+    assert "HEIC" in check_refused(path, "wrong_kind", remedy="'.[heif]'").what
     (tmp_path / "pillow_heif.py").write_text(
         "from PIL import Image\n"
         "def register_heif_opener():\n"
@@ -143,15 +147,15 @@ def test_an_image_in_memory_is_treated_alike() -> None:
 def test_greyscale_of_16_bits_is_refused(suffix: str, tmp_path: Path) -> None:
     """Pillow clips it at 255: nearly all white."""
     deep = np.random.default_rng(0).integers(0, 65536, (12, 20), np.uint16)
-    line = refused(saved(Image.fromarray(deep), tmp_path / f"deep.{suffix}"))
-    assert "save it with 8 bits" in line and "I;16" in line
+    path = saved(Image.fromarray(deep), tmp_path / f"deep.{suffix}")
+    check_refused(path, "unsupported", found="(I;16", remedy="8 bits")
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("I", np.int32), ("F", np.float32)])
 def test_greyscale_of_32_bits_is_refused(mode: str, dtype: type, tmp_path: Path) -> None:
     deep = np.random.default_rng(0).integers(0, 65536, (12, 20)).astype(dtype)
-    assert "save it with 8 bits" in refused(saved(Image.fromarray(deep), tmp_path / "deep.tiff"))
-    assert f"({mode})" in refused(Image.fromarray(deep))
+    for image in (saved(Image.fromarray(deep), tmp_path / "deep.tiff"), Image.fromarray(deep)):
+        check_refused(image, "unsupported", found=f"({mode})", remedy="8 bits")
 
 
 def test_colour_of_16_bits_keeps_the_upper_8(tmp_path: Path) -> None:
@@ -178,41 +182,42 @@ def test_a_damaged_file_is_refused(format: str, damage: Callable[[bytes], bytes]
     picture(50, 34).save(data, format)
     path = tmp_path / "damaged"
     path.write_bytes(damage(data.getvalue()))
-    line = refused(path)
-    assert str(path) in line and ("damaged" in line or "not an image" in line)
+    with pytest.raises(UsageError) as caught:
+        read_image(path, "--image")
+    assert caught.value.code in ("damaged", "wrong_kind") and str(path) in caught.value.what
 
 
 def test_a_damaged_image_in_memory_is_refused(tmp_path: Path) -> None:
     path = saved(picture(50, 34), tmp_path / "picture.png")
     path.write_bytes(cut(path.read_bytes()))
     with Image.open(path) as image:
-        assert refused(image).startswith("--image is damaged")
+        check_refused(image, "damaged")
 
 
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("not a picture\n")
-    assert "an empty file" in refused(tmp_path / "empty.png")
-    assert "is not an image" in refused(tmp_path / "text.png")
-    assert "found a folder" in refused(tmp_path)
-    assert "no such file" in refused(tmp_path / "missing.png")
-    assert "no such file" in refused(str(tmp_path / "text.png" / "below.png"))
-    assert "File name too long" in refused(tmp_path / ("a" * 300))
-    assert "neither a file nor a folder" in refused("/dev/null")
-    assert "has no pixels" in refused(Image.new("RGB", (0, 5)))
+    check_refused(tmp_path / "empty.png", "unreadable", found="empty")
+    check_refused(tmp_path / "text.png", "wrong_kind")
+    check_refused(tmp_path, "wrong_kind", found="a folder")
+    check_refused(tmp_path / "missing.png", "missing_file")
+    check_refused(str(tmp_path / "text.png" / "below.png"), "missing_file")
+    check_refused(tmp_path / ("a" * 300), "unreadable", found=os.strerror(errno.ENAMETOOLONG))
+    check_refused("/dev/null", "unreadable", found="neither")
+    check_refused(Image.new("RGB", (0, 5)), "damaged", found="0x5")
 
 
 def test_a_program_is_not_started(tmp_path: Path) -> None:
     """Pillow hands PostScript to Ghostscript."""
     (tmp_path / "page.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 12\nshowpage\n")
-    assert "is not an image" in refused(tmp_path / "page.png")
+    check_refused(tmp_path / "page.png", "wrong_kind")
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(picture(50, 34), tmp_path / "picture.png")
     for limit in (50 * 34 - 1, 50 * 34 // 2 - 1):  # Pillow warns of the first, and refuses the second
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        assert f"is too large; expected at most {limit} pixels" in refused(path)
+        check_refused(path, "too_large", expected=f"{limit} pixels")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50 * 34)
     read_image(path, "--image")
 
@@ -220,10 +225,8 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("size", [(1, 140_000), (140_000, 1)])
 def test_a_very_long_image_is_refused(size: tuple[int, int], tmp_path: Path) -> None:
     """To scale it takes much time and memory, whatever its pixels."""
-    path, found = saved(Image.new("1", size), tmp_path / "thin.png"), f"{size[0]}x{size[1]}"
-    line = f"--image {path} is too large; expected sides of at most 131072 pixels; found {found}; crop it"
-    assert refused(path) == line
-    assert refused(Image.new("L", size)) == line.replace(f" {path}", "")
+    for image in (saved(Image.new("1", size), tmp_path / "thin.png"), Image.new("L", size)):
+        check_refused(image, "too_large", expected=131072, found=f"{size[0]}x{size[1]}", remedy="crop")
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +236,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(images, "open_regular", denied)
-    assert refused(path).endswith("cannot be read; found Permission denied")
+    check_refused(path, "unreadable", found="Permission denied")
 
 
 def test_the_transparent_colour_of_an_image_in_memory_is_told_of() -> None:

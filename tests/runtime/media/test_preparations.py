@@ -10,10 +10,10 @@ import pytest
 
 from helpers.manifests import built_with, plain_manifest, plain_model
 from helpers.pictures import picture, pictures
+from helpers.refusals import refuses
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input, Modes, Task, Windows
-from wanrun.errors import UsageError
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.prepare import load_media
 from wanrun.media.processors import cropped, filled, greyscale, reference_canvas, resized
@@ -64,7 +64,7 @@ def test_the_aspect_ratio_is_kept_or_refused() -> None:
     process = PREPARATIONS["resize_same_aspect"].process
     large = picture(2 * WIDTH, 2 * HEIGHT)
     np.testing.assert_array_equal(process(large, CANVAS), resized(large, WIDTH, HEIGHT))
-    with pytest.raises(UsageError, match="the frames of the picture do not fit the profile"):
+    with refuses("mismatch", what="the picture", expected=f"{WIDTH}x{HEIGHT}", found="200x100"):
         process(picture(200, 100), CANVAS)
 
 
@@ -108,8 +108,9 @@ def test_a_model_that_no_variant_is() -> None:
     }
     assert arrays["how"] == arrays["has_end"] == 1
     assert loaded.facts["mode"] == "deep" and len(loaded.facts["reference_image_sha256"]) == 2
-    with pytest.raises(UsageError, match=r"mask is missing: .* needs it with mode deep"):
+    with refuses("missing_parameter", what="deep") as caught:
         load(task, Media(mode="deep"))
+    assert caught.value.fields == ("mask", "mode")
 
 
 def test_windows_of_another_video() -> None:
@@ -129,5 +130,5 @@ def test_windows_of_another_video() -> None:
     media = Media(video=pictures(9, 40, 30), mask=pictures(4, 40, 30), segment_overlap=3)
     loaded = load(task, media, num_frames=7)
     assert loaded.arrays["motion"].shape[:1] == loaded.arrays["depth"].shape[:1] == (11,)
-    with pytest.raises(UsageError, match="segment_overlap is not possible; expected 2 or 3; found 1"):
+    with refuses("out_of_range", what="segment_overlap", expected="2 or 3", found=1):
         load(task, Media(video=pictures(9, 40, 30), segment_overlap=1))

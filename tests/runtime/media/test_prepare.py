@@ -15,12 +15,12 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from helpers.damage import flag
 from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
+from helpers.refusals import check_refusal, refuses
 from wanbuild.variants.start import with_start
 from wanrun.artifact.programs import Profile
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, WanError
 from wanrun.media import decoder, preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.facts import media_facts
@@ -37,11 +37,11 @@ def load(variant: str, media: Media, profile: Profile | None = None) -> Inputs:
     return load_media(manifest_of(variant), profile or profile_of(), media)
 
 
-def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
+def refused(variant: str, media: Media, profile: Profile | None = None) -> WanError:
     with pytest.raises(UsageError) as caught:
         load_media(manifest_of(variant), profile or profile_of(), media)
     assert "\n" not in str(caught.value)
-    return caught.value.spelled(flag)
+    return caught.value
 
 
 # -- what is seen without decoding
@@ -102,7 +102,7 @@ def test_what_a_probe_sees(
         return
     with pytest.raises(UsageError) as caught:
         probe_media(manifest_of(variant), profile_of(), media)
-    assert caught.value.spelled(flag) == said
+    assert caught.value.parts == said.parts
 
 
 def test_a_probe_takes_what_can_be_used(tmp_path: Path) -> None:
@@ -221,21 +221,21 @@ def test_vace_references_keep_their_order() -> None:
     found = load("wan2.1-vace", Media(reference_image=(A, B)), profile_of(2)).arrays["references"]
     np.testing.assert_array_equal(found, np.stack([reference_canvas(one, WIDTH, HEIGHT) for one in (A, B)]))
     assert found.dtype == np.float32
-    assert "expected 2 image(s); found 1;" in refused(
-        "wan2.1-vace", Media(reference_image=(A,)), profile_of(2)
-    )
-    assert "expected 0 image(s); found 1;" in refused("wan2.1-vace", Media(reference_image=(A,)))
-    line = refused("wan2.1-vace", Media(reference_image=(A, picture(7, 90))), profile_of(2))
-    assert "--reference-image is too small" in line
+    for most in (2, 0):
+        wrong = refused("wan2.1-vace", Media(reference_image=(A,)), profile_of(most))
+        check_refusal(wrong, "mismatch", what="reference_image", expected=most, found=1)
+    small = refused("wan2.1-vace", Media(reference_image=(A, picture(7, 90))), profile_of(2))
+    check_refusal(small, "out_of_range", what="reference_image", expected=8, found="7x90")
 
 
 @pytest.mark.parametrize("name", ["video", "mask"])
 @pytest.mark.parametrize("count", [1, FRAMES - 1, FRAMES + 1, 40])
 def test_vace_refuses_another_number_of_frames(name: str, count: int, tmp_path: Path) -> None:
     path = write_video(pictures(count, WIDTH, HEIGHT), tmp_path / "some.mp4")
-    line = refused("wan2.1-vace", replace(Media(video=MOVING), **{name: path}))
-    found = f"more than {FRAMES}" if count > FRAMES else str(count)
-    assert f"--{name} {path} does not fit the profile; expected 9 frames; found {found};" in line
+    wrong = refused("wan2.1-vace", replace(Media(video=MOVING), **{name: path}))
+    found = f"more than {FRAMES}" if count > FRAMES else count
+    check_refusal(wrong, "mismatch", what=path, expected=FRAMES, found=found)
+    assert wrong.fields == (name,)
 
 
 def test_of_a_video_to_begin_with_the_first_frames_are_taken(tmp_path: Path) -> None:
@@ -295,10 +295,10 @@ def test_vace_takes_larger_videos_of_its_aspect_ratio() -> None:
 
 def test_vace_refuses_sizes_that_would_condition_a_part() -> None:
     for width, height, becomes in ((200, 100, "64x16"), (48, 48, "48x48"), (60, 48, "48x48"), (12, 9, "0x0")):
-        line = refused("wan2.1-vace", Media(video=pictures(FRAMES, width, height)))
-        assert f"expected 64x48, or larger ones of its aspect ratio; found {width}x{height}" in line
-        assert f"which becomes {becomes}" in line and "scale or crop the video to 64x48" in line
-        assert (f"a profile of {becomes}" in line) == (becomes != "0x0")
+        wrong = refused("wan2.1-vace", Media(video=pictures(FRAMES, width, height)))
+        check_refusal(wrong, "mismatch", expected="64x48", found=f"{width}x{height}", remedy="64x48")
+        assert str(wrong.found).endswith(becomes)
+        assert (becomes in str(wrong.remedy)) == (becomes != "0x0")
 
 
 # -- Animate
@@ -345,17 +345,20 @@ def test_animate_replaces() -> None:
 
 
 def test_animate_refuses_what_is_too_short() -> None:
-    assert "--pose-video is too short; expected more than 1 frame(s); found 1" in refused(
-        "wan2.2-animate", animate(pose_video=POSES[:1])
-    )
-    assert "--face-video is too short" in refused("wan2.2-animate", animate(face_video=FACES[:1]))
-    long = profile_of(num_frames=13)
-    assert len(load("wan2.2-animate", animate(segment_overlap=5), long).arrays["pose_video"]) == 21
-    assert "expected more than 5 frame(s); found 5" in refused(
-        "wan2.2-animate", animate(pose_video=POSES[:5], segment_overlap=5), long
-    )
-    # Segments of 9 frames that share 5: the reference stops with an assertion.
-    assert "expected more than 10 frames" in refused("wan2.2-animate", animate(segment_overlap=5))
+    for media, profile, parts in (
+        (animate(pose_video=POSES[:1]), None, {"what": "pose_video", "expected": 1, "found": 1}),
+        (animate(face_video=FACES[:1]), None, {"what": "face_video", "expected": 2, "found": 1}),
+        (
+            animate(pose_video=POSES[:5], segment_overlap=5),
+            profile_of(num_frames=13),
+            {"what": "pose_video", "expected": 5, "found": 5},
+        ),
+        # Segments of 9 frames that share 5: the reference stops with an assertion.
+        (animate(segment_overlap=5), None, {"what": 9, "expected": 10}),
+    ):
+        check_refusal(refused("wan2.2-animate", media, profile), "out_of_range", **parts)
+    long = load("wan2.2-animate", animate(segment_overlap=5), profile_of(num_frames=13))
+    assert len(long.arrays["pose_video"]) == 21
 
 
 def test_animate_refuses_what_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,16 +366,18 @@ def test_animate_refuses_what_would_fill_the_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(wanrun_inputs, "MAX_BYTES", 14 * frame)
     assert load("wan2.2-animate", animate()).num_frames == 14
     monkeypatch.setattr(wanrun_inputs, "MAX_BYTES", 14 * frame - 1)
-    assert "--pose-video is too long for one run; expected at most 13 frames" in refused(
-        "wan2.2-animate", animate()
-    )
     both = animate(mode="replace", background_video=POSES, mask_video=POSES)
-    assert "at most 6 frames" in refused("wan2.2-animate", both)
+    for media, most in ((animate(), 13), (both, 6)):
+        wrong = refused("wan2.2-animate", media)
+        check_refusal(wrong, "out_of_range", what="pose_video", expected=f"{most} frames")
 
 
 def test_a_narrow_picture_is_refused() -> None:
-    assert "--image is too narrow" in refused("wan2.2-animate", animate(image=picture(1, 100)))
-    assert "--image is too narrow" in refused("wan2.1-i2v", Media(image=picture(1, 80_000)))
+    for variant, media in (
+        ("wan2.2-animate", animate(image=picture(1, 100))),
+        ("wan2.1-i2v", Media(image=picture(1, 80_000))),
+    ):
+        check_refusal(refused(variant, media), "out_of_range", what="image", found="1x", remedy="crop")
 
 
 # -- what changes meanwhile
@@ -405,9 +410,13 @@ def test_an_image_that_changes_while_it_is_read_is_refused(
         return image
 
     monkeypatch.setattr(decoder, "first_frame", change)
-    expected = f"{folder / 'frame4.png'} was changed while it was read; run it again"
-    assert refused("wan2.1-vace", Media(video=folder)) == f"--video {expected}"
-    assert refused("wan2.2-ti2v", Media(image=folder / "frame4.png")) == f"--image {expected}"
+    for variant, media in (
+        ("wan2.1-vace", Media(video=folder)),
+        ("wan2.2-ti2v", Media(image=folder / "frame4.png")),
+    ):
+        wrong = refused(variant, media)
+        check_refusal(wrong, "changed", what=folder / "frame4.png", remedy="run it again")
+        assert wrong.fields == (("video",) if media.video else ("image",))
 
 
 @pytest.mark.parametrize("change", [os.utime, os.remove])
@@ -424,9 +433,8 @@ def test_a_video_that_changes_while_it_is_read_is_refused(
         return resized(image, width, height)
 
     monkeypatch.setattr(preparations, "resized", process)
-    line = refused("wan2.1-vace", Media(video=path))
-    reason = "was changed while it was read" if change is os.utime else "cannot be read; found No such file"
-    assert f"--video {path} {reason}" in line
+    wrong = refused("wan2.1-vace", Media(video=path))
+    check_refusal(wrong, "changed" if change is os.utime else "unreadable", what=path)
 
 
 def test_of_a_folder_the_frames_that_are_used_are_recorded(tmp_path: Path) -> None:
@@ -462,7 +470,7 @@ def test_the_same_is_recorded_without_decoding(tmp_path: Path) -> None:
     assert media_facts(manifest_of("wan2.2-i2v"), profile, media) == load("wan2.2-i2v", media).facts
     assert media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=A)) is None
     assert media_facts(manifest_of("wan2.2-animate"), profile, animate()) is None
-    with pytest.raises(UsageError, match=r"^image .*no such file"):
+    with refuses("missing_file", what=tmp_path / "c.png"):
         media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=tmp_path / "c.png"))
 
 

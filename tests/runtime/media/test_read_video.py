@@ -21,8 +21,10 @@ from helpers.pictures import (
     write_variable,
     write_video,
 )
+from helpers.refusals import refuses
 from wanrun.artifact.media import VideoSource
-from wanrun.errors import UsageError
+from wanrun.codes import ErrorCode
+from wanrun.errors import WanError
 from wanrun.media import decoder
 from wanrun.media.ffmpeg import run_ffmpeg
 from wanrun.media.read_video import natural_key, read_video
@@ -32,13 +34,12 @@ def read(source: VideoSource, max_frames: int | None = None) -> list[Image.Image
     return list(read_video(source, "--video", max_frames))
 
 
-def refused(source: VideoSource) -> str:
-    """The line that says why a video is not read."""
-    with pytest.raises(UsageError) as caught:
+def check_refused(source: VideoSource, code: ErrorCode, **parts: object) -> WanError:
+    """Checks why a video is not read; returns the error."""
+    with refuses(code, **parts) as caught:
         read(source)
-    line = str(caught.value)
-    assert "\n" not in line and "--video" in line
-    return line
+    assert "\n" not in str(caught.value) and "--video" in caught.value.what
+    return caught.value
 
 
 def animated(frames: list[Image.Image], path: Path, **options: Any) -> Path:
@@ -173,13 +174,12 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         path = write_video(frames, tmp_path / name, *options)
         for part in (0.95, 0.6, 0.1):
             path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
-            line = refused(path)
-            assert f"--video {path} is damaged" in line and "encode it again" in line
-            assert "0x" not in line  # ffmpeg's addresses
+            wrong = check_refused(path, "damaged", what=path, found="ffmpeg: ", remedy="encode it again")
+            assert "0x" not in str(wrong.found)  # ffmpeg's addresses
     for name in ("cut.gif", "cut.webp", "cut.png"):
         path = animated(frames, tmp_path / name)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        assert "is damaged" in refused(path)
+        check_refused(path, "damaged", what=path)
 
 
 def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
@@ -187,42 +187,43 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("not a video\n" * 99)
     (tmp_path / "nothing").mkdir()
     ffmpeg("-f", "lavfi", "-i", "sine=duration=1", tmp_path / "sound.m4a")
-    assert "an empty file" in refused(tmp_path / "empty.mp4")
-    assert "not a video" in refused(tmp_path / "text.mp4")
-    assert "not a video with pictures" in refused(tmp_path / "sound.m4a")
-    assert "no such file or folder" in refused(tmp_path / "missing.mp4")
-    assert "has no frames" in refused(tmp_path / "nothing")
-    assert "has no frames" in refused([])
+    check_refused(tmp_path / "empty.mp4", "unreadable", found="empty")
+    check_refused(tmp_path / "text.mp4", "damaged", found="ffmpeg: ")
+    check_refused(tmp_path / "sound.m4a", "damaged", found="ffmpeg: ")
+    check_refused(tmp_path / "missing.mp4", "missing_file", what=tmp_path / "missing.mp4")
+    for nothing in (tmp_path / "nothing", []):
+        assert check_refused(nothing, "damaged", expected="a folder").found is None
 
 
 def test_a_playlist_does_not_open_other_files(tmp_path: Path) -> None:
     write_video(pictures(3, 64, 48), tmp_path / "other.mp4")
     (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile other.mp4\n")
-    assert "not a video" in refused(tmp_path / "list.mp4")
+    check_refused(tmp_path / "list.mp4", "damaged", found="whitelist")
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
     folder = write_folder(pictures(3, 40, 24), tmp_path / "frames")
     (folder / "notes.txt").write_text("cut at 3")
-    assert f"--video {folder / 'notes.txt'} is not an image" in refused(folder)
+    check_refused(folder, "wrong_kind", what=folder / "notes.txt")
     (folder / "notes.txt").unlink()
     (folder / "more").mkdir()
-    assert f"{folder / 'more'} cannot be read; expected an image; found a folder" in refused(folder)
+    check_refused(folder, "wrong_kind", what=folder / "more", found="a folder")
 
 
 def test_frames_of_several_sizes_are_refused(tmp_path: Path) -> None:
     frames = [*pictures(2, 40, 24), picture(40, 32)]
     for source in (frames, write_folder(frames, tmp_path / "frames")):
-        assert refused(source).endswith("expected 40x24, as the first; found 40x32, frame 3")
+        wrong = check_refused(source, "mismatch", expected="40x24", found="40x32")
+        assert str(wrong.found).endswith(" 3")
 
 
 def test_deep_frames_are_refused(tmp_path: Path) -> None:
     folder = write_folder(pictures(2, 20, 12), tmp_path / "frames")
     deep = np.random.default_rng(0).integers(0, 65536, (12, 20), np.uint16)
     Image.fromarray(deep).save(folder / "frame1.png")
-    assert f"{folder / 'frame1.png'} has more than 8 bits" in refused(folder)
+    check_refused(folder, "unsupported", what=folder / "frame1.png", remedy="8 bits")
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert "has more than 8 bits" in refused(tmp_path / "deep.png")
+    check_refused(tmp_path / "deep.png", "unsupported", remedy="8 bits")
 
 
 @pytest.mark.parametrize("suffix", ["avi", "mp4", "gif"])
@@ -234,7 +235,7 @@ def test_frames_above_the_limit_of_size_are_refused(
     assert len(read(path)) == 3
     for limit in (320 * 240 - 1, 320 * 240 // 20):  # it decodes the first
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        assert f"--video {path} is too large; expected at most {limit} pixels" in refused(path)
+        check_refused(path, "too_large", what=path, expected=f"{limit} pixels")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert len(read(path)) == 3
 
@@ -243,13 +244,11 @@ def test_ffmpeg_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = write_video(pictures(3, 64, 48), tmp_path / "video.mp4")
     program = tmp_path / "ffmpeg"
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
-    line = refused(path)
-    assert f"--video {path} cannot be read: there is no ffmpeg; found IMAGEIO_FFMPEG_EXE={program}" in line
-    assert "pip install imageio-ffmpeg" in line and "give a folder of images" in line
+    found, remedy = f"IMAGEIO_FFMPEG_EXE={program}", "pip install imageio-ffmpeg"
+    check_refused(path, "not_installed", what=path, found=found, remedy=remedy)
     program.write_bytes(b"\x7fELF of another machine")
     program.chmod(0o755)
-    line = refused(path)
-    assert f"--video {path} cannot be read: {program} does not start; found Exec format error" in line
+    check_refused(path, "unreadable", what=program, found="Exec format error")
     monkeypatch.undo()
 
     def full(*arguments: object) -> None:

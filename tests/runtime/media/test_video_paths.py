@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wanrun.errors import UsageError
+from helpers.refusals import refuses
 from wanrun.media.video_paths import video_paths
 
 
@@ -17,5 +17,5 @@ def test_several_videos_are_numbered() -> None:
 
 @pytest.mark.parametrize("name", ["a", "a.avi", "a.mp4.txt"])
 def test_a_suffix_that_is_no_video(name: str) -> None:
-    with pytest.raises(UsageError, match=r"no known video format; expected a name that ends in \.mp4, "):
+    with refuses("unsupported", what=name, expected=".mp4, ", found=Path(name).suffix):
         video_paths(Path(name))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
 from wanrun.media.windows import (
@@ -74,7 +75,7 @@ def test_segments_are_the_references(length: int, overlap: int) -> None:
 
 @pytest.mark.parametrize(("length", "overlap"), [(1, 1), (5, 5), (9, 5), (2, 1)])
 def test_segments_too_short_to_overlap_are_refused(length: int, overlap: int) -> None:
-    with pytest.raises(UsageError, match="too short to share"):
+    with refuses("out_of_range", what=length, expected=f"more than {2 * overlap} frames"):
         check_segments(40, length, overlap)
 
 
@@ -86,7 +87,5 @@ def test_reflection() -> None:
 
 
 def test_a_video_of_shared_frames_alone_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"the face video is too short; expected more than 5 frame\(s\); found 5"
-    ):
+    with refuses("out_of_range", what="the face video", expected="more than 5", found=5):
         check_segments(5, 13, 5, "the face video")

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from helpers.refusals import refuses
 from wanrun.errors import NoSpaceError, UsageError
 from wanrun.media import write_video as video
 from wanrun.media.video_paths import CODECS
@@ -108,7 +109,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.stack([np.asarray(Image.open(picture)) for picture in pictures]), frames)
     assert {file.name for file in tmp_path.iterdir()} == {"shot.frames", "shot.frames.json"}
     (path / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"shot\.frames cannot be written"):
+    with refuses("unwritable", what="shot.frames", remedy="--output"):
         write_video(clip(), path, 16, {})
     assert len([*path.iterdir()]) == 12 and read_metadata(path) == METADATA
     assert {file.name for file in tmp_path.iterdir()} == {"shot.frames", "shot.frames.json"}
@@ -145,8 +146,8 @@ def test_metadata_that_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
 
 def test_the_sidecar_is_readable_text(tmp_path: Path) -> None:
     write_video(clip(), tmp_path / "a.npy", 16, {"prompt": "猫が歩く", "seed": 3})
-    text = (tmp_path / "a.npy.json").read_text(encoding="utf-8")
-    assert text == '{\n  "prompt": "猫が歩く",\n  "seed": 3\n}\n'
+    lines = (tmp_path / "a.npy.json").read_text(encoding="utf-8").splitlines()
+    assert lines == ["{", '  "prompt": "猫が歩く",', '  "seed": 3', "}"]
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".webm", ".gif", ".webp", ".png"])
@@ -217,8 +218,9 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(video, "_ENCODERS", {suffix: full})
-    with pytest.raises(UsageError, match=r"^there is no space left to write .*a\.\w+; free some"):
-        write_video(clip(), tmp_path / f"a{suffix}", 16, {})
+    path = tmp_path / f"a{suffix}"
+    with refuses("no_space", NoSpaceError, what=path, remedy="--output"):
+        write_video(clip(), path, 16, {})
 
 
 def test_ffmpeg_on_a_full_disk(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_ffmpeg_says_that_a_file_is_too_large(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(NoSpaceError, match=r"a\.mp4 reaches the largest size of a file; raise the limit"):
+        with refuses("no_space", NoSpaceError, what="a.mp4", remedy="ulimit -f"):
             write_video(clip(), tmp_path / "a.mp4", 16, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -243,7 +245,7 @@ def test_ffmpeg_says_that_a_file_is_too_large(tmp_path: Path) -> None:
 
 def test_ffmpeg_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video, "YUV", ("-vf", "no_such_filter"))
-    with pytest.raises(UsageError, match=r"a\.mp4 cannot be written; found ffmpeg: ") as caught:
+    with refuses("unwritable", what="a.mp4", found="ffmpeg: ") as caught:
         write_video(clip(), tmp_path / "a.mp4", 16, {})
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -314,15 +316,15 @@ def test_relative_and_odd_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_refuses_what_is_not_frames(tmp_path: Path, frames: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="frames must be uint8"):
+    with pytest.raises(ValueError, match="uint8"):
         write_video(frames, tmp_path / "a.png", 16, {})
 
 
 def test_refuses_odd_sizes_for_mp4_and_frame_rates(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="even width and height; found 31x18; choose"):
+    with refuses("out_of_range", what="mp4", found="31x18", remedy="--output"):
         write_video(clip(2, 18, 31), tmp_path / "a.mp4", 16, {})
     for fps in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match="frame rate"):
+        with refuses("out_of_range", expected="fps <= 1000", found=fps):
             write_video(clip(2), tmp_path / "a.png", fps, {})
     assert list(tmp_path.iterdir()) == []
 
@@ -330,18 +332,16 @@ def test_refuses_odd_sizes_for_mp4_and_frame_rates(tmp_path: Path) -> None:
 def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
     for suffix in (".mp4", ".webm", ".gif", ".png"):
         path = tmp_path / f"a{suffix}"
-        with pytest.raises(UsageError, match="cannot be read"):
+        with refuses("unreadable", what=path):
             read_metadata(path)
         path.write_bytes(b"not a video")
-        with pytest.raises(UsageError, match="cannot be read"):
+        with refuses("unreadable", what=path):
             read_metadata(path)
     image = tmp_path / "other.gif"
-    Image.fromarray(clip(1)[0]).save(image, comment=b"made by hand")
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_metadata(image)
-    Image.fromarray(clip(1)[0]).save(image, comment=b"[1]")
-    with pytest.raises(UsageError, match="is not an object; found list"):
-        read_metadata(image)
+    for comment, found in ((b"made by hand", "column 1"), (b"[1]", "list")):
+        Image.fromarray(clip(1)[0]).save(image, comment=comment)
+        with refuses("unreadable", what=image, found=found):
+            read_metadata(image)
 
 
 def hostile_metadata(folder: Path) -> Iterator[Path]:
@@ -363,7 +363,7 @@ def hostile_metadata(folder: Path) -> Iterator[Path]:
 
 def test_metadata_of_a_hostile_file(tmp_path: Path) -> None:
     for path in hostile_metadata(tmp_path):
-        with pytest.raises(UsageError, match="cannot be read"):
+        with refuses("unreadable", what=path):
             read_metadata(path)
 
 
