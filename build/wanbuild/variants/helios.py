@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from wanbuild.models.helios import PAST
 from wanbuild.variants.past import goes_on_after
@@ -19,6 +19,8 @@ from wanrun.artifact.model import Pyramid
 @dataclass(frozen=True, kw_only=True)
 class Helios(Variant):
     """A variant of Helios."""
+
+    sample_frames: ClassVar[int] = 33  # a chunk
 
     @property
     def usages(self) -> Sequence[Usage]:
