@@ -345,8 +345,9 @@ class Sampler:
         Returns:
             All outputs of the last call of a program, on the device.
         """
-        decode, each = Decoder(self.programs, decoder), 1 + (latents.shape[2] - 1) * self._temporal
-        count = 1 if self._chunks is None else self._chunks.videos(latents.shape[2])
+        decode, times = Decoder(self.programs, decoder), latents.shape[2]
+        count = 1 if self._chunks is None else self._chunks.videos(times)
+        each = count + (times - count) * self._temporal  # each of them begins with one frame
         with timings.phase("decode", f"{len(latents) * each} frames"):
             for video, one in enumerate(latents):
                 for part in np.split(one, count, axis=1):
