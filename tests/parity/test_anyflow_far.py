@@ -101,7 +101,6 @@ def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
     picture(96, 64).save(image)
     folder = write_folder(pictures(13, 96, 64), tmp_path_factory.mktemp("video") / "frames")
     cases = {
-        "text": Case(STEPS, seed=1),
         "image": Case(STEPS, {"image": image}, seed=2),
         "video": Case(STEPS, {"video": folder}, seed=3),
     }
@@ -140,3 +139,13 @@ def test_a_lora_changes_what_is_made_and_what_is_kept(path: WholePath, tmp_path:
     expected = path.run(path.cases["text"]).latents
     path.reference.pipe.unload_lora_weights()
     assert relative_error(made.latents, expected) < LATENTS < 1e-1 < relative_error(expected, plain)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_the_reference_checks_it(path: WholePath, commands: Any) -> None:
+    """The velocity of the first chunk; whole videos from text, and from an image of another size."""
+    source = path.artifact.with_name("shared-anyflow-far")
+    shown = commands.succeeds(
+        "wanbuild", "verify", "--artifact", path.artifact, "--source", source, "--steps", 1
+    )
+    assert "latents (text)" in shown and "latents (image)" in shown

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wanbuild.config import read_json
+from wanbuild.hub.repository import locate_source
+from wanbuild.source.checkpoint import open_source
 from wanbuild.source.configs import FILES, SCHEDULER
 from wanbuild.source.former_names import with_names_of_index
 from wanrun.artifact.manifest import Manifest
+from wanrun.errors import UsageError
 
 
 @contextmanager
@@ -39,6 +42,38 @@ def with_given_configs(checkpoint: Path, manifest: Manifest) -> Iterator[Path]:
             _link(checkpoint / name, folder / name, {FILES[name]})
             (folder / name / FILES[name]).write_text(json.dumps(dict(manifest.configs[name])))
         yield folder
+
+
+def readable_source(manifest: Manifest, source: str) -> Path:
+    """Returns the folder of a source that the reference can load, and that the artifact was made from.
+
+    Args:
+        manifest: the artifact's.
+        source: a checkpoint's folder or hub id.
+
+    Raises:
+        SourceError: for a folder that is no checkpoint.
+        UsageError: if the artifact has LoRAs merged, or the reference cannot load the checkpoint's weights.
+    """
+    if manifest.loras:
+        raise UsageError(
+            "the artifact has LoRAs merged, and the reference would have none",
+            remedy="compare an artifact of the same checkpoint without them",
+        )
+    located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
+    with open_source(located.path) as opened:  # raises SourceError for a folder that is no checkpoint
+        tensors = (one for part in opened.components.values() for one in part.tensors.values())
+        if any(one.eight_bit is not None for one in tensors):
+            raise UsageError(
+                f"{source} has weights of 8 bits, which the reference cannot load",
+                remedy="compare an artifact of a checkpoint with 16 or 32 bits",
+            )
+        if any(component.renamed for component in opened.components.values()):
+            raise UsageError(
+                f"{source} has weights in the original naming, which the reference cannot load",
+                remedy="give the same checkpoint in the diffusers layout",
+            )
+    return located.path
 
 
 def _link(source: Path, target: Path, without: set[str]) -> None:

@@ -18,17 +18,16 @@ import numpy as np
 
 from wanbuild.check.embed import open_profile
 from wanbuild.check.findings import Findings, Videos
-from wanbuild.check.given_configs import with_given_configs
+from wanbuild.check.given_configs import readable_source, with_given_configs
 from wanbuild.check.parts import image_tokens, mean_latents, start_latents, velocity
-from wanbuild.check.reference_pipeline import Made, Reference
-from wanbuild.hub.repository import locate_source
-from wanbuild.source.checkpoint import open_source
+from wanbuild.check.reference_pipeline import Made, ModelCall, Reference
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
 from wanbuild.variants.variant import Variant
 from wanrun import relative_error
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.boundary import boundary_between
@@ -130,6 +129,13 @@ def samples(manifest: Manifest, profile: Profile) -> list[Sample]:
     return made
 
 
+def _guided(outputs: Sequence[ModelCall]) -> np.ndarray:
+    """Returns the velocity with guidance of the calls of a step, the positive prompt's first."""
+    if len(outputs) == 1:
+        return outputs[0].output
+    return outputs[1].output + GUIDANCE_SCALE * (outputs[0].output - outputs[1].output)
+
+
 class _Comparison:
     """Compares one profile of an artifact with one pipeline of the reference."""
 
@@ -160,6 +166,8 @@ class _Comparison:
         with torch.no_grad():
             prompts = [clean_prompt(prompt) for prompt in self._prompts]
             reference = self._pipe._get_t5_prompt_embeds(prompts, max_sequence_length=512)
+        if isinstance(reference, tuple):  # Helios' has the mask beside them
+            reference = reference[0]
         error = relative_error(self._ours.encode_prompts(self._prompts), reference.numpy())
         return Check("text_encoder", error, LIMITS[self._text_dtype]["component"])
 
@@ -182,14 +190,14 @@ class _Comparison:
         return [self._transformer(name) for name in self._transformers]
 
     def _transformer(self, name: str) -> Check:
+        if self._ours.manifest.model.chunks is not None:
+            return self._first_chunk(name, self._ours.manifest.model.chunks)
         sample, single = self._samples[-1], len(self._transformers) == 1
         # The wanted expert runs all steps: no timestep is below boundary 0, and all are below boundary 2.
         boundary = None if single else 2.0 * (name != self._transformers[0])
         calls = self._run(sample, 2, {} if boundary is None else {"boundary": boundary}).calls
         outputs = [call for call in calls if call.transformer == name][len(calls) // 2 :]
-        guided = outputs[0].output
-        if len(outputs) == 2:
-            guided = outputs[1].output + GUIDANCE_SCALE * (outputs[0].output - outputs[1].output)
+        guided = _guided(outputs)
         latents = outputs[0].latents[:, : self._ours.latents_shape[1]]
         timestep = float(outputs[0].timestep.max())  # a held frame's timestep is zero
         steps = ExpertRange.alike(name, 0, 1, GUIDANCE_SCALE)
@@ -197,6 +205,19 @@ class _Comparison:
         held = int(self._ours.manifest.model.expand_timesteps and sample.media is not None)
         error = relative_error(own[:, :, held:], guided[:, :, held:])
         return Check(name, error, self._limits["component"])
+
+    def _first_chunk(self, name: str, chunks: Chunking) -> Check:
+        """Compares the velocity of the first chunk from text, which has none before it, at its last size."""
+        T, sample = next(iter(chunks.lengths(self._ours.latents_shape[2]))), self._samples[0]  # latent frames
+        cells, prompts = self._ours.latents_shape[3:], len(self._prompts)
+        calls = [one for one in self._run(sample, 2, {}).calls if one.latents.shape[2:] == (T, *cells)]
+        outputs = calls[prompts : 2 * prompts]
+        latents = np.zeros(self._ours.latents_shape, np.float32)
+        latents[:, :, :T] = outputs[0].latents
+        steps = ExpertRange.alike(name, 0, 1, GUIDANCE_SCALE)
+        timestep = float(outputs[0].timestep.max())
+        own = velocity(self._ours, latents, self._prompts, timestep, steps, sample.inputs)
+        return Check(name, relative_error(own[:, :, :T], _guided(outputs)), self._limits["component"])
 
     def _latents_to_vae(self, latents: np.ndarray) -> Any:
         import torch
@@ -306,32 +327,6 @@ class _Comparison:
         return options, f"{steps} steps, {' and '.join(counts)}, boundary {boundary:g}"
 
 
-def _readable_source(manifest: Manifest, source: str) -> Path:
-    """Returns the folder of a source that the reference can load, and that the artifact was made from."""
-    if manifest.loras:
-        raise UsageError(
-            "unsupported",
-            "the artifact has LoRAs merged, and the reference would have none",
-            remedy="compare an artifact of the same checkpoint without them",
-        )
-    located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
-    with open_source(located.path) as opened:  # raises SourceError for a folder without a checkpoint
-        tensors = (one for part in opened.components.values() for one in part.tensors.values())
-        if any(one.eight_bit is not None for one in tensors):
-            raise UsageError(
-                "unsupported",
-                f"{source} has weights of 8 bits, which the reference cannot load",
-                remedy="compare an artifact of a checkpoint with 16 or 32 bits",
-            )
-        if any(component.renamed for component in opened.components.values()):
-            raise UsageError(
-                "unsupported",
-                f"{source} has weights in the original naming, which the reference cannot load",
-                remedy="give the same checkpoint in the diffusers layout",
-            )
-    return located.path
-
-
 def compare_with_reference(
     folder: Path, source: str, steps: int, report: Report, findings: Findings | None = None
 ) -> dict[str, Any]:
@@ -357,7 +352,7 @@ def compare_with_reference(
             found=f"{profile.name}, of {profile.num_videos}",
             remedy="compare an artifact that is compiled with --num-videos 1 first",
         )
-    with with_given_configs(_readable_source(manifest, source), manifest) as checkpoint:
+    with with_given_configs(readable_source(manifest, source), manifest) as checkpoint:
         reference = Reference(checkpoint, variant.name)
     with open_profile(artifact, profile) as pipeline:
         comparison = _Comparison(pipeline, reference)

@@ -54,14 +54,20 @@ class FirstChunks(FlowMap):
         return GivenConditioner
 
     def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns an image as a video of one frame: diffusers' pipeline takes a tensor (1, F, 3, H, W)."""
+        """Returns an image as a video of one frame: diffusers' pipeline takes a tensor (1, F, 3, H, W).
+
+        It has the video's size, as other pipelines scale images; tensors are scaled without a filter.
+        """
         given = super().reference_arguments(media, numbers)
         image = given.pop("image", None)
         if (frames := given.pop("video", image and [image])) is None:
             return given
         import torch
+        from PIL.Image import Resampling
 
-        pixels = torch.from_numpy(np.stack([np.asarray(frame, np.float32) for frame in frames]) / 255)
+        size = numbers["width"], numbers["height"]
+        sized = [np.asarray(frame.resize(size, Resampling.LANCZOS), np.float32) for frame in frames]
+        pixels = torch.from_numpy(np.stack(sized) / 255)
         return {**given, "video": pixels.permute(0, 3, 1, 2)[None]}
 
     @property
