@@ -98,7 +98,7 @@ def build_lock(artifact: Path) -> Iterator[None]:
             if lacks_space(error):
                 raise
             raise UsageError(
-                "unsupported",
+                "unwritable",
                 f"the artifact {artifact} cannot be built: {error.strerror}",
                 remedy=f"make {parent} writable",
             ) from None

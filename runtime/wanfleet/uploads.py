@@ -49,7 +49,7 @@ class Uploads:
         told = os.fspath(place)
         if _BEGUN.match(told) and _URL.match(told) is None:
             raise UsageError(
-                "missing_file",
+                "invalid_value",
                 f"{told} names no folder",
                 expected="s3://BUCKET, gs://BUCKET or file:///FOLDER",
             )
@@ -211,7 +211,7 @@ class VideoStore(Uploads):
         place, _, name = url.rpartition("/")
         if "{" in place:
             raise UsageError(
-                "unknown_parameter",
+                "invalid_value",
                 f"the folder {place} has a field",
                 expected="fields in the file's name alone",
             )
@@ -325,7 +325,7 @@ def _file_system(scheme: str, place: str) -> Any:
     """Returns fsspec's file system for a URL."""
     if scheme not in SCHEMES:
         raise UsageError(
-            "unwritable",
+            "unsupported",
             f"results cannot be written to {place}",
             expected="a folder, file://, gs:// or s3://",
         )

@@ -55,7 +55,7 @@ def parse_address(text: str) -> Address:
     if url.scheme == HUB:
         if (match := _REPOSITORY.fullmatch(text.removeprefix(f"{HUB}://"))) is None:
             raise UsageError(
-                "wrong_kind",
+                "invalid_value",
                 f"{text!r} is no address",
                 expected=f"{HUB}://OWNER/NAME or {HUB}://OWNER/NAME@REVISION",
             )
@@ -63,7 +63,9 @@ def parse_address(text: str) -> Address:
     if url.scheme not in SCHEMES or not (url.netloc or (url.scheme == "file" and url.path)):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise UsageError(
-            "wrong_kind", f"{text!r} is no address of an artifact", expected=f"a folder, or one of {schemes}"
+            "invalid_value",
+            f"{text!r} is no address of an artifact",
+            expected=f"a folder, or one of {schemes}",
         )
     plain = url._replace(path=url.path.rstrip("/"), fragment="")
     told = urlunsplit(plain._replace(query="", netloc=plain.netloc.rpartition("@")[2]))

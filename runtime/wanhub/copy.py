@@ -183,7 +183,7 @@ def check_places(artifact: wanrun.Artifact) -> None:
 
 def _foreign(name: str, found: str) -> ArtifactError:
     return ArtifactError(
-        "unsupported",
+        "untrusted",
         f"{name.rstrip('/')} cannot be a file of the artifact",
         expected="folders of weights with nothing else in them",
         found=found,

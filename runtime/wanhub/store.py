@@ -63,7 +63,7 @@ class Store:
         data = self._reader.read(self._url(name), 0, most + 1, name, SMALL_SECONDS)
         if len(data) > most:
             raise ArtifactError(
-                "out_of_range",
+                "too_large",
                 f"{name} of {self._address.text} is too large",
                 expected=f"at most {most} bytes",
                 remedy="check the address, or make the file smaller",
@@ -100,7 +100,7 @@ def resolved(address: Address, report: Report = quiet) -> Address:
         commit = ""
     if not is_commit(commit):
         raise ArtifactError(
-            "not_found",
+            "unreadable",
             f"the hub's answer about {address.text} is not understood",
             expected="a commit",
             found=commit[:80] or "something else",

@@ -20,10 +20,10 @@ def taken_steps(manifest: Manifest, source: Path) -> dict[str, Steps]:
     """
     given = read_manifest(source)
     if not given.schedules:
-        raise UsageError("unsupported", f"{source} has no schedules", remedy="calibrate it first")
+        raise UsageError("not_built", f"{source} has no schedules", remedy="calibrate it first")
     if others := list(_others(given, manifest)):
         raise UsageError(
-            "changed",
+            "mismatch",
             f"the schedules of {source} are for another model",
             expected=", ".join(f"{name} {own}" for name, own, _ in others),
             found=", ".join(f"{name} {other}" for name, _, other in others),

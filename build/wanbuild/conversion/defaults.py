@@ -98,9 +98,9 @@ def _as_defaults() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(
-            "unsupported", f"a default cannot be used: {error.spelled(lambda name: keys[name])}"
-        ) from None
+        what = UsageError(error.code, error.what).spelled(keys.__getitem__)
+        words = error.words(keys.__getitem__)
+        raise UsageError(error.code, f"a default cannot be used: {what}", **words) from None
 
 
 def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
@@ -116,7 +116,9 @@ def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
         name = others.get(written.replace("-", "_"), written)
         if name not in known or not equals:
             expected = f"NAME=VALUE, NAME one of {', '.join(known)}"
-            raise UsageError("unreadable", "--default is not understood", expected=expected, found=repr(text))
+            raise UsageError(
+                "invalid_value", "--default is not understood", expected=expected, found=repr(text)
+            )
         if name in values:
             raise UsageError("conflict", f"--default {name} is given twice")
         row = known[name]
@@ -125,7 +127,7 @@ def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
         except (UsageError, ValueError):
             kind = f"{row.kind}, with commas between them" if row.numbers else row.kind
             raise UsageError(
-                "unreadable", f"--default {name} cannot be read", expected=kind, found=repr(value)
+                "wrong_type", f"--default {name} cannot be read", expected=kind, found=repr(value)
             ) from None
     return values
 

@@ -49,7 +49,7 @@ def _explain(error: Exception, repository: str) -> SourceError:
 
     if isinstance(error, OSError) and error.errno is not None:
         what = f"the hub's cache {constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
-        return SourceError("no_space", what, remedy=_ROOM)
+        return SourceError("no_space" if lacks_space(error) else "unwritable", what, remedy=_ROOM)
     if isinstance(error, LocalEntryNotFoundError):  # any failure before a file's first byte
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     absent, page = f"there is no folder {repository}", f"{constants.ENDPOINT}/{repository}"

@@ -67,7 +67,7 @@ class Snapshot:
             raise _not_cached(self.name, ", ".join(lacking))
         if lacking:
             raise SourceError(
-                "damaged", f"{self.name} lacks {', '.join(lacking)}", remedy="use a complete repository"
+                "missing_file", f"{self.name} lacks {', '.join(lacking)}", remedy="use a complete repository"
             )
         new = [self.files[name] for name in wanted if not (self.folder / name).is_file()]
         if report and new:
@@ -104,7 +104,7 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
 
     if not _REVISION.fullmatch(revision):
         raise UsageError(
-            "not_found",
+            "invalid_value",
             f"the revision {shortened(revision)} has not the form of one",
             expected="a branch, a tag or a commit of the repository",
             remedy="check --revision",

@@ -87,7 +87,7 @@ def _of_recipe(path: Path, quantise: Quantise | None) -> Subject:
     recipe = read_recipe(path)
     if (found := model_of(recipe, quantise)) is None:
         raise UsageError(
-            "missing_parameter",
+            "unknown_name",
             f"the source of {path} is neither here nor a published model",
             expected=f"a folder with {INDEX}, or one of {', '.join(published_names())}",
             found=recipe.source,

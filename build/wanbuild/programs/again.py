@@ -50,7 +50,7 @@ def compile_again(folder: Path, report: Callable[[str], None]) -> Manifest:
             artifact = built_for(artifact, spec, profiles, report)
         if len(left) == len(before.manifest.targets) and (left or stay):
             raise ArtifactError(
-                "wrong_machine",
+                "wrong_machine" if left else "not_built",
                 f"no target of {before} can be built here",
                 found="; ".join(left.values()) or "no targets",
                 remedy="run it on a machine of that kind" if left else "run wanbuild compile",

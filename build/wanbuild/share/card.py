@@ -61,7 +61,7 @@ class Example:
         metadata = read_metadata(path)
         if metadata.get("content_digest") != manifest.content_digest:
             raise UsageError(
-                "changed",
+                "mismatch",
                 f"{path} was not made from this artifact",
                 expected=manifest.content_digest,
                 found=metadata.get("content_digest", "no digest"),

@@ -97,7 +97,7 @@ def _begun(folder: Path, cached: Path) -> Path:
         there = folder / MANIFEST
         if there.exists() and read_bounded(there, MAX_MANIFEST_BYTES) != manifest:
             raise UsageError(
-                "changed", f"{folder} is another artifact, or another revision", remedy="choose a new folder"
+                "exists", f"{folder} is another artifact, or another revision", remedy="choose a new folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(cached / MARKER, folder / MARKER)

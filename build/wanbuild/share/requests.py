@@ -57,7 +57,7 @@ class PushRequest(Struct, frozen=True):
 
         if not is_hub_id(self.repository):
             raise UsageError(
-                "not_found",
+                "invalid_value",
                 "the hub has no repository of this name",
                 expected="OWNER/NAME",
                 found=quoted(self.repository),

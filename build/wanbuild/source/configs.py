@@ -70,7 +70,7 @@ def _named(texts: Iterable[str], folder: Path) -> Iterator[tuple[str, Path]]:
             name, equals, file = item.strip().partition("=")
             if (name := name.replace("-", "_")) not in FILES or not (equals and file):
                 raise UsageError(
-                    "missing_parameter",
+                    "invalid_value",
                     f"--config {shortened(item.strip())} names no config",
                     expected="an existing folder, or PART=FILE with PART one of " + ", ".join(FILES),
                     remedy="for example --config transformer=config.json,scheduler=scheduler_config.json",
