@@ -17,13 +17,14 @@ from PIL import Image
 
 from helpers.fake_pipeline import write_lines
 from helpers.manifests import with_model
+from helpers.refusals import refuses
 from wanbuild.calibrate import search
 from wanbuild.calibrate.calibrate import calibrate
 from wanbuild.calibrate.request import CalibrateRequest
 from wanbuild.calibrate.runs import Runs
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.generation.load import load
 from wanrun.intact import check_intact
 
@@ -62,10 +63,10 @@ def test_schedules_are_chosen_once_and_run_with_what_is_built(
     request = request_of()
     shutil.copytree(request.artifact, other := tmp_path / "other")
     lines = told(request)
-    assert lines[0] == f"1 runs to choose by, 2 to judge by, beside {REFERENCE} steps"
+    assert re.findall(r"\d+", lines[0]) == ["1", "2", str(REFERENCE)]
     assert re.fullmatch(r"about \d:\d\d for 4 steps", lines[1])
     assert [line.split(":")[0] for line in lines[2:-1]] == ["4 steps"]
-    assert lines[-1] == f"{request.artifact / 'schedules.png'} shows quality over evaluations"
+    assert str(request.artifact / "schedules.png") in lines[-1]
     assert Image.open(BytesIO((request.artifact / "schedules.png").read_bytes())).size[0] > 500
     manifest = read_manifest(request.artifact)
     check_intact(Artifact(manifest, request.artifact), lines.append)
@@ -104,22 +105,14 @@ def test_schedules_are_chosen_once_and_run_with_what_is_built(
 
 def test_a_budget(request_of: Make) -> None:
     request = request_of(minutes=0, evaluations=[8, 6])
-    assert [line for line in told(request) if "left out" in line] == [
-        "4 steps: left out, 0 minutes are over",
-        "3 steps: left out, 0 minutes are over",
-    ]
+    left_out = [line for line in told(request) if "left out" in line]
+    assert [re.findall(r"\d+", line) for line in left_out] == [["4", "0"], ["3", "0"]]  # steps, minutes
     assert read_manifest(request.artifact).schedules == {}
 
 
-@pytest.mark.parametrize(
-    ("evaluations", "error"),
-    [
-        ([2], r"--evaluations are out of range; expected 4 to \d+, 2 for each step; found 2"),
-        ([8, 2000], r"--evaluations are out of range; .* found 2000"),
-    ],
-)
-def test_evaluations_out_of_range(request_of: Make, evaluations: list[int], error: str) -> None:
-    with pytest.raises(UsageError, match=error):
+@pytest.mark.parametrize("evaluations", [[2], [8, 2000]])
+def test_evaluations_out_of_range(request_of: Make, evaluations: list[int]) -> None:
+    with refuses("out_of_range", what="--evaluations", expected="4 to ", found=evaluations[-1]):
         told(request_of(evaluations=evaluations))
 
 
@@ -133,7 +126,7 @@ def test_an_artifact_that_was_built_anew_meanwhile(request_of: Make, monkeypatch
         return resolved(runs, *given, **options)
 
     monkeypatch.setattr(Runs, "resolved", anew)
-    with pytest.raises(UsageError, match=r"has changed meanwhile; expected sha256:.* calibrate it again"):
+    with refuses("changed", what=request.artifact, expected="sha256:", found="sha256:"):
         told(request)
 
 
@@ -141,7 +134,7 @@ def test_a_model_with_steps_of_its_own(request_of: Make) -> None:
     request = request_of()
     manifest = read_manifest(request.artifact)
     with_model(manifest, {"timesteps": [1000.0, 500.0]}).write(request.artifact)
-    with pytest.raises(UsageError, match=r"has steps of its own, and is not calibrated; .* found 1000, 500"):
+    with refuses("unsupported", found="1000, 500"):
         told(request)
 
 
@@ -151,5 +144,5 @@ def test_what_cannot_run_here(request_of: Make) -> None:
     (target,) = manifest.targets.values()
     elsewhere = structs.replace(target, environment={**target.environment, "machine": "aarch64"})
     manifest.changed(targets={"cpu": elsewhere}).write(request.artifact)
-    with pytest.raises(ArtifactError, match=r"can be calibrated here; .* found .*aarch64.*; run wanbuild"):
+    with refuses("not_built", ArtifactError, found="aarch64", remedy="wanbuild compile"):
         told(request)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from helpers.fake_pipeline import write_lines
+from helpers.refusals import refuses
 from wanbuild.calibrate.prompts import PROMPTS, read_prompts
-from wanrun.errors import UsageError
+from wanrun.codes import ErrorCode
 
 
 def test_prompts_go_into_three_sets(tmp_path: Path) -> None:
@@ -32,20 +33,22 @@ def test_few_prompts_that_judge_are_doubted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("code", "key", "line"),
     [
-        ({"prompt": "a", "steps": 3}, "p.jsonl:2: steps has no effect on a calibration; leave it out"),
-        ({"prompt": "a", "size": "64x64"}, "size has no effect"),
-        ({"prompt": "a", "schedule": "x"}, "schedule has no effect"),
-        ({"prompt": "a", "guidance_end": 0.5}, "guidance_end has no effect"),
-        ({"prompt": 3}, "p.jsonl:2: prompt has the wrong type"),
+        ("no_effect", "steps", {"prompt": "a", "steps": 3}),
+        ("no_effect", "size", {"prompt": "a", "size": "64x64"}),
+        ("no_effect", "schedule", {"prompt": "a", "schedule": "x"}),
+        ("no_effect", "guidance_end", {"prompt": "a", "guidance_end": 0.5}),
+        ("wrong_type", "prompt", {"prompt": 3}),
     ],
 )
-def test_what_a_calibration_decides(line: dict[str, object], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_a_calibration_decides(
+    code: ErrorCode, key: str, line: dict[str, object], tmp_path: Path
+) -> None:
+    with refuses(code, what=f"p.jsonl:2: {key} "):
         read_prompts(write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, line, {"prompt": "b"}))
 
 
 def test_too_few(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"too few prompts to calibrate by; expected 3 or more .*; found 2"):
+    with refuses("out_of_range", expected=3, found=2):
         read_prompts(write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}))

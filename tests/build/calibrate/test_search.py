@@ -68,7 +68,7 @@ def test_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     found = searching.candidates(runs, recording, Prompts(lines, [], []), 2)
     assert [one.timesteps for one in found] == [PLAIN.timesteps, (0, 4), (0, 5), (0, 6), (0, 7)]
     assert [one.coefficients is None for one in found] == [True, False, False, False, False]
-    assert found[PLAIN] == "the solver's own steps" and "the graph with power 0" in [*found.values()][2]
+    assert found[PLAIN] == searching.OWN and "power 0" in [*found.values()][2]
     runs.nearest = lambda *given: [4, 4]  # more steps than nodes there
     recording.count = 1
     assert [*searching.candidates(runs, recording, Prompts(lines, [], []), 2)] == [PLAIN]

@@ -16,6 +16,7 @@ import pytest
 
 from helpers.damage import PROFILE, one_error
 from helpers.kernels import put_attention
+from helpers.refusals import refuses
 from wanbuild.check import verify
 from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
@@ -201,14 +202,14 @@ def test_a_file_that_does_not_belong_there(
         assert run(wanbuild, ["verify", "--artifact", str(whole)]) == 3
     finally:
         path.unlink()
-    assert one_error(capsys).startswith(f"error: {path} does not belong to the artifact; expected nothing")
+    assert one_error(capsys).startswith(f"error: {path} does not")
 
 
 @pytest.mark.parametrize("name", ["programs/old", "tokenizer/old"])
 def test_a_folder_that_does_not_belong_there(whole: Path, name: str) -> None:
     (whole / name).mkdir()
     try:
-        with pytest.raises(ArtifactError, match=f"{name} does not belong"):
+        with refuses("mismatch", ArtifactError, what=whole / name, remedy="wanbuild compile"):
             check(whole)
     finally:
         (whole / name).rmdir()
@@ -235,7 +236,7 @@ def test_a_build_that_is_reached_by_a_link(whole: Path, tmp_path: Path) -> None:
     path.touch()
     with build_lock(whole):
         check_unlisted(open_artifact(link), silent)
-    with pytest.raises(ArtifactError, match="new does not belong"):
+    with refuses("mismatch", ArtifactError, what=link / "programs" / "new"):
         check_unlisted(open_artifact(link), silent)
     path.unlink()
 
@@ -244,7 +245,7 @@ def test_a_manifest_that_a_build_replaces_meanwhile(whole: Path) -> None:
     manifest = read_manifest(whole)
     before = (whole / MANIFEST).read_bytes()
     manifest.changed(times={**manifest.times, "embed": "2026-11-22T00:00:00Z"}).write(whole)
-    with pytest.raises(ArtifactError, match="was changed while it was verified; verify it again"):
+    with refuses("changed", ArtifactError, what=whole / MANIFEST):
         check_spelling(Artifact(manifest, whole))
     (whole / MANIFEST).write_bytes(before)
     check_spelling(Artifact(manifest, whole))
@@ -257,10 +258,10 @@ def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
     path.touch()
     with build_lock(whole):
         check_unlisted(open_artifact(whole), lines.append)
-    assert lines == ["a build is at work: files that are not listed yet are not looked at"]
+    assert len(lines) == 1
     lock.touch()
     try:
-        with pytest.raises(ArtifactError, match="does not belong"):
+        with refuses("mismatch", ArtifactError, what=path):
             check_unlisted(open_artifact(whole), lines.append)
     finally:
         path.unlink()
@@ -272,6 +273,6 @@ def test_another_spelling_of_the_manifest(whole: Path) -> None:
     path = whole / "manifest.json"
     before = path.read_bytes()
     path.write_bytes(before + b" ")
-    with pytest.raises(ArtifactError, match=rf"{path} is damaged; expected sha256"):
+    with refuses("damaged", ArtifactError, what=path, expected="sha256"):
         check(whole)
     path.write_bytes(before)

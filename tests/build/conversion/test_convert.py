@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from helpers.naive_conversion import assert_equals_naive
 from helpers.original_checkpoint import original_keys
+from helpers.refusals import refuses
 from helpers.tensor_files import load_file, save_file
 from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion import writer as writer_module
@@ -230,7 +230,7 @@ def test_a_value_that_is_not_finite(
     set_weight(checkpoint, component, key, value)
     artifact = shutil.copytree(converted, tmp_path / "artifact")
     before = files_of(artifact)
-    with pytest.raises(SourceError, match=rf"{re.escape(key)} has a value that is not finite") as caught:
+    with refuses("not_finite", SourceError, what=f"{component}: {key} ") as caught:
         convert(ConvertRequest(checkpoint, artifact, force=True))
     assert caught.value.exit_code == 4
     assert files_of(artifact) == before
@@ -244,13 +244,13 @@ def test_all_misfits_are_listed(toy_checkpoint: Path, tmp_path: Path) -> None:
         state = load_file(file)
         state[f"{dropped}_old"] = state.pop(dropped)
         save_file(state, file)
-    with pytest.raises(SourceError, match="weights do not fit their config") as caught:
+    with refuses("mismatch", SourceError, what=checkpoint) as caught:
         convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
     for part in (
-        "unexpected key blocks.1.norm2.bias_old",
-        "missing key for blocks/norm2/bias, layers 1",
-        "unexpected key decoder.conv_in.weight_old",
-        "missing key for decoder/conv_in/weight",
+        "key blocks.1.norm2.bias_old",
+        "key for blocks/norm2/bias",
+        "key decoder.conv_in.weight_old",
+        "key for decoder/conv_in/weight",
     ):
-        assert part in str(caught.value)
+        assert part in caught.value.what
     assert list(tmp_path.iterdir()) == [checkpoint]

@@ -27,6 +27,7 @@ import pytest
 from helpers import FAULT_RUNS, UNPRIVILEGED
 from helpers.damage import one_error
 from helpers.hostile import WEIGHTS, header_end
+from helpers.refusals import json_error
 from helpers.small_disk import small_disk
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
@@ -121,8 +122,8 @@ def test_a_disk_that_gets_full(
         free_space(monkeypatch, 2**40)
         for target, options in ((artifact, ["--force"]), (place / "other", [])):
             capsys.readouterr()
-            assert convert(checkpoints[1], target, *options) == 4
-            assert "the disk is full" in one_error(capsys)
+            assert convert(checkpoints[1], target, *options, "--json-errors") == 4
+            assert json_error(capsys.readouterr().err)["code"] == "no_space"
             assert names(place) == {"artifact"}
         assert digests(artifact) == before
 
@@ -181,9 +182,11 @@ def test_a_disk_that_fails(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        assert convert(checkpoints[1], artifact, "--force") == 4
+        assert convert(checkpoints[1], artifact, "--force", "--json-errors") == 4
     assert next(calls) > allowed
-    assert ("the disk is full" if error == errno.ENOSPC else os.strerror(error)) in one_error(capsys)
+    said = json_error(capsys.readouterr().err)
+    assert said["code"] == ("no_space" if error == errno.ENOSPC else "unwritable")
+    assert error == errno.ENOSPC or os.strerror(error) in said["message"]
     assert names(place) == {"artifact"}
     assert digests(artifact) == before
 
@@ -202,8 +205,9 @@ def test_a_source_that_cannot_be_read_on(
         return original(*arguments)
 
     monkeypatch.setattr(os, "preadv", fail)
-    assert convert(checkpoints[0], place / "artifact") == 4
-    assert "cannot be read: Input/output error" in one_error(capsys)
+    assert convert(checkpoints[0], place / "artifact", "--json-errors") == 4
+    error = json_error(capsys.readouterr().err)
+    assert error["code"] == "unreadable" and os.strerror(errno.EIO) in error["message"]
     assert names(place) == set()
 
 
@@ -244,8 +248,9 @@ def test_a_source_that_is_cut_off_meanwhile(
     source = shutil.copytree(checkpoints[0], place / "source")
     file = source / WEIGHTS[component]
     change_in_the_middle(monkeypatch, lambda: change(file))
-    assert convert(source, place / "artifact", "--threads", 1) == 4
-    assert f"{file} was cut off while it was read" in one_error(capsys)
+    assert convert(source, place / "artifact", "--threads", 1, "--json-errors") == 4
+    error = json_error(capsys.readouterr().err)
+    assert error["code"] == "damaged" and str(file) in error["message"]
     assert names(place) == {"source"}
 
 

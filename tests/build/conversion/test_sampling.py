@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.refusals import refuses
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.defaults import with_defaults
 from wanbuild.conversion.sampling import sampling_doubts, with_sampling
@@ -17,10 +20,10 @@ from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.toy.checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
+from wanrun.codes import ErrorCode
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.solvers import COLUMNS, solver_table
 from wanrun.denoising.steps import expert_ranges
-from wanrun.errors import UsageError
 
 SHAPE = (1, 16, 2, 4, 6)
 OWN: dict[str, Any] = {
@@ -102,22 +105,20 @@ def test_what_is_given_replaces_a_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "code", "found"),
     [
-        ("steps = [", "cannot be read; found"),
-        ("guidance = 3", "has an unknown key; expected some of steps, .*; found 'guidance'"),
-        (None, "cannot be read; found .*No such file"),
+        ("steps = [", "unreadable", "Invalid value"),
+        ("guidance = 3", "unknown_parameter", "'guidance'"),
+        (None, "unreadable", os.strerror(errno.ENOENT)),
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_that_is_none(tmp_path: Path, content: str | None, code: ErrorCode, found: str) -> None:
     file = tmp_path / "mine.toml"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(UsageError, match=said):
+    with refuses(code, what=file, found=found):
         with_sampling(str(file), {})
-    with pytest.raises(
-        UsageError, match=r"no sampling 'lightning'; expected one of lightning-4, .* a \.toml file"
-    ):
+    with refuses("unknown_name", what="'lightning'", expected="lightning-4, "):
         with_sampling("lightning", {})
 
 
