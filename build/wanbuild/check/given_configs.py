@@ -57,6 +57,7 @@ def readable_source(manifest: Manifest, source: str) -> Path:
     """
     if manifest.loras:
         raise UsageError(
+            "unsupported",
             "the artifact has LoRAs merged, and the reference would have none",
             remedy="compare an artifact of the same checkpoint without them",
         )
@@ -65,11 +66,13 @@ def readable_source(manifest: Manifest, source: str) -> Path:
         tensors = (one for part in opened.components.values() for one in part.tensors.values())
         if any(one.eight_bit is not None for one in tensors):
             raise UsageError(
+                "unsupported",
                 f"{source} has weights of 8 bits, which the reference cannot load",
                 remedy="compare an artifact of a checkpoint with 16 or 32 bits",
             )
         if any(component.renamed for component in opened.components.values()):
             raise UsageError(
+                "unsupported",
                 f"{source} has weights in the original naming, which the reference cannot load",
                 remedy="give the same checkpoint in the diffusers layout",
             )
