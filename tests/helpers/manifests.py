@@ -324,7 +324,7 @@ def full_model() -> Model:
         negative_prompt="blurry",
         timesteps=(900, 500.5),
     )
-    image = Input(kind="image", array="image", encoded=True, required=True, count="count")
+    image = Input(kind="image", array="image", encoded=True, required=True, count="count", past=3)
     mask = Input(
         kind="video",
         array="mask",

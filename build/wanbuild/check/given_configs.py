@@ -73,7 +73,7 @@ def readable_source(manifest: Manifest, source: str) -> Path:
         if any(component.renamed for component in opened.components.values()):
             raise UsageError(
                 "unsupported",
-                f"{source} has weights in the original naming, which the reference cannot load",
+                f"{source} has original names, which the reference cannot load",
                 remedy="give the same checkpoint in the diffusers layout",
             )
     return located.path

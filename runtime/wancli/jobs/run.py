@@ -10,7 +10,6 @@ from msgspec import Struct
 from wancli.error_line import JSON_ERRORS_HELP
 from wanrun.claims import NAMES, REPORT, TIMINGS
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.lengths import length_of
 from wanrun.request.prompts_file import SEEDS, Seeds
 from wanrun.request.request import PROMPTS
 from wanrun.request.values import Positive
@@ -138,4 +137,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         """Returns the frames of a live video; None for no end."""
         if self.seconds is None:
             return self.frames
+        from wanrun.request.lengths import length_of  # not for --help
+
         return length_of(generation.manifest.model, self.seconds, generation.fps)

@@ -218,6 +218,7 @@ class _Loader:
         for count, frame in enumerate(self._frames(name, item, source, canvas, most), 1):
             if count <= self._total:
                 frames[count - 1] = frame
+            del frame  # before the next one is there
         return frames, count
 
     def _whole_video(self, name: MediaOption, item: Input, source: VideoSource) -> np.ndarray:

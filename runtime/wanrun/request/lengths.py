@@ -11,17 +11,16 @@ from contextlib import suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.model import Model
 from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.latents import check_latents
 from wanrun.errors import ArtifactError, UsageError, field, wrong_type
 from wanrun.request.request import Request
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wanrun.request.generation import Generation
 
 MOST_PROFILES: Final = 100
@@ -109,6 +108,8 @@ def check_start(generation: Generation, frames: int | None, latents: np.ndarray)
     Raises:
         UsageError: for latents of another shape or dtype, that are not finite, or that end inside a chunk.
     """
+    from wanrun.denoising.latents import check_latents  # imports NumPy
+
     batch, channels, _, *cells = generation.latents_shape
     given, ends = (
         latents.shape[2] if latents.ndim == 5 else 1,

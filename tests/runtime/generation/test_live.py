@@ -146,7 +146,7 @@ def test_with_guidance_the_negative_prompt_goes_with_each_prompt(pipeline: Pipel
 
     device = Device(lambda *_: nullcontext(), lambda *_: nullcontext(), encode)
     with pytest.raises(CancelledError):
-        next(Live(guided, pipeline.session(guided.profile), device, None, None))
+        next(Live(guided, pipeline.session(guided.profile), device))
     assert told == [[PROMPT, "blurry"]]
 
 
