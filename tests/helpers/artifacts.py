@@ -48,7 +48,7 @@ OWN_PROGRAMS = (
 LONG_TEXTS = ("encode_text_128", "encode_text_256", "encode_text")
 """The programs of prompts that are longer than captions are."""
 
-_ENCODERS = ("encode_text_64", "encode_image", "encode_video", "encode_start")
+_ENCODERS = ("encode_text_64", "encode_image", "encode_video", "encode_start", "encode_past")
 CODERS = frozenset({*LONG_TEXTS, *_ENCODERS, "decode_first", "decode_video", "decode_tiny"})
 """The programs beside the steps."""
 

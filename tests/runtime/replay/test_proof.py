@@ -208,7 +208,7 @@ def test_a_record_runs_every_role(
     (profile,) = here.manifest.profiles.values()
     verify._run(here, profile, None)
     roles = {role.name for form in forms_of("all") for role in roles_of(form)} - {"once", "start", "past"}
-    # It has no image encoder, no tiny decoder, no custom kernel, no chunks, no video to begin with or to go on after.
+    # It has no image encoder, no tiny decoder, no custom kernel, no chunks, and nothing to begin with.
     others = {"spread", "once", "start", "past", "decode_tiny", "attention", "begin", "chunk", "remember"}
     assert checked == roles == ROLES.keys() - others
 
