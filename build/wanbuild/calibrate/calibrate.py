@@ -59,6 +59,11 @@ def calibrate(request: CalibrateRequest, report: Report, warn: Report) -> Manife
         warn(doubt)
     # An artifact that cannot be written is reported before hours of work.
     with changing(request.artifact.resolve()) as artifact:
+        if artifact.manifest.model.chunks is not None:
+            raise UsageError(
+                f"{artifact.manifest.model.variant} makes a video in chunks, and is not calibrated",
+                remedy="choose its steps by --steps of wanrun",
+            )
         profile = _profile(artifact, request.profile)
     taken = None if request.source is None else taken_steps(artifact.manifest, request.source)
     selected = select_target(artifact, profile)

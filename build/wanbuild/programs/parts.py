@@ -21,7 +21,7 @@ from wanbuild.options import BuildOptions
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_blocks, check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
-from wanbuild.variants.table import variant_named
+from wanbuild.variants.table import variant_named, variants
 from wanrun import EIGHT_BITS
 from wanrun.artifact.layout import BITS
 from wanrun.artifact.manifest import TINY_VAE, Manifest
@@ -174,7 +174,7 @@ class Parts:
             raise UsageError(
                 "unsupported",
                 f"--video-to-video cannot be built for {model.variant}",
-                expected="a model that makes video from text",
+                expected=" or ".join(one.name for one in variants().values() if one.from_video),
                 remedy="leave it out",
             )
         self._check_tile()
@@ -199,6 +199,7 @@ class Parts:
         """Raises UsageError for what a video that is made chunk by chunk does not have."""
         refused = {
             "guidance": self.shape.guidance and self.model.chunks is not None and not self.model.chunks.alone,
+            "guider": bool(self.options.guiders) and not self.shape.guidance,
             "num_videos": self.shape.num_videos > 1,
             "nag": self.options.nag,
             "video_to_video": self.options.video_to_video,

@@ -24,7 +24,8 @@ from wanbuild.calibrate.request import CalibrateRequest
 from wanbuild.calibrate.runs import Runs
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import ArtifactError
+from wanrun.artifact.model import Chunking
+from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
 from wanrun.intact import check_intact
 
@@ -135,6 +136,15 @@ def test_a_model_with_steps_of_its_own(request_of: Make) -> None:
     manifest = read_manifest(request.artifact)
     with_model(manifest, {"timesteps": [1000.0, 500.0]}).write(request.artifact)
     with refuses("unsupported", found="1000, 500"):
+        told(request)
+
+
+def test_a_model_of_chunks(request_of: Make) -> None:
+    request = request_of()
+    manifest = read_manifest(request.artifact)
+    model = structs.replace(manifest.model, chunks=Chunking(first=1, each=3))
+    manifest.changed(model=model).write(request.artifact)
+    with pytest.raises(UsageError, match="calibrated"):
         told(request)
 
 
