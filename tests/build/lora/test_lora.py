@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from helpers.damage import one_error
+from helpers.refusals import refuses
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -321,8 +322,7 @@ def test_configurations_that_are_no_json_or_missing(tmp_path: Path) -> None:
     tensors, _ = two_modules("base_model.model.")
     assert "not JSON" in refusal(write(tmp_path, tensors, lora_adapter_metadata="{"))
     assert "a JSON object" in refusal(write(tmp_path, tensors, lora_adapter_metadata="[]"))
-    message = refusal(write(tmp_path, tensors, "adapter_model.safetensors"))
-    assert "its alpha is in adapter_config.json" in message
+    assert "adapter_config.json" in refusal(write(tmp_path, tensors, "adapter_model.safetensors"))
 
 
 # --- the same bits on a machine ---------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_a_lora_of_one_expert_and_one_of_both(tmp_path: Path) -> None:
         assert [record.component for record in loras.records] == [None, "transformer_2"]
         assert all(len(record.sha256) == 64 for record in loras.records)
         assert str(tmp_path) not in str(loras.records)
-    with pytest.raises(UsageError, match=r"low.safetensors is for transformer_2.*: use --lora"):
+    with refuses("no_effect", what="low.safetensors", expected="transformer", remedy="--lora"):
         open_loras(requests, {"transformer": SHAPES})
 
 
@@ -628,15 +628,15 @@ def test_all_problems_of_all_files_are_one_error(tmp_path: Path) -> None:
     message = str(caught.value)
     for phrase in ("1.safetensors: ", "2.safetensors is", "3.pt is a pickled", "4.safetensors is cut off"):
         assert phrase in message
-    assert "are both the down matrix" in message and "1 tensor is of layers" not in message
+    assert "down matrix" in message and "1 tensor is" not in message
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no LoRA file"):
+    with refuses("missing_file", what=tmp_path / "none.safetensors"):
         opened(tmp_path / "none.safetensors")
-    with pytest.raises(UsageError, match="finite"):
+    with refuses("out_of_range", what="nan", expected="finite"):
         opened(write(tmp_path, lora()[0]), scale=float("nan"))
-    with pytest.raises(SourceError, match=r"would be scaled by 1\.6"):
+    with refuses("unsupported", SourceError, what=" 1.6"):
         opened(write(tmp_path, lora()[0]), scale=1e300)
 
 

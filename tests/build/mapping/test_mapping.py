@@ -150,11 +150,9 @@ def test_all_problems_are_listed_together() -> None:
 
 
 def test_ambiguous_rules_are_a_problem() -> None:
-    problems = problems_of(SHAPES, (*RULES, Rule(r"ta.*", "conv")))
-    assert problems == [
-        "model: unexpected key table matches 2 rules",
-        "model: missing key for table",
-    ]
+    unexpected, missing = problems_of(SHAPES, (*RULES, Rule(r"ta.*", "conv")))
+    assert "table matches 2" in unexpected
+    assert "missing" in missing and missing.endswith(" table")
 
 
 def test_a_rule_without_a_target_accepts_a_key_and_leaves_it_out() -> None:
@@ -163,12 +161,10 @@ def test_a_rule_without_a_target_accepts_a_key_and_leaves_it_out() -> None:
     assignments, problems = assign(rules, {**SHAPES, **extra}, Model(), "model")
     assert problems == []
     assert assignments == assign(RULES, SHAPES, Model(), "model")[0]
-    assert problems_of({**SHAPES, "ids2": (1, 9)}, rules) == [
-        "model: unexpected key ids2 is not a part of this model"
-    ]
-    assert problems_of({**SHAPES, "ids": (1, 9)}, (*rules, Rule("ids", "table"))) == [
-        "model: unexpected key ids matches 2 rules"
-    ]
+    (unexpected,) = problems_of({**SHAPES, "ids2": (1, 9)}, rules)
+    assert "key ids2 " in unexpected and "matches" not in unexpected
+    (unexpected,) = problems_of({**SHAPES, "ids": (1, 9)}, (*rules, Rule("ids", "table")))
+    assert "ids matches 2" in unexpected
 
 
 @pytest.mark.parametrize(
@@ -182,8 +178,8 @@ def test_a_rule_without_a_target_accepts_a_key_and_leaves_it_out() -> None:
 )
 def test_a_rule_that_leads_nowhere(rule: Rule) -> None:
     key = "oth1" if "layer" in rule.pattern else "other"
-    problems = problems_of({**SHAPES, key: (6, 4)}, (*RULES, rule))
-    assert problems == [f"model: unexpected key {key}, this model has no parameter {rule.target}"]
+    (problem,) = problems_of({**SHAPES, key: (6, 4)}, (*RULES, rule))
+    assert f"key {key}," in problem and problem.endswith(f" {rule.target}")
 
 
 def test_a_long_list_is_cut_and_counted() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.damage import one_error
+from helpers.refusals import check_refusal, json_error, refuses
 from helpers.tensor_files import State, load_file, save_file
 from wanbuild.cli import wanbuild
 from wanbuild.plan import subject
@@ -18,7 +18,7 @@ from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.single_files import open_files
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import SourceError, UsageError
+from wanrun.errors import SourceError
 
 PREFIXES = {
     "transformer": "model.diffusion_model.",
@@ -70,15 +70,13 @@ def test_what_is_missing_is_named_and_its_tokenizer_is_not_read(
     path = tmp_path / "x.safetensors"
     joined(text_files, path, {"transformer": PREFIXES["transformer"], "vae": "first_stage_model."})
     for source, found in ((path, "no --text-encoder, no --tokenizer"), (whole, "no --tokenizer")):
-        assert run(wanbuild, ["convert", str(source), "--artifact", str(tmp_path / "a")]) == 2
-        line = one_error(capsys)
-        assert f"found {found}; give the rest (for the tokenizer --tokenizer google/umt5-xxl" in line
-        assert ("the SentencePiece model in wan-all-in-one.safetensors is not read" in line) == (
-            source == whole
-        )
-    with pytest.raises(
-        SourceError, match=r"--text-encoder is read from it; expected one text encoder in it; "
-    ):
+        command = ["convert", str(source), "--artifact", str(tmp_path / "a"), "--json-errors"]
+        assert run(wanbuild, command) == 2
+        error = json_error(capsys.readouterr().err)
+        assert (error["code"], error["found"]) == ("missing_parameter", found)
+        assert "--tokenizer google/umt5-xxl" in error["remedy"]
+        assert ("SentencePiece" in error["remedy"]) == (source == whole)
+    with refuses("wrong_kind", SourceError, what=f"{path} ", expected="one text encoder"):
         open_files({**text_files, "text_encoder": path})
 
 
@@ -91,21 +89,21 @@ def test_unknown_prefixes(text_files: Mapping[str, Path], tmp_path: Path) -> Non
     path = tmp_path / "x.safetensors"
     state = joined(text_files, path)
     save_file({**state, "clip_g.x.weight": np.ones(2, np.float32)}, path)
-    with pytest.raises(SourceError, match=r"no known part: clip_g\.x\.weight; expected .*vae\..*--vae FILE"):
+    with refuses("wrong_kind", SourceError, what="clip_g.x.weight", expected="vae.", remedy="--vae FILE"):
         all_in_one(path)
     with open_files({**text_files, "vae": path}) as source:  # only this part is read
         assert source.component("vae").tensors
     save_file({**state, "first_stage_model.x": np.ones(2, np.float32)}, path)
-    with pytest.raises(SourceError, match=r"expected one vae in it; found first_stage_model\. and vae\."):
+    with refuses("wrong_kind", SourceError, expected="one vae", found="first_stage_model. and vae."):
         open_files({**text_files, "vae": path})
 
 
 def test_other_sources_are_none(whole: Path, text_files: Mapping[str, Path], tmp_path: Path) -> None:
     assert all_in_one(None) == all_in_one(tmp_path) == all_in_one("owner/name") == {}
     assert all(all_in_one(text_files[name]) == {} for name in PREFIXES)
-    said = r"is an all-in-one file of \S+, \S+, \S+; .*convert it: wanbuild convert"
-    with pytest.raises(SourceError, match=said):  # where a folder is needed
-        raise no_checkpoint(whole)
+    error = no_checkpoint(whole)  # where a folder is needed
+    check_refusal(error, "wrong_kind", what=whole, remedy=f"wanbuild convert {whole} ")
+    assert all(name in error.what for name in PREFIXES)
 
 
 def test_a_recipe_s_model_is_known_before_it_is_converted(
@@ -122,5 +120,5 @@ def test_a_recipe_s_model_is_known_before_it_is_converted(
 def test_a_revision_is_of_a_hub_s_repository(whole: Path, tmp_path: Path) -> None:
     from wanbuild.conversion.convert import ConvertRequest, convert
 
-    with pytest.raises(UsageError, match=r"--revision is for a hub id, and .* is a file"):
+    with refuses("no_effect", what=whole):
         convert(ConvertRequest(whole, tmp_path / "a", revision="main"))

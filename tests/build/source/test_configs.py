@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.original_checkpoint import original_config
+from helpers.refusals import refuses
 from wanbuild.check.given_configs import with_given_configs
 from wanbuild.cli import wanbuild
 from wanbuild.recipe import fingerprint, read_recipe
@@ -97,7 +98,7 @@ def test_the_rest_stays_assumed(
     shutil.copy(text_files["transformer"], both["transformer_2"])
     with open_files(both, {"transformer": original}) as source:  # of both experts
         heads = [source.component(name).config["num_attention_heads"] for name in TRANSFORMERS]
-        assert heads == [4, 4] and "boundary 0.875 of the experts" in source.assumed
+        assert heads == [4, 4] and any("boundary 0.875 " in one for one in source.assumed)
 
 
 def test_the_scheduler_of_a_whole_checkpoint(
@@ -159,7 +160,7 @@ def test_a_recipe_names_configs(configs: Path, tmp_path: Path) -> None:
     recipe.write_text('source = "x"\nartifact = "a"\n[convert]\nconfig = "vae=configs/vae/config.json"\n')
     assert read_recipe(recipe).configs == {"vae": vae}
     recipe.write_text('source = "x"\nartifact = "a"\n[convert]\nconfig = "unet=x"\n')
-    with pytest.raises(UsageError, match=r"convert\.config: --config 'unet=x' names no config; .*vae"):
+    with refuses("invalid_value", what="convert.config: --config 'unet=x'", expected="vae"):
         read_recipe(recipe)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import struct
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
 from helpers.naive_conversion import arrays_of
+from helpers.refusals import check_refusal, refuses
 from helpers.single_files import original_transformer, state_of
 from helpers.tensor_files import State, save_file
 from wanbuild.conversion.chosen import Quantise
@@ -122,11 +122,8 @@ def test_the_artifact_is_that_of_the_dequantised_weights(
     ]
     (line,) = lines
     nbytes = in_bytes(found[0].components["transformer"].nbytes)
-    assert re.fullmatch(
-        rf"transformer: [\d.]+ [kM]B of quantised weights become {nbytes} of bfloat16; "
-        "--quantise int8 keeps the artifact small",
-        line,
-    )
+    assert line.startswith("transformer: ") and "--quantise int8" in line
+    assert f" {nbytes} of bfloat16" in line
     folder = tmp_path / "checkpoint"
     shutil.copytree(text_checkpoint, folder, ignore=shutil.ignore_patterns("diffusion_pytorch_model*"))
     shutil.copy(tmp_path / "wan.gguf", folder / "transformer")
@@ -135,9 +132,8 @@ def test_the_artifact_is_that_of_the_dequantised_weights(
     assert found[2].components == found[1].components
     assert found[0].components == found[1].components
     assert found[0].source["files"] != found[1].source["files"]
-    line = str(no_checkpoint(tmp_path / "wan.gguf"))
-    assert "wan.gguf is a transformer in the original naming, one part of a checkpoint; " in line
-    assert "--transformer" in line
+    file = tmp_path / "wan.gguf"
+    check_refusal(no_checkpoint(file), "wrong_kind", what="transformer", remedy=f"--transformer {file}")
 
 
 def all_in_q8_0(checkpoint: Path, path: Path) -> State:
@@ -214,15 +210,11 @@ def test_a_text_encoder_has_the_names_of_llama_cpp(
         for key, name in names.items():
             np.testing.assert_array_equal(source.array(key), large[name], err_msg=key)
     open_files({**text_files, "text_encoder": path}).close()
-    assert "t5.gguf is the text encoder in llama.cpp's naming" in str(no_checkpoint(path))
+    check_refusal(no_checkpoint(path), "wrong_kind", what="llama.cpp", remedy=f"--text-encoder {path}")
     other = {"enc.blk.0.attn_k_norm.weight": np.ones(4, np.float32), "norm.weight": np.ones(4, np.float32)}
     write(path, {**given, **other}, {})
-    with (
-        ExitStack() as stack,
-        pytest.raises(
-            SourceError, match=r"in the llama.cpp naming .*: enc.blk.0.attn_k_norm.weight, norm.weight"
-        ),
-    ):
+    unknown = ": enc.blk.0.attn_k_norm.weight, norm.weight"
+    with ExitStack() as stack, refuses("wrong_kind", SourceError, what=unknown):
         open_part("text_encoder", None, path, None, stack)
 
 
@@ -278,7 +270,7 @@ def test_values_and_shapes_that_are_none(
     state, path = original_transformer(text_checkpoint / "transformer"), tmp_path / "x.gguf"
     shape = {"comfy__gguf__orig_shape__patch_embedding__weight": [1, 2]}
     write(path, state, {}, **shape)
-    with pytest.raises(SourceError, match=r"orig_shape.patch_embedding.weight; expected a shape of \d+ v"):
+    with refuses("unreadable", SourceError, what="orig_shape.patch_embedding.weight"):
         GgufFile(path)
     all_in_q8_0(text_checkpoint, path)
     key = "blocks.1.ffn.0.weight"
@@ -287,16 +279,16 @@ def test_values_and_shapes_that_are_none(
     damaged(path, put("<H", offset, 0x7E00))  # a scale that is not a number
     files = {**text_files, "transformer": path}
     for quantise in (None, Quantise("source")):  # as another dtype, and as it is
-        with open_files(files), pytest.raises(SourceError, match="has a value that is not finite"):
+        with open_files(files), refuses("not_finite", SourceError, what="transformer: "):
             convert(ConvertRequest(None, tmp_path / "artifact", files=files, quantise=quantise))
     assert not (tmp_path / "artifact").exists()
 
 
 def test_which_files_are_gguf(tmp_path: Path) -> None:
     save_file({"a": np.ones(3, np.float32)}, tmp_path / "a.gguf")  # whatever its name
-    with pytest.raises(SourceError, match="there is no file"):
+    with refuses("missing_file", SourceError, what=tmp_path / "none"):
         weight_file(tmp_path / "none")
-    with pytest.raises(SourceError, match="is not a file"):
+    with refuses("wrong_kind", SourceError, what=tmp_path):
         weight_file(tmp_path)
     with weight_file(tmp_path / "a.gguf") as file:
         assert type(file) is TensorFile

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from helpers.refusals import check_refusal, refuses
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.recognise import no_checkpoint, recognised
 from wanrun.errors import SourceError
@@ -36,17 +37,19 @@ def written(path: Path, names: Sequence[str], dtype: object = np.float32) -> Pat
 @pytest.mark.parametrize("kind", NAMES)
 def test_what_a_file_of_weights_is(kind: str, tmp_path: Path) -> None:
     assert recognised(NAMES[kind])[0] == kind
-    line = str(no_checkpoint(written(tmp_path / "x.safetensors", NAMES[kind])))
-    assert line.startswith(f"{tmp_path}/x.safetensors is {kind}, ")
-    assert ("--lora" in line) == (kind == "a LoRA")
+    file = tmp_path / "x.safetensors"
+    error = no_checkpoint(written(file, NAMES[kind]))
+    check_refusal(error, "wrong_kind", what=f"{file} is {kind}, ", remedy="")
+    remedy = error.remedy or ""
+    assert ("--lora" in remedy) == (kind == "a LoRA")
     parts = {"transformer": "transformer", "VAE": "vae"}
     parts |= {f"{name} encoder": f"{name}-encoder" for name in ("text", "image")}
     option = next((option for name, option in parts.items() if f"{name} " in kind), None)
-    assert ("give it with the other parts: wanbuild convert" in line) == (option is not None)
+    assert ("--tokenizer ..." in remedy) == (option is not None)
     if option is not None:
-        assert f"wanbuild convert CHECKPOINT --artifact DIR --{option} {tmp_path}/x.safetensors" in line
-        assert all(f"--{name} ..." in line for name in {"transformer", "vae", "tokenizer"} - {option})
-    assert "wanbuild convert" in line or "-Diffusers" in line
+        assert f"--{option} {file}" in remedy
+        assert all(f"--{name} ..." in remedy for name in {"transformer", "vae", "tokenizer"} - {option})
+    assert "wanbuild convert" in remedy or "-Diffusers" in remedy
 
 
 @pytest.mark.parametrize(
@@ -68,11 +71,9 @@ def test_what_an_adapter_s_tensor_is(name: str, adapter: bool) -> None:
 def test_quantized_weights(tmp_path: Path) -> None:
     names = ["blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.scale_weight"]
     eight = written(tmp_path / "x.safetensors", names, ml_dtypes.float8_e4m3fn)
-    line = str(no_checkpoint(eight))
-    assert "x.safetensors is a transformer in the original naming, one part of a checkpoint; " in line
+    check_refusal(no_checkpoint(eight), "wrong_kind", what="transformer", remedy=f"--transformer {eight}")
     whole = written(tmp_path / "y.safetensors", names[:1], np.uint8)
-    line = str(no_checkpoint(whole))
-    assert "y.safetensors is a transformer in the original naming, quantized; " in line and "found U8" in line
+    check_refusal(no_checkpoint(whole), "wrong_kind", what="transformer", found="U8", remedy="-Diffusers")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +98,11 @@ def test_other_files(name: str, content: bytes, said: str, tmp_path: Path) -> No
 def test_a_folder_in_wan_s_own_layout(tmp_path: Path) -> None:
     for name in ("models_t5_umt5-xxl-enc-bf16.pth", "Wan2.1_VAE.pth", "diffusion_pytorch_model.safetensors"):
         (tmp_path / name).touch()
-    with pytest.raises(
-        SourceError, match=r"in Wan's own layout.* never loaded.*--tokenizer \S+/google/umt5"
-    ) as caught:
+    tokenizer = f"--tokenizer {tmp_path}/google/umt5"
+    with refuses("untrusted", SourceError, what=tmp_path, remedy=tokenizer) as caught:
         open_source(tmp_path)
-    assert "take the repository whose name ends in -Diffusers, or single files" in str(caught.value)
+    assert "-Diffusers" in str(caught.value.remedy)
     (tmp_path / "Wan2.1-T2V").mkdir()
-    with pytest.raises(
-        SourceError, match=r"there is no folder \S+; found \S+/Wan2\.1-T2V, .*; give the checkpoint's"
-    ):
-        open_source(tmp_path / "Wan2.1_T2V")
+    absent = tmp_path / "Wan2.1_T2V"
+    with refuses("missing_file", SourceError, what=absent, found=tmp_path / "Wan2.1-T2V"):
+        open_source(absent)

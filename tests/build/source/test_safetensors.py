@@ -17,6 +17,7 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
+from helpers.refusals import refuses
 from wanbuild.source.safetensors import MAX_HEADER_BYTES, TensorFile
 from wanrun.errors import SourceError
 
@@ -72,7 +73,7 @@ def test_parts_are_read_by_position(tmp_path: Path, tensors: dict[str, np.ndarra
             file.read("a.weight", begin, part)
             assert part.tobytes() == expected[begin : begin + 10]
         for begin in (-1, len(expected) - 9, 2**40):
-            with pytest.raises(ValueError, match=r"bytes .* of a\.weight"):
+            with pytest.raises(ValueError, match=r"a\.weight"):
                 file.read("a.weight", begin, part)
         with pytest.raises(KeyError):
             file.read("missing", 0, part)
@@ -136,7 +137,7 @@ def test_a_file_that_cannot_be_looked_at_is_closed(
     before = _open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fstat", fail)
-        with pytest.raises(SourceError, match="cannot be read: Input/output error"):
+        with refuses("unreadable", SourceError, what=os.strerror(errno.EIO)):
             TensorFile(path)
     assert _open_descriptors() == before
 
@@ -150,7 +151,7 @@ def test_a_file_that_is_cut_off_while_it_is_read(
     save_file({"big": np.random.default_rng(0).standard_normal(100_000).astype(np.float32)}, path)
     with TensorFile(path) as file:
         path.write_bytes(path.read_bytes()[:keep])
-        with pytest.raises(SourceError, match=r"x\.safetensors was cut off while it was read"):
+        with refuses("damaged", SourceError, what=path):
             file.array("big")
 
 
@@ -173,7 +174,7 @@ def test_a_disk_that_fails(
 
     with TensorFile(path) as file:
         monkeypatch.setattr(os, "preadv", fail)
-        with pytest.raises(SourceError, match=r"x\.safetensors cannot be read: Input/output error"):
+        with refuses("unreadable", SourceError, what=path):
             file.array("a.weight")
 
 
@@ -259,22 +260,22 @@ def test_a_truncated_download_is_refused(tmp_path: Path, tensors: dict[str, np.n
     path = tmp_path / "x.safetensors"
     save_file(tensors, path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(SourceError, match=r"cut off.*download it again"):
+    with refuses("damaged", SourceError, what=path, found=path.stat().st_size, remedy="download"):
         TensorFile(path)
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"there is no file \S+x\.safetensors; check the path$"):
+    with refuses("missing_file", SourceError, what=tmp_path / "x.safetensors", found=None):
         TensorFile(tmp_path / "x.safetensors")
     (tmp_path / "wan2.1_vae.safetensors").touch()
-    with pytest.raises(SourceError, match=r"no file \S+wan_2.1_vae.safetensors; found \S+/wan2.1_vae.safe"):
+    with refuses("missing_file", SourceError, found=tmp_path / "wan2.1_vae.safetensors"):
         TensorFile(tmp_path / "wan_2.1_vae.safetensors")
-    with pytest.raises(SourceError, match=r"there is no file \S+; found no folder \S+/weigths; check"):
+    with refuses("missing_file", SourceError, found=f"no folder {tmp_path / 'weigths'}"):
         TensorFile(tmp_path / "weigths" / "x.safetensors")
     (tmp_path / "wan-Q8_0.safetensors").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(200))
-    with pytest.raises(SourceError, match=r"is a GGUF file.*take that of the same model"):
+    with refuses("wrong_kind", SourceError, what="GGUF", expected=".safetensors", remedy="-Diffusers"):
         TensorFile(tmp_path / "wan-Q8_0.safetensors")
-    with pytest.raises(SourceError, match="is not a file"):
+    with refuses("wrong_kind", SourceError, what=tmp_path):
         TensorFile(tmp_path)
 
 
@@ -290,7 +291,8 @@ def test_other_dtypes_open_and_are_refused_at_use(tmp_path: Path, dtype: Any) ->
     save_file({"a": np.random.default_rng(0).uniform(1, 9, (4,)).astype(dtype)}, path)
     with TensorFile(path) as file:
         assert file.entries["a"].dtype == dtype
-        with pytest.raises(SourceError, match=r"a in .* is not a plain weight; expected BF16 or F16 or F32"):
+        found = file.entries["a"].dtype_name
+        with refuses("wrong_kind", SourceError, what=path, expected="BF16 or F16", found=found):
             file.array("a")
 
 

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.damage import one_error
 from helpers.naive_conversion import arrays_of
+from helpers.refusals import json_error, refuses
 from helpers.single_files import (
     original_text_encoder,
     original_transformer,
@@ -115,12 +115,12 @@ def test_options_and_recipes_name_the_files(
     assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "artifact"), *options]) == 0
     recognised, assumed, otherwise, converted = capsys.readouterr().out.splitlines()
     assert converted.startswith(f"converted {text_files['transformer']} to {tmp_path}/artifact: ")
-    facts = "heads of 128 channels, the VAE's means and deviations of latents, UniPC with flow_shift 5"
-    assert re.fullmatch(r"recognised wan2\.1-t2v: a transformer of \d+ layers with \d+ heads", recognised)
-    assert assumed == f"assumed as published, since files of weights do not say: {facts}"
-    assert "give its configs: --config FOLDER" in otherwise
+    assert " wan2.1-t2v: " in recognised and len(re.findall(r" \d+ ", recognised)) == 2
+    facts = assumed.partition(": ")[2]
+    assert re.findall(r" \d+", facts) == [" 128", " 5"] and "UniPC" in facts
+    assert "--config FOLDER" in otherwise
     assert run(wanbuild, ["inspect", str(tmp_path / "artifact")]) == 0
-    assert f"assumed         {facts}: as published" in capsys.readouterr().out
+    assert facts in capsys.readouterr().out
     recipe = tmp_path / "recipe.toml"
     lines = [f'{name} = "{path}"' for name, path in text_files.items()]
     recipe.write_text("\n".join(['artifact = "other"', "[convert]", *lines]))
@@ -128,7 +128,7 @@ def test_options_and_recipes_name_the_files(
         assert source.pipeline_class == "WanPipeline" and source.boundary_ratio is None
     planned = ["plan", str(recipe), "--target", "h200", "--size", "96x64"]
     assert run(wanbuild, planned) == 0
-    assert "recipe, 96x64x81 with guidance" in capsys.readouterr().out
+    assert "recipe, 96x64x81" in capsys.readouterr().out
 
 
 # --- 8-bit weights -----------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def said(**layer: Any) -> np.ndarray:
         ),
         ({"format": "float8_e4m3fn"}, "the format float8_e4m3fn and I8"),
         *(
-            ({"format": form}, f"the format {form};")
+            ({"format": form}, f"the format {form}")
             for form in ("nvfp4", "mxfp8", "awq_w4a16", "asym_w4a8_int8")
         ),
         ({"format": 3}, "the format without a name"),
@@ -253,7 +253,7 @@ def test_forms_are_read_or_refused_by_name(
             with open_files(files):
                 pass
         else:
-            with pytest.raises(SourceError, match=f"{LAYER}.weight in .*found .*{found}"):
+            with refuses("unknown_name", SourceError, what=f"{LAYER}.weight in {file}", found=found):
                 open_files(files)
 
 
@@ -263,7 +263,7 @@ def test_metadata_that_are_none(
 ) -> None:
     state = original_transformer(text_checkpoint / "transformer")
     save_file(state, tmp_path / "x.safetensors", {"_quantization_metadata": text})
-    with pytest.raises(SourceError, match=r"_quantization_metadata of .* cannot be read; expected a JSON"):
+    with refuses("unreadable", SourceError, what="_quantization_metadata", expected="JSON"):
         open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
 
 
@@ -424,9 +424,8 @@ def test_a_part_of_another_model(text_checkpoint: Path, tmp_path: Path) -> None:
     """Its config is SOURCE's, which it does not fit: the line names the file, not SOURCE."""
     write_with_published_heads(tmp_path / "checkpoint", "wan2.2-ti2v")
     save_file(original_vae(tmp_path / "checkpoint" / "vae"), file := tmp_path / "vae.safetensors")
-    with pytest.raises(SourceError, match="weights do not fit their config") as caught:
+    with refuses("mismatch", SourceError, what=f"{file} ({text_checkpoint}/vae/config.json): "):
         convert(ConvertRequest(text_checkpoint, tmp_path / "a", files={"vae": file}))
-    assert str(caught.value).startswith(f"{file} ({text_checkpoint}/vae/config.json): ")
 
 
 def test_parts_of_different_models(text_files: Mapping[str, Path], tmp_path: Path) -> None:
@@ -450,11 +449,12 @@ def test_a_part_that_the_checkpoint_does_not_have(
     text_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     command = ["convert", str(text_checkpoint), "--artifact", str(tmp_path / "a"), "--image-encoder", "x"]
-    assert run(wanbuild, command) == 2
-    line = one_error(capsys)
-    assert "has no such component: --image-encoder" in line and "leave it out" in line
+    assert run(wanbuild, [*command, "--json-errors"]) == 2
+    error = json_error(capsys.readouterr().err)
+    assert error["code"] == "unknown_name" and "--image-encoder" in error["message"]
 
 
 def test_nothing_to_convert(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "a")]) == 2
-    assert "there is nothing to convert" in one_error(capsys)
+    assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "a"), "--json-errors"]) == 2
+    error = json_error(capsys.readouterr().err)
+    assert error["code"] == "missing_parameter" and "SOURCE" in error["expected"]
