@@ -140,7 +140,7 @@ def _configs(text: str, path: Path) -> dict[str, Path]:
     try:
         return parse_configs([text], path.parent)
     except UsageError as error:
-        raise UsageError("invalid_value", f"{path}: convert.config: {error}") from None
+        raise error.located(f"{path}: convert.config") from None
 
 
 def read_recipe(path: Path) -> Recipe:

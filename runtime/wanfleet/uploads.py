@@ -165,7 +165,7 @@ class Uploads:
         if self._files is None and isinstance(error, OSError) and done == "written":
             return unwritable(where, error)
         lasts = self._files is None or isinstance(error, FileNotFoundError | PermissionError)
-        code: ErrorCode = "unwritable" if lasts else "unreachable"
+        code: ErrorCode = "unreachable" if not lasts else "unreadable" if done == "read" else "unwritable"
         return (UsageError if lasts else StoreError)(
             code, f"{where} cannot be {done}", found=str(error)[:200]
         )

@@ -95,7 +95,7 @@ def refusal(
     if best.need.weights <= limit:
         remedies += _smaller(generation, count, sizes)
     return UsageError(
-        "out_of_range",
+        "too_large",
         f"{shape_text(generation.shape)} does not fit {generation.chip.name} with {mesh_text(best.sizes)}",
         expected=f"at most {limit / 1e9:.1f} GB on a device (of {generation.chip.memory_bytes / 1e9:.1f} GB)",
         found=f"{total / 1e9:.1f} GB, {(total - limit) / 1e9:.1f} GB too much",
