@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -67,18 +68,16 @@ def test_inspect_shows_a_mesh() -> None:
         assert {key: said[key] for key in ("mesh", "rules") if key in said} == expected
         assert said.get("bytes_per_device") == (dict.fromkeys(NEEDED, nbytes) if mesh else None)
         lines.append([line for line in table(manifest) if line.startswith("  ")])
-    sizes = "  bytes per device: text_encoder {0}, transformer {0}, vae {0}"
-    assert lines[0] == [] and lines[1:] == [
+    assert lines[0] == [] and [re.findall(r"[a-z_]+[= ]\d+|: \d+", " ".join(one)) for one in lines[1:]] == [
         [
-            f"  mesh data=2,{rest}",
-            "  guidance: halves of the devices make both passes at once, so a step without it is no faster",
-            sizes.format(nbytes),
+            "data=2",
+            axis,
+            f": {devices}",
+            *(f"{name} {nbytes}" for name in ("text_encoder", "transformer", "vae")),
         ]
-        for rest, nbytes in (
-            ("context=2: 4 devices; parameters are whole on every device", 192),
-            ("tensor=4: 8 devices; parameters are cut: heads over tensor", 48),
-        )
+        for axis, devices, nbytes in (("context=2", 4, 192), ("tensor=4", 8, 48))
     ]
+    assert "heads" not in " ".join(lines[1]) and "heads over tensor" in " ".join(lines[2])
 
 
 @pytest.mark.parametrize(
@@ -313,4 +312,5 @@ def test_inspect_shows_both_guidance_scales(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", "wan2.2-t2v")
     convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
     text = CliRunner().invoke(commands.wanbuild, ["inspect", "--artifact", str(tmp_path / "artifact")]).output
-    assert "guidance 4 and 3 below boundary 0.875" in text and "transformer_2" in text
+    (line,) = (line for line in text.splitlines() if "0.875" in line)
+    assert "guidance 4 " in line and " 3 below" in line and "transformer_2" in text

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from helpers.refusals import refuses
 from wanbuild.config import Divisor, Index, Number, Size, parse_config, read_json
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.clip_config import ImageEncoderConfig
@@ -114,9 +115,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 @pytest.mark.parametrize("names", [{"_class_name": "Other"}, {"architectures": ["Other"]}])
 def test_another_class_is_refused(names: dict[str, Any]) -> None:
-    with pytest.raises(
-        SourceError, match="another class; expected Model or ModelWithAnotherName; found 'Other'"
-    ):
+    with refuses("wrong_kind", SourceError, expected="Model or ModelWithAnotherName", found="'Other'"):
         parse_config(_Config, {"layers": 1, "eps": 1.0, **names}, "c")
 
 
@@ -152,8 +151,9 @@ def test_what_is_no_json_number_is_text(tmp_path: Path) -> None:
     path.write_text('{"layers": 7, "eps": 1e999, "dropout": NaN, "rate": -Infinity}')
     data = read_json(path)
     assert data == {"layers": 7, "eps": "1e999", "dropout": "NaN", "rate": "-Infinity"}
-    with pytest.raises(SourceError, match=r"eps is '1e999': .*, rate is '-Infinity' and only 1\.0"):
+    with refuses("unreadable", SourceError, what="eps is '1e999'") as caught:
         parse_config(_Config, data, "c")
+    assert "rate is '-Infinity'" in caught.value.what
 
 
 def test_a_fixed_infinity_is_that_of_the_file(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_fixed_infinity_is_that_of_the_file(tmp_path: Path) -> None:
     for value in ("-Infinity", float("-inf")):
         parse_config(Clipped, {"clip": value}, "c")
     for value in ("Infinity", "-inf", -5.1, None):
-        with pytest.raises(SourceError, match="and only -inf is supported"):
+        with refuses("unreadable", SourceError, what="-inf is supported"):
             parse_config(Clipped, {"clip": value}, "c")
 
 
@@ -195,7 +195,7 @@ def test_odd_values_are_refused_in_a_readable_line(changes: dict[str, Any], prob
 def test_names_that_cannot_be_shown_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"a": {name: 1}}))
-    with pytest.raises(SourceError, match="too long or not printable") as caught:
+    with refuses("unreadable", SourceError, what=path) as caught:
         read_json(path)
     assert str(caught.value).isprintable()
 

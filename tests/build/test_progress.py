@@ -18,7 +18,8 @@ def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress(57_300_000_000, "convert", stream=stream) as progress:
         progress.advance(57_300_000_000)
         until(lambda: "57.3 GB of" in stream.getvalue())
-    assert stream.getvalue().splitlines()[-1] == "waiting: converting (57.3 GB of 57.3 GB), 0 s"
+    line = stream.getvalue().splitlines()[-1]
+    assert line.startswith("waiting: ") and line.count("57.3 GB") == 2
 
 
 def test_progress_that_is_quick_says_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from helpers.refusals import check_refusal
 from wanbuild.options import BuildOptions
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidates, refusal
@@ -13,6 +14,7 @@ from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import mesh_text
+from wanrun.errors import UsageError
 
 BOTH = ((1280, 720), (832, 480))
 
@@ -55,18 +57,17 @@ def test_without_guidance_there_is_no_pair() -> None:
     assert best(generation("wan2.1-t2v-14b", "v7x", guidance=False), 8).sizes == {"context": 8}
 
 
-def refused(one: Generation, count: int) -> str:
+def refused(one: Generation, count: int) -> UsageError:
     found = best(one, count)
     assert not found.need.fits
-    return str(refusal(one, count, found, BOTH))
+    return refusal(one, count, found, BOTH)
 
 
 def test_what_does_not_fit_is_refused_with_more_devices_that_would() -> None:
-    text = refused(generation("wan2.1-t2v-14b", "rtx4070ti", (1280, 720)), 1)
-    assert (
-        "1280x720x81 with guidance does not fit rtx4070ti with one device; expected at most 12.2 GB" in text
-    )
-    assert " GB too much; what fits: --target rtx4070ti-8 --mesh data=2,fsdp=4" in text
+    error = refused(generation("wan2.1-t2v-14b", "rtx4070ti", (1280, 720)), 1)
+    remedy = "--target rtx4070ti-8 --mesh data=2,fsdp=4"
+    check_refusal(error, "too_large", what="1280x720x81", expected="12.2 GB", found=" GB", remedy=remedy)
+    assert "rtx4070ti" in error.what
 
 
 def on_less(one: Generation, nbytes: float) -> Generation:
@@ -81,10 +82,11 @@ def on_less(one: Generation, nbytes: float) -> Generation:
 def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
     one = generation("wan2.1-t2v-14b", "h100", (1280, 720), vae_dtype="bfloat16")
     one = dataclasses.replace(one, shape=dataclasses.replace(one.shape, num_videos=4))
-    text = refused(on_less(one, 1e9), 1)
-    assert "; --size 832x480; --frames " in text
+    error = refused(on_less(one, 1e9), 1)
+    check_refusal(error, "too_large", remedy="--size 832x480")
+    check_refusal(error, "too_large", remedy="--frames ")
 
 
 def test_a_dtype_that_would_fit_is_named() -> None:
     one = generation("wan2.1-t2v-1.3b", "h100", (1280, 720), vae_dtype="float32")
-    assert "--vae-dtype bfloat16" in refused(on_less(one, 1e9), 1)
+    check_refusal(refused(on_less(one, 1e9), 1), "too_large", remedy="--vae-dtype bfloat16")

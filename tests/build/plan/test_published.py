@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refuses
 from wanbuild.plan.published import manifest_of, published_manifest, published_names, published_variant
 from wanbuild.plan.subject import read_subject
 from wanbuild.published.models import PUBLISHED_MODELS
@@ -13,7 +14,6 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
-from wanrun.errors import UsageError
 
 
 @pytest.mark.parametrize("repository", PUBLISHED_MODELS)
@@ -93,9 +93,9 @@ def test_a_checkpoint_an_artifact_and_a_recipe(toy_artifact: Path, tmp_path: Pat
 
 
 def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no model 'wan3'; expected a recipe .* wan2.1-t2v-1.3b, "):
+    with refuses("unknown_name", what="'wan3'", expected="wan2.1-t2v-1.3b, "):
         read_subject("wan3")
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('source = "nowhere"\nartifact = "a"\n')
-    with pytest.raises(UsageError, match=r"the source of .* is neither here nor a published model"):
+    with refuses("unknown_name", what=recipe):
         read_subject(str(recipe))

@@ -7,11 +7,11 @@ import platform
 import msgspec
 import pytest
 
+from helpers.refusals import refuses
 from wanbuild.targets import cpu_levels
 from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanbuild.targets.target import CPU, PLAIN_CPU, multiplies_bfloat16, resolve_target
 from wanrun.artifact.targets import Environment
-from wanrun.errors import UsageError
 from wanrun.machine.cpu import CPU_LEVEL_FEATURES, cpu_features
 
 
@@ -42,10 +42,10 @@ def test_a_level_has_no_more_than_its_features(name: str) -> None:
 def test_a_level_that_this_cpu_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_levels, "cpu_features", lambda: CPU_LEVEL_FEATURES["cpu-v3"])
     resolve_target("cpu-v3")
-    with pytest.raises(UsageError, match=r"cpu-v4 cannot be compiled here; .*none of avx512bw avx512cd"):
+    with refuses("unsupported", what="cpu-v4", found="avx512bw avx512cd"):
         resolve_target("cpu-v4")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(UsageError, match="expected an x86-64 CPU of at least that level; found aarch64"):
+    with refuses("unsupported", what="cpu-v3", expected="x86-64", found="aarch64"):
         resolve_target("cpu-v3")
 
 

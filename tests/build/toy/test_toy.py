@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from helpers.refusals import refuses
 from wanbuild.published.settings import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
@@ -207,7 +208,7 @@ def test_only_a_toy_or_an_empty_folder_is_replaced(toy_checkpoint: Path, tmp_pat
     write_toy(folder)
     write_toy(folder)
     (folder / "vae" / "notes.txt").write_text("precious")
-    with pytest.raises(UsageError, match=r"delete what is not the toy's; found vae/notes\.txt"):
+    with refuses("exists", what=folder, found="vae/notes.txt"):
         write_toy(folder)
     (folder / "vae" / "notes.txt").unlink()
     write_toy(folder)
@@ -216,11 +217,11 @@ def test_only_a_toy_or_an_empty_folder_is_replaced(toy_checkpoint: Path, tmp_pat
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious")
-    with pytest.raises(UsageError, match="is not empty, and not a toy checkpoint"):
+    with refuses("exists", what=mine):
         write_toy(mine)
     assert (mine / "thesis.txt").read_text() == "precious"
 
-    with pytest.raises(UsageError, match="is not a folder"):
+    with refuses("wrong_kind", what=folder / "model_index.json"):
         write_toy(folder / "model_index.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "x"]
 
