@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,19 +111,16 @@ def test_the_judge_sees_videos_artifacts_and_what_is_left(tmp_path: Path) -> Non
     output = tmp_path / "video.npy"
     case = Case("x", "", [call(output)], {b"right"}, artifact=tmp_path, clean=[tmp_path])
     good = Ended(0, 1.0, "")
-    assert problems(case, [good], whole) == ["exit code 0 and no video"]
+    assert len(problems(case, [good], whole)) == 1  # no video
     output.write_bytes(b"right")
     assert problems(case, [good], whole) == []
     output.write_bytes(b"wrong")
     (tmp_path / ".artifact.building").mkdir()
     case = replace(case, kept={tmp_path / "notes": b"mine"})
     found = problems(case, [Ended(3, 1.0, "error: no\n")], damaged)
-    assert found == [
-        "another video",
-        "half an artifact: weights/x is missing",
-        f"changed {tmp_path / 'notes'}",
-        f"left {tmp_path / '.artifact.building'}",
-    ]
+    video, half, changed, left = found
+    assert "another" in video and "weights/x" in half
+    assert changed.endswith(f" {tmp_path / 'notes'}") and left.endswith(f" {tmp_path / '.artifact.building'}")
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=lambda kind: str(kind.__name__))
@@ -194,7 +192,7 @@ def test_what_fails_by_content_or_twice_counts(
     assert counts["x", verdict] >= 1
     assert len(failures) == (verdict == "FAILS")
     if failures:
-        assert failures == ["--only 0: x, : bad"]
+        assert failures[0].startswith("--only 0: ") and failures[0].endswith(" bad")
 
 
 def test_the_soak_sees_growth() -> None:
@@ -202,6 +200,7 @@ def test_the_soak_sees_growth() -> None:
     steady = [{"resident": 10**9 + rng.randrange(10**6), "threads": 20, "descriptors": 9} for _ in range(40)]
     assert growth(steady) == []
     leak = [{**one, "descriptors": 9 + number // 10} for number, one in enumerate(steady)]
-    assert growth(leak) == ["descriptors: 10 after a quarter, 12 at the end"]
+    (line,) = growth(leak)
+    assert line.startswith("descriptors: ") and re.findall(r"\d+", line) == ["10", "12"]
     fat = [{**one, "resident": one["resident"] + number * 10**7} for number, one in enumerate(steady)]
     assert len(growth(fat)) == 1
