@@ -96,10 +96,8 @@ def test_list(wan: Call, fake: Fake, artifact: Path) -> None:
     assert wan("--list").out[2].startswith("lora style  rank 8, ")
     changed = without_profiles(manifest)
     changed.write(artifact)
-    assert wan("--list").out == [
-        f"wan2.1-t2v  {changed.content_digest}",
-        "no profiles: run wanbuild compile",
-    ]
+    model, none = wan("--list").out
+    assert model == f"wan2.1-t2v  {changed.content_digest}" and "wanbuild compile" in none
     assert fake.loads == []
 
 
@@ -107,19 +105,19 @@ def test_list(wan: Call, fake: Fake, artifact: Path) -> None:
 def test_timings_are_written_whatever_comes_of_it(wan: Call, fake: Fake, tmp_path: Path, fails: bool) -> None:
     def happens() -> None:
         if fails:
-            raise WanError("not_finite", "the latents are not finite")
+            raise WanError("not_finite", "not finite")
 
     fake.happens["a fox"] = happens
     done = wan("--prompt", "a fox", "--timing", "--timing-json", tmp_path / "t.json")
     assert done.code == (1 if fails else 0)
     assert json.loads((tmp_path / "t.json").read_text())["import_seconds"] > 0
     assert ("TIMING SUMMARY" in done.out) == (not fails)
-    assert done.err == (["error: the latents are not finite"] if fails else [])
+    assert done.err == (["error: not finite"] if fails else [])
 
 
 def test_the_exit_code_is_that_of_the_first_failure(wan: Call, fake: Fake, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": -2})
     done = wan("--prompts", file)
-    assert done.code == 2 and done.out[-1] == "1 made, 0 skipped, 1 failed"
+    assert done.code == 2 and done.out[-1].split()[::2] == ["1", "0", "1"]  # made, skipped, failed
     assert wan("--prompts", write_lines(tmp_path / "q.jsonl", "{}")).code == 2
     assert len(fake.loads) == 1  # nothing is loaded where nothing can be made

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.fake_pipeline import SIZE, Fake, write_lines
+from helpers.refusals import refuses
 from wancli.jobs.batch import Batch
 from wancli.jobs.worklist import Worklist
 from wanrun.errors import AdapterError, ArtifactError, UsageError, WanError
@@ -81,15 +82,13 @@ def test_a_line_that_fails_does_not_end_the_run(
     pipeline.happens["bad"] = raising(error)
     batch, out, err = ran(worklist_of(prompts=file), pipeline, capsys)
     assert batch.exit_code == 2  # of the failure that was told first
-    assert [line.removeprefix(f"error: {file}:")[:26] for line in err] == [
-        "3: there is no prompt; exp",
-        f"2: {error}"[:26],
-    ]
+    assert [line.split(": ")[:2] for line in err] == [["error", f"{file}:3"], ["error", f"{file}:2"]]
+    assert err[1].endswith(str(error))
     assert [line.partition(" (")[0] for line in out[:2]] == [
         f"[1/4] wrote {tmp_path / 'o-1.npy'}",
         f"[4/4] wrote {tmp_path / 'o-4.npy'}",
     ]
-    assert out[2] == "2 made, 0 skipped, 2 failed"
+    assert re.findall(r"\d+", out[2]) == ["2", "0", "2"]  # made, skipped, failed
 
 
 @pytest.mark.parametrize("error", [ArtifactError("changed", "the weights changed"), KeyboardInterrupt()])
@@ -105,7 +104,8 @@ def test_what_concerns_all_lines_ends_the_run(
     with pytest.raises(type(error)):
         batch.run(pipeline)  # type: ignore[arg-type]
     batch.report_count()
-    assert capsys.readouterr().out.splitlines()[-1] == "1 made, 0 skipped, 0 failed, 2 not tried"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.findall(r"\d+", last) == ["1", "0", "0", "2"]  # made, skipped, failed, not tried
     assert (tmp_path / "o-1.npy").exists()
 
 
@@ -123,7 +123,7 @@ def test_a_prompt_of_the_command_line_that_fails_ends_the_run(
     worklist_of: WorklistOf, pipeline: Fake
 ) -> None:
     pipeline.happens["a fox"] = raising(WanError("not_finite", "the latents are not finite"))
-    with pytest.raises(WanError, match=r"^the latents are not finite$"):
+    with refuses("not_finite", WanError):
         batch_of(worklist_of(prompt="a fox")).run(pipeline)  # type: ignore[arg-type]
 
 
@@ -134,8 +134,8 @@ def test_what_is_there_is_told_and_not_made(
     first, _ = worklist_of(prompts=file).jobs
     write_video(np.zeros(SIZE, np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
     _, out, _ = ran(worklist_of(prompts=file), pipeline, capsys)
-    assert out[0] == f"[1/2] {tmp_path / 'o-1.npy'} is there already"
-    assert out[2] == "1 made, 1 skipped, 0 failed"
+    assert out[0].startswith(f"[1/2] {tmp_path / 'o-1.npy'} ")
+    assert re.findall(r"\d+", out[2]) == ["1", "1", "0"]  # made, skipped, failed
     assert pipeline.asked == ["two"]
 
 
@@ -144,17 +144,18 @@ def test_warnings_name_the_line_that_is_made(
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two")
     batch = batch_of(worklist_of(prompts=file))
-    pipeline.happens["two"] = lambda: pipeline.warn("it was cut")
+    pipeline.happens["two"] = lambda: pipeline.warn("cut")
     batch.run(pipeline)  # type: ignore[arg-type]
-    batch.warn("at the end")
-    assert capsys.readouterr().err.splitlines() == [f"warning: {file}:2: it was cut", "warning: at the end"]
+    batch.warn("ended")
+    one, other = capsys.readouterr().err.splitlines()
+    assert one == f"warning: {file}:2: cut" and other == "warning: ended"
 
 
 def test_a_folder_that_went_meanwhile(worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     work = worklist_of(prompt="a fox", output=tmp_path / "results" / "o.npy")
     (tmp_path / "results").rmdir()
-    with pytest.raises(UsageError, match="results is not there; mkdir -p"):
+    with refuses("missing_file", what=tmp_path / "results", remedy="mkdir -p"):
         batch_of(work).run(pipeline)  # type: ignore[arg-type]
     assert pipeline.asked == []  # which is found before anything is generated
 

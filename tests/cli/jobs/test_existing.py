@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.refusals import check_refusal
 from wancli.jobs.existing import missing_videos
 from wanrun.errors import UsageError
 from wanrun.media.write_video import metadata_sidecar, write_video
@@ -22,11 +23,11 @@ def write(path: Path, **changes: Any) -> Path:
     return path
 
 
-def refusal(*videos: Path, **changes: Any) -> str:
+def refusal(*videos: Path, **changes: Any) -> UsageError:
     with pytest.raises(UsageError) as caught:
         missing_videos(videos, {**METADATA, **changes})
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return caught.value
 
 
 @pytest.mark.parametrize("suffix", [".png", ".npy"])
@@ -43,14 +44,12 @@ def test_those_that_are_there_are_not_missing(tmp_path: Path, suffix: str) -> No
 
 def test_another_video_is_refused_by_what_differs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.png")
-    ending = "pass --overwrite to make all again, or choose another output"
-    assert refusal(path, seed=8) == (
-        f"the output {path} exists, and was made otherwise; expected seed 8; found 7; {ending}"
-    )
-    assert 'expected prompt "a cat"; found "a fox"' in refusal(path, prompt="a cat")
-    assert 'expected size "96x64"; found none' in refusal(path, size="96x64")
-    assert 'expected prompt "' + "x" * 59 + "...; found" in refusal(path, prompt="x" * 99)
-    assert "expected video 1; found 0" in refusal(tmp_path / "none.png", path)
+    error = refusal(path, seed=8)
+    check_refusal(error, "exists", what=path, expected="seed 8", found=7, remedy="--overwrite")
+    check_refusal(refusal(path, prompt="a cat"), "exists", expected='prompt "a cat"', found='"a fox"')
+    check_refusal(refusal(path, size="96x64"), "exists", expected='size "96x64"', found="none")
+    check_refusal(refusal(path, prompt="x" * 99), "exists", expected='prompt "' + "x" * 59 + "...")
+    check_refusal(refusal(tmp_path / "none.png", path), "exists", expected="video 1", found=0)
 
 
 def test_chosen_loras_are_part_of_what_it_is(tmp_path: Path) -> None:
@@ -58,25 +57,25 @@ def test_chosen_loras_are_part_of_what_it_is(tmp_path: Path) -> None:
     lora = {"name": "style", "strengths": {"transformer": 0.5}, "sha256": "0f" * 32}
     path = write(tmp_path / "a.png", lora=[lora])
     assert missing_videos([path], {**METADATA, "lora": [lora]}) == ()
-    assert "expected lora none" in refusal(path)
+    check_refusal(refusal(path), "exists", expected="lora none")
     stronger = refusal(path, lora=[lora | {"strengths": {"transformer": 1.0}}])
-    assert "1.0}" in stronger and "0.5}" in stronger
-    assert "lora" in refusal(path, lora=[lora | {"sha256": "1f" * 32}])
+    check_refusal(stronger, "exists", expected="1.0}", found="0.5}")
+    check_refusal(refusal(path, lora=[lora | {"sha256": "1f" * 32}]), "exists", expected="lora")
 
 
 def test_what_a_file_has_besides_is_a_difference(tmp_path: Path) -> None:
     path = write(tmp_path / "a.png", latents="noise.npy")
-    assert 'expected latents none; found "noise.npy"' in refusal(path)
+    check_refusal(refusal(path), "exists", expected="latents none", found='"noise.npy"')
 
 
 def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     np.save(path, FRAMES)
-    assert "exists, and does not say how it was made; pass --overwrite" in refusal(path)
+    check_refusal(refusal(path), "exists", what=path, expected=None, remedy="--overwrite")
     (tmp_path / "b.gif").write_bytes(b"no video")
-    assert "b.gif exists; the metadata of" in refusal(tmp_path / "b.gif")
+    check_refusal(refusal(tmp_path / "b.gif"), "exists", what="b.gif")
     (tmp_path / "c.png").mkdir()
-    assert "c.png is a folder" in refusal(tmp_path / "c.png")
+    check_refusal(refusal(tmp_path / "c.png"), "wrong_kind", what="c.png")
 
 
 def test_a_sidecar_of_a_killed_run_is_no_obstacle(tmp_path: Path) -> None:
@@ -86,4 +85,4 @@ def test_a_sidecar_of_a_killed_run_is_no_obstacle(tmp_path: Path) -> None:
     assert missing_videos([path], METADATA) == (0,)
     for text in (json.dumps({**METADATA, "video": 0, "seed": 8}), "[]", "no json", "[" * 100_000):
         sidecar.write_text(text)
-        assert f"the output {sidecar} exists" in refusal(path)
+        check_refusal(refusal(path), "exists", what=f"{sidecar} ")

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.media_tasks import manifest_of
 from helpers.options import PROFILE, of_media
+from helpers.refusals import refuses
 from wancli.jobs.media_sets import MediaSets
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import UsageError
@@ -89,7 +90,7 @@ def test_what_is_there_already_is_digested_alone(sets: MediaSets, reader: Reader
 def test_what_cannot_be_used_is_read_once_and_said_every_time(sets: MediaSets, reader: Reader) -> None:
     looks = (sets.facts, sets.facts, partial(sets.facts, digests=True), sets.inputs)
     for look in looks:
-        with pytest.raises(UsageError, match="x cannot be read; found nothing; give another"):
+        with refuses("unreadable", what="x ", found="nothing", remedy="another"):
             look(of("x"))
     assert reader.reads == ["x"]
 
@@ -128,9 +129,7 @@ def test_a_change_since_the_check_is_noticed(sets: MediaSets, reader: Reader) ->
     sets.facts(of("a"))
     reader.versions["a"] = 2
     for _ in range(2):
-        with pytest.raises(
-            UsageError, match=r"changed while the run .*expected image_sha256 a1; found a2; run wanrun"
-        ):
+        with refuses("changed", expected="image_sha256 a1", found="a2"):
             sets.inputs(of("a"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.refusals import refuses
 from wancli.jobs.outputs import check_folder, expand, numbered, slug, write_timings
-from wanrun.errors import UsageError
-from wanrun.media.video_paths import video_paths
+from wanrun.codes import ErrorCode
+from wanrun.media.video_paths import SUFFIXES, video_paths
 from wanrun.media.write_video import check_free
 from wanrun.timing.timings import Timings
 
@@ -64,10 +66,9 @@ def test_an_index_is_as_wide_as_the_number_of_prompts() -> None:
     ],
 )
 def test_an_unknown_field_is_refused(field: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        fill("a-{" + field + "}.mp4")
-    assert f"--output a-{{{field}}}.mp4 has an unknown field; expected {{index}}, " in str(caught.value)
-    assert f"found {{{field}}}; write {{{{ and }}}} for braces" in " ".join(str(caught.value).split())
+    pattern = "a-{" + field + "}.mp4"
+    with refuses("unknown_parameter", what=pattern, expected="{index}, ", found="{" + field + "}"):
+        fill(pattern)
 
 
 def test_names_are_numbered_where_they_have_no_field() -> None:
@@ -78,11 +79,13 @@ def test_names_are_numbered_where_they_have_no_field() -> None:
 
 
 def test_slugs() -> None:
-    assert slug("A cat's  walk, at 5 p.m. -- _slowly_") == "a-cat-s-walk-at-5-p-m-slowly"
+    prompt = "A cat's  walk, at 5 p.m. -- _slowly_"
+    assert slug(prompt) == "a-cat-s-walk-at-5-p-m-slowly"
     assert slug("../../etc/passwd") == "etc-passwd"
     assert slug("") == slug("?!") == slug("\udce9\x00") == "video"
     assert slug("猫が歩く") == "猫が歩く"
-    assert slug("one two three four five six seven eight nine") == "one-two-three-four-five-six-seven-eight"
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    assert slug(" ".join(words)) == "-".join(words[:8])
     assert slug("x" * 99) == "x" * 40
 
 
@@ -120,24 +123,23 @@ def test_output_refusals(tmp_path: Path) -> None:
     for name in ("old.mp4", "old-1.gif", "new.npy.json"):
         (tmp_path / name).write_bytes(b"old")
 
-    def refusal(name: str, overwrite: bool = False, count: int = 1) -> str:
-        with pytest.raises(UsageError) as caught:
-            checked(tmp_path / name, overwrite, count)
-        return str(caught.value)
-
-    listed = "ends in .mp4, .mov, .webm, .gif, .webp, .png, .npy, .frames"
-    assert f"{listed}; found '.avi'" in refusal("a.avi")
-    assert f"{listed}; found ''" in refusal("mp4")
-    assert "is not there; mkdir -p" in refusal("missing/a.mp4")
-    assert "is not there" in refusal("file/a.mp4")
-    assert "old.mp4 exists; pass --overwrite" in refusal("old.mp4")
-    assert "old-1.gif exists" in refusal("old.gif", count=2)
-    assert "new.npy.json exists" in refusal("new.npy")
     (tmp_path / "link.mp4").symlink_to("nowhere")
-    assert "link.mp4 exists; pass --overwrite" in refusal("link.mp4")
     (tmp_path / "old.frames").write_bytes(b"")
-    assert "old.frames exists; choose another --output" in refusal("old.frames", overwrite=True)
-    assert "folder.mp4 is a folder" in refusal("folder.mp4", overwrite=True)
+
+    def refused(code: ErrorCode, name: str, overwrite: bool = False, count: int = 1, **parts: str) -> None:
+        with refuses(code, **parts):
+            checked(tmp_path / name, overwrite, count)
+
+    refused("unsupported", "a.avi", expected=", ".join(SUFFIXES), found="'.avi'")
+    refused("unsupported", "mp4", expected=", ".join(SUFFIXES), found="''")
+    for name in ("missing/a.mp4", "file/a.mp4"):
+        refused("missing_file", name, what=f"{(tmp_path / name).parent} ", remedy="mkdir -p")
+    for name in ("old.mp4", "link.mp4"):
+        refused("exists", name, what=name, remedy="--overwrite")
+    refused("exists", "old.gif", count=2, what="old-1.gif ")
+    refused("exists", "new.npy", what="new.npy.json ")
+    refused("exists", "old.frames", overwrite=True, what="old.frames ", remedy="--output")
+    refused("wrong_kind", "folder.mp4", overwrite=True, what="folder.mp4 ", remedy="--output")
     assert checked(tmp_path / "old.mp4", overwrite=True) == [tmp_path / "old.mp4"]
     assert checked(tmp_path / "new.npy", overwrite=True) == [tmp_path / "new.npy"]
 
@@ -145,7 +147,7 @@ def test_output_refusals(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests may run as root, who may write anywhere: answer for the system.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UsageError, match="is not writable; choose another --output"):
+    with refuses("unwritable", what=tmp_path, remedy="--output"):
         checked(tmp_path / "a.mp4")
 
 
@@ -157,5 +159,5 @@ def test_names_are_checked_without_what_writes_them() -> None:
 
 def test_a_file_of_timings_that_cannot_be_written(tmp_path: Path) -> None:
     write_timings(Timings(), None)
-    with pytest.raises(UsageError, match=r"cannot be written; found No such file.*--timing-json"):
+    with refuses("unwritable", found=os.strerror(errno.ENOENT), remedy="--timing-json"):
         write_timings(Timings(), tmp_path / "missing" / "t.json")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.refusals import check_refusal, refuses
 from helpers.run_options import run_options
 from wancli.jobs.media_sets import MediaSets
 from wancli.jobs.planned import Planned, Planner
@@ -91,13 +92,13 @@ def test_names(
 def test_names_of_two_lines_differ(maker: Callable[..., Planner], tmp_path: Path) -> None:
     jobs = maker(save_latents=tmp_path / "z.npy", output=tmp_path / "o.gif")
     assert paths(jobs.planned(entry(1, 2))) == [tmp_path / "o-1.gif", tmp_path / "z-1.npy"]
-    with pytest.raises(UsageError, match=r"o-1.gif is also that of p.txt:1"):
+    with refuses("exists", what="p.txt:1"):
         jobs.planned(entry(2, 2, output=str(tmp_path / "o-1.gif")))
 
 
 def test_what_a_single_prompt_would_replace_is_refused(maker: Callable[..., Planner], tmp_path: Path) -> None:
     (tmp_path / "o.npy").write_bytes(b"the only copy")
-    with pytest.raises(UsageError, match=r"o.npy exists; pass --overwrite"):
+    with refuses("exists", what="o.npy ", remedy="--overwrite"):
         maker(many=False).planned(entry())
     assert paths(plan(maker(many=False, overwrite=True))) == [tmp_path / "o.npy"]
 
@@ -120,7 +121,7 @@ def test_options_that_cannot_be_used(
 
 def test_initial_latents_have_to_fit(maker: Callable[..., Planner]) -> None:
     assert maker(noise=np.zeros(SHAPE, np.float32)).planned(entry())
-    with pytest.raises(UsageError, match="the initial latents do not fit the profile"):
+    with refuses("mismatch", what="latents"):
         maker(noise=np.zeros(SHAPE[1:], np.float32)).planned(entry())
 
 
@@ -148,7 +149,7 @@ def test_what_is_there_already_is_finished(maker: Callable[..., Planner], tmp_pa
     assert plan(maker(save_latents=latents)).finished
     again = plan(maker(save_latents=latents, overwrite=True))
     assert paths(again) == [video, latents] and not again.finished
-    with pytest.raises(UsageError, match="was made otherwise; expected seed 1; found 0"):
+    with refuses("exists", expected="seed 1", found=0):
         plan(maker(), seed=1)
 
 
@@ -159,13 +160,13 @@ def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., Planner], t
     sidecar.write_text(json.dumps({**planned.metadata, "video": 0}))
     again = plan(maker(many=False), seed=3)
     assert paths(again) == [tmp_path / "o.npy"]
-    with pytest.raises(UsageError, match=r"o\.npy\.json exists; pass --overwrite to replace it"):
+    with refuses("exists", what=sidecar, remedy="--overwrite"):
         plan(maker(many=False), seed=4)
     assert paths(plan(maker(many=False, overwrite=True), seed=4)) == [tmp_path / "o.npy"]
     sidecar.unlink()
     sidecar.mkdir()
     for overwrite in (False, True):
-        with pytest.raises(UsageError, match=r"o\.npy\.json is a folder"):
+        with refuses("wrong_kind", what=sidecar):
             plan(maker(many=False, overwrite=overwrite), seed=3)
 
 
@@ -182,6 +183,5 @@ def test_a_drawn_seed_is_that_of_the_video_that_is_there(
     (new,) = worklist_of(prompts=prompts, output=output, overwrite=True).jobs
     assert new.entry.line.seed != planned.entry.line.seed
     prompts.write_text('{"prompt": "a cat", "seed": "random"}')
-    assert 'expected prompt "a cat"; found "a fox"' in str(
-        worklist_of(prompts=prompts, output=output).failures
-    )
+    (failure,) = worklist_of(prompts=prompts, output=output).failures.values()
+    check_refusal(failure, "exists", expected='prompt "a cat"', found='"a fox"')

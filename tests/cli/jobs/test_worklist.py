@@ -13,6 +13,7 @@ import pytest
 
 from helpers.fake_pipeline import write_lines
 from helpers.media_files import image, make_task
+from helpers.refusals import check_refusal
 from wancli.jobs.worklist import Worklist
 from wanrun.errors import WanError
 from wanrun.files import sha256_of
@@ -22,10 +23,10 @@ WorklistOf = Callable[..., Worklist]
 LATENTS = (1, 16, 3, 8, 12)
 
 
-def refusal(worklist_of: WorklistOf, given: dict[str, Any] | None = None, **run: Any) -> str:
+def refusal(worklist_of: WorklistOf, given: dict[str, Any] | None = None, **run: Any) -> WanError:
     with pytest.raises(WanError) as caught:
         worklist_of(given, **run)
-    return str(caught.value)
+    return caught.value
 
 
 def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -> None:
@@ -77,11 +78,11 @@ def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Pa
 
 
 def test_a_bad_prompt_of_the_command_line_ends_the_run(worklist_of: WorklistOf) -> None:
-    assert "seed is out of range" in refusal(worklist_of, {"seed": -2}, prompt="a fox")
-    assert refusal(worklist_of).startswith("no prompt was given")
-    assert refusal(worklist_of, prompt="a", prompts=Path("p")).startswith(
-        "--prompt and --prompts exclude each"
-    )
+    error = refusal(worklist_of, {"seed": -2}, prompt="a fox")
+    assert error.fields == ("seed",) and error.found == "-2"
+    check_refusal(refusal(worklist_of), "missing_parameter", remedy="--prompt ")
+    both = refusal(worklist_of, prompt="a", prompts=Path("p"))
+    check_refusal(both, "conflict", what="--prompt and --prompts ")
 
 
 def test_what_is_there_is_finished(worklist_of: WorklistOf, tmp_path: Path) -> None:
@@ -120,9 +121,9 @@ def test_latents_that_cannot_be_read(worklist_of: WorklistOf, tmp_path: Path, co
     (tmp_path / "z.npy").write_bytes(content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # NumPy leaves a damaged zip file open
-        message = refusal(worklist_of, prompt="a fox", latents=tmp_path / "z.npy")
+        error = refusal(worklist_of, prompt="a fox", latents=tmp_path / "z.npy")
         gc.collect()
-    assert f"the latents {tmp_path / 'z.npy'} cannot be read" in message and "float32 .npy file" in message
+    check_refusal(error, "unreadable", what=tmp_path / "z.npy", remedy="float32 .npy")
 
 
 def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -> None:
@@ -130,18 +131,20 @@ def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -
     np.save(path, np.zeros(LATENTS, np.float32))
     for option in ("output", "save_latents", "timing_json", "report"):
         given = {"output": tmp_path / "o.npy", option: path}
-        message = refusal(worklist_of, prompt="a fox", latents=path, overwrite=True, **given)
-        assert f"the output {path} is also that of --latents, which is read" in message
+        error = refusal(worklist_of, prompt="a fox", latents=path, overwrite=True, **given)
+        check_refusal(error, "exists", what=path)
+        assert "--latents" in error.what
 
 
 def test_files_of_the_run_are_claimed_too(worklist_of: WorklistOf, tmp_path: Path) -> None:
     file, output = write_lines(tmp_path / "p.txt", "one"), tmp_path / "o.npy"
-    assert "is also that of --timing-json; give" in refusal(worklist_of, prompt="a", timing_json=output)
-    assert "is also that of --report; give" in refusal(worklist_of, prompt="a", report=output)
-    assert "is also that of --prompts, which is read" in refusal(worklist_of, prompts=file, timing_json=file)
+    check_refusal(refusal(worklist_of, prompt="a", timing_json=output), "exists", what="--timing-json")
+    check_refusal(refusal(worklist_of, prompt="a", report=output), "exists", what="--report")
+    check_refusal(refusal(worklist_of, prompts=file, timing_json=file), "exists", what="--prompts")
     work = worklist_of(prompts=file, timing_json=output)  # a line that cannot be made does not end the run
     (failure,) = work.failures.values()
-    assert work.jobs == [] and "o.npy is also that of --timing-json" in str(failure)
+    assert work.jobs == []
+    check_refusal(failure, "exists", what="--timing-json")
 
 
 def test_media_of_the_command_line_are_checked_once(
@@ -149,7 +152,7 @@ def test_media_of_the_command_line_are_checked_once(
 ) -> None:
     make_task(artifact, "i2v")
     file = write_lines(tmp_path / "p.txt", "one", "two")
-    message = refusal(worklist_of, {"image": str(tmp_path / "none.png")}, prompts=file)
+    message = str(refusal(worklist_of, {"image": str(tmp_path / "none.png")}, prompts=file))
     assert "none.png" in message and "p.txt" not in message
     picture = str(image(tmp_path / "a.png"))
     work = worklist_of({"image": picture}, prompts=file)
@@ -160,13 +163,14 @@ def test_media_of_the_command_line_are_checked_once(
     (failure,) = worklist_of(
         {"image": picture}, prompts=one_line, output=Path(picture), overwrite=True
     ).failures.values()
-    assert f"a.png is also that of {one_line}:1 (image), which is read" in str(failure)
+    check_refusal(failure, "exists", what=f"{one_line}:1 (image)")
 
 
 def test_what_all_lines_lack_is_told_once(worklist_of: WorklistOf, tmp_path: Path) -> None:
     """Each line has the same error: it is the command line's, or might as well be."""
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": 3})
-    assert refusal(worklist_of, {"boundary": 0.5}, prompts=file).startswith("boundary has no effect")
+    error = refusal(worklist_of, {"boundary": 0.5}, prompts=file)
+    check_refusal(error, "no_effect", fields=("boundary",))
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "boundary": 0.5}, {"prompt": "two"})
     assert [str(failure)[-3:] for failure in worklist_of(prompts=file).failures.values()] == ["rts"]
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "size": "64x64"})
