@@ -191,7 +191,8 @@ class Generation:
         They are what is kept of earlier chunks, and what the next one takes of the prompt.
         """
         keeping = next((call.name for call in self.makers if self.past_bytes(call.name)), None)
-        if keeping is None or self.past_bytes(name):
+        making = not self._counted[name].inputs  # what is kept before the first chunk
+        if keeping is None or making or self.past_bytes(name):
             return 0
         prompt, _, _ = self._beside[keeping]
         return self.past_bytes(keeping) + prompt
