@@ -55,10 +55,9 @@ def test_a_pool_makes_machines_and_a_job_uses_them() -> None:
 def test_commands_are_ours() -> None:
     pool, job = read("pool.yaml"), read("job.yaml")
     program, *arguments = shlex.split(job["run"].strip())
-    assert (
-        program == "~/wanrun/bin/wanrun"
-        and "uv venv --allow-existing --python 3.12 ~/wanrun\n" in pool["setup"]
-    )
+    assert program == "~/wanrun/bin/wanrun"
+    (made,) = (line.split() for line in pool["setup"].splitlines() if "uv venv " in line)
+    assert "--allow-existing" in made and made[-1] == "~/wanrun"
     assert unknown(arguments) == set() and arguments[arguments.index("--shard") + 1] == "auto"
     variables = set(re.findall(r"\$(\w+)", job["run"]))
     assert variables == job["envs"].keys()

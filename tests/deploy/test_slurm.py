@@ -147,4 +147,4 @@ def test_what_never_ends_is_given_up(tmp_path: Path) -> None:
 
 def test_it_says_what_it_needs(tmp_path: Path) -> None:
     done = subprocess.run(["bash", SCRIPT, "/artifact"], capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "usage: sbatch videos.sbatch ARTIFACT PROMPTS FOLDER" in done.stderr
+    assert done.returncode != 0 and "ARTIFACT PROMPTS FOLDER" in done.stderr

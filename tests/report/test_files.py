@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refuses
 from wanreport.files import now, write_report
 from wanreport.report import Report
 from wanrun.errors import NoSpaceError
@@ -43,8 +44,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patched:
         patched.setattr("wanrun.files.os.fsync", full)
-        with pytest.raises(
-            NoSpaceError, match=r"no space left to write the report .*choose another --report"
-        ):
+        with refuses("no_space", NoSpaceError, what=path, remedy="--report"):
             write_report(path, report())
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: 
     """Made, there already, failed, no usable line; a prompt is a text; what differs has a column."""
     first = write_lines(tmp_path / "p.jsonl", {"prompt": HOSTILE, "seed": 1}, {"prompt": "two"})
     assert wan("--prompts", first).code == 0
-    fake.happens["bad"] = raising(WanError("not_finite", "the latents are not finite"))
+    fake.happens["bad"] = raising(WanError("not_finite", "not finite"))
     lines = ({"prompt": HOSTILE, "seed": 1}, {"prompt": "two"}, {"prompt": "bad"}, "{}", {"prompt": "five"})
     assert wan("--prompts", write_lines(tmp_path / "p.jsonl", *lines)).code == 2
     page = seen(tmp_path)
@@ -125,9 +126,10 @@ def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: 
     ]
     assert [row[3] != "" for row in rows] == [False, False, False, False, True]
     assert rows[0][0] == HOSTILE and not [one for one in page.all("img") if "onerror" in one]
-    assert rows[2][0] == "badthe latents are not finite"
-    assert "there is no prompt" in rows[3][0] and f"{tmp_path / 'p.jsonl'}:4" in rows[3][0]
-    assert "5 prompts: 1 made, 2 there already, 2 failed" in page.text
+    assert rows[2][0] == "badnot finite"
+    assert f"{tmp_path / 'p.jsonl'}:4: " in rows[3][0]
+    (line,) = re.findall(r"5 prompts: [^.]*?failed", page.text)
+    assert re.findall(r"\d+", line) == ["5", "1", "2", "2"]
     links, names = [one["href"] for one in page.all("a")], [one.get("id") for one in page.all("figure")]
     assert links == [f"#{name}" for name in names] == ["#video-1-0", "#video-2-0", "#video-5-0"]
 
@@ -145,9 +147,9 @@ def test_a_run_that_ends_early_has_a_report(
     assert done.code == error.exit_code and done.err[0].endswith(str(error))
     page = seen(tmp_path)
     ended = not many or isinstance(error, ArtifactError)
-    assert ("What ended the run" in page.text) == ended and str(error) in page.text
+    assert ("ended the run" in page.text) == ended and str(error) in page.text
     if not many:
-        assert "No video was made" in page.text
+        assert "No video" in page.text
     else:
         assert [row[2] for row in page.rows[1:3]] == ["failed", "not tried" if ended else "made"]
 
@@ -155,7 +157,7 @@ def test_a_run_that_ends_early_has_a_report(
 def test_a_video_that_is_gone_is_said(wan: Call, fake: Fake, tmp_path: Path) -> None:
     fake.happens["two"] = lambda: (tmp_path / "o-1.gif").unlink()
     assert wan("--prompts", write_lines(tmp_path / "p.txt", "one", "two")).code == 0
-    assert "o-1.gif cannot be read; expected the video that was written" in seen(tmp_path).text
+    assert "o-1.gif cannot" in seen(tmp_path).text
 
 
 def test_a_report_that_cannot_be_written(wan: Call, tmp_path: Path, fake: Fake) -> None:
