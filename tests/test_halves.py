@@ -77,7 +77,8 @@ def test_without_torch_nothing_imports_it(request: pytest.FixtureRequest, name: 
         check=False,
     )
     assert done.returncode == 1
-    assert f"ModuleNotFoundError: No module named '{name}' in tests without torch" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: ")
+    assert f"'{name}' in tests" in done.stderr
     if request.config.getoption("--without-torch"):
-        with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}' in tests without torch"):
+        with pytest.raises(ModuleNotFoundError, match=f"'{name}' in tests"):
             __import__(name)

@@ -55,11 +55,8 @@ def test_what_is_no_caption(text: str, message: str) -> None:
 
 
 def test_words_that_no_caption_has() -> None:
-    assert unknown_words("A fluffy red ball rolls to the right, over GREEN ground; fluffy 3 Füchse") == [
-        "fluffy",
-        "3",
-        "füchse",
-    ]
+    caption = "A fluffy red ball rolls to the right, over GREEN ground; fluffy 3 Füchse"
+    assert unknown_words(caption) == ["fluffy", "3", "füchse"]
 
 
 def test_the_page_of_the_demo_has_every_word() -> None:
