@@ -124,13 +124,13 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Instead build every profile that the artifact has once more, with its options and with this JAX, "
-    "for each of its targets that this machine can build.",
+    help="Instead rebuild every profile of the artifact, with its options and with this JAX, for each of "
+    "its targets that this machine can build.",
 )
 @click.option(
     "--like",
     metavar="PROFILE",
-    help="Take the options that are not given from a profile that is built, and the mesh from its target.",
+    help="Take missing options from a built profile, and the mesh from its target.",
 )
 @error_options
 def compile_command(artifact: Path, again: bool, like: str | None, **options: Any) -> None:
@@ -154,7 +154,7 @@ def compile_command(artifact: Path, again: bool, like: str | None, **options: An
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @error_options
 def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **options: Any) -> None:
-    """Predicts memory and time on a chip that need not be here.
+    """Predicts memory and time on a chip, without the chip.
 
     SUBJECT is a published model (wan2.1-t2v-14b), a recipe (.toml), or an artifact's or checkpoint's folder.
     """
@@ -217,7 +217,7 @@ def _compile_again(artifact: Path) -> None:
 )
 @error_options
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
-    """Converts, compiles and records as a recipe (.toml) says."""
+    """Converts, compiles and records an artifact from a recipe (.toml)."""
     from wanbuild.check.verify import record
     from wanbuild.conversion.replacement import check_place
     from wanbuild.options import CompileRequest
@@ -263,7 +263,7 @@ def toy(directory: Path, variant: str, seed: int) -> None:
 
 
 SAMPLE_SIZE = (192, 128)
-"""Width and height of the sample videos beside a toy checkpoint."""
+"""Width and height of a toy checkpoint's sample videos."""
 
 
 for _command in (

@@ -64,8 +64,8 @@ class Convert(Struct, frozen=True, kw_only=True):
     tiny_vae: Annotated[
         Path | None,
         option(
-            "A tiny decoder beside the VAE, for --decoder tiny: taew2_1.safetensors, or taew2_2.safetensors "
-            "for TI2V.",
+            "A tiny decoder to add, for --decoder tiny: taew2_1.safetensors, or taew2_2.safetensors for "
+            "TI2V.",
             value="FILE",
         ),
     ] = None
@@ -145,7 +145,7 @@ class Convert(Struct, frozen=True, kw_only=True):
     keep: Annotated[
         Sequence[str],
         option(
-            "Layers that --quantise leaves as they are, such as 'blocks/attn2/*' or 'text_encoder/*'; "
+            "Layers that --quantise leaves unchanged, such as 'blocks/attn2/*' or 'text_encoder/*'; "
             "repeatable.",
             value="PATTERN",
         ),

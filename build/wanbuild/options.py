@@ -104,7 +104,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
     guiders: Annotated[
         Sequence[str],
         option(
-            "Guidance that a run may choose beside cfg, for one more input of a step; repeatable.",
+            "Guidance that a run may choose instead of cfg, for one more input of a step; repeatable.",
             choices=BUILT,
             default="none",
             flag="--guider",
@@ -112,7 +112,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     video_to_video: Annotated[
-        bool, option("Models of video from text: let a run begin with a video.", commands=_PLANNED)
+        bool, option("For text to video: let a run begin with a video.", commands=_PLANNED)
     ] = False
 
     nag: Annotated[

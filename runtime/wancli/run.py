@@ -82,13 +82,13 @@ class Wanrun(Command):
 @options_of("Artifact")(
     "--check", "check_only", is_flag=True, help="Read all of the artifact, check every sha256, and exit."
 )
-@options_of("Artifact")("--explain", is_flag=True, help="Say of each target why it is taken, or why not.")
+@options_of("Artifact")("--explain", is_flag=True, help="Say why each target is taken, or why not.")
 @options_of("Artifact")(
     "--require-signature",
     "public_key",
     type=Input(),
     metavar="KEY",
-    help="Refuse an artifact that was not signed with this key (PEM), or whose files are not those.",
+    help="Refuse an artifact that was not signed with this key (PEM), or whose files differ.",
 )
 @_options
 @click.version_option(__version__, prog_name="wanrun")

@@ -117,14 +117,14 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     type=_positive,
     default=3,
     show_default=True,
-    help="Times that a job is begun if its process is killed.",
+    help="How often a job is begun if its process is killed.",
 )
 @_jobs(
     "--grace",
     type=Number(0, MOST_SECONDS),
     default=30.0,
     show_default=True,
-    help="Seconds that a running job has to end after SIGTERM.",
+    help="Seconds for a running job to end after SIGTERM.",
 )
 @_jobs("--keep-days", type=Number(0, 36_500, min_open=True), help="Days that ended jobs are kept.")
 @_jobs("--keep-gb", type=Number(0, 1e9, min_open=True), help="Gigabytes of videos that are kept.")
@@ -172,7 +172,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     help="Processes with a device.  [default: one for each, or for a mesh]",
 )
 @_of_loading
-@_loading("--build", is_flag=True, help="Build shapes that are lacking, for requests, as wanrun --build.")
+@_loading("--build", is_flag=True, help="Build missing shapes for requests, as wanrun --build.")
 @_loading(
     "--build-limit",
     type=click.IntRange(1, MOST_LIMIT),
@@ -183,20 +183,20 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
     "--loras",
     type=Input(),
     metavar="DIR",
-    help="Folder of adapters that requests may choose besides those of the artifacts.",
+    help="Folder of adapters that requests may choose, besides the artifacts' own.",
 )
 @_loading(
     "--require-signature",
     type=_path,
     metavar="KEY",
-    help="Refuse artifacts that were not signed with this key (PEM), or whose files are not those.",
+    help="Refuse artifacts that were not signed with this key (PEM), or whose files differ.",
 )
 @_log(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="debug: also those who only look, and the options of jobs with their prompts.",
+    help="debug: also GET requests, and the options of jobs with their prompts.",
 )
 @_log(
     "--log-format",

@@ -167,7 +167,7 @@ def test_the_page_says_what_the_artifact_can_do() -> None:
     assert [(one["name"], one["kind"], one["required"]) for one in shown["inputs"]] == [
         ("video", "video", False)
     ]
-    assert "made anew" in shown["inputs"][0]["description"]
+    assert "to begin with" in shown["inputs"][0]["description"]
     assert (full["fit"]["choices"], full["fit"]["default"]) == (["stretch", "crop", "pad"], "stretch")
 
 

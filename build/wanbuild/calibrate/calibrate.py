@@ -61,6 +61,7 @@ def calibrate(request: CalibrateRequest, report: Report, warn: Report) -> Manife
     with changing(request.artifact.resolve()) as artifact:
         if artifact.manifest.model.chunks is not None:
             raise UsageError(
+                "unsupported",
                 f"{artifact.manifest.model.variant} makes a video in chunks, and is not calibrated",
                 remedy="choose its steps by --steps of wanrun",
             )

@@ -20,7 +20,7 @@ from wanrun.terminal.lines import report, warn
 @takes_artifact()
 @error_options
 def calibrate_command(artifact: Path, **options: Any) -> None:
-    """Chooses few steps by converged runs, as schedules of wanrun."""
+    """Fits schedules of few steps to converged runs, for wanrun --schedule."""
     from wanbuild.calibrate.calibrate import calibrate
 
     request = CalibrateRequest(artifact, **given(options))

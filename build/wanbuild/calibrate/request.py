@@ -29,7 +29,7 @@ class CalibrateRequest(Struct, frozen=True):
     prompts: Annotated[
         Path | None,
         option(
-            "A file as of wanrun --prompts: a third decides, a third reports.", default="36 of many kinds"
+            "A prompts file, as for wanrun: a third decides, a third reports.", default="36 of many kinds"
         ),
     ] = None
     evaluations: Annotated[
@@ -47,7 +47,7 @@ class CalibrateRequest(Struct, frozen=True):
     ] = 100
     profile: Annotated[str | None, option("A built profile.", default="the first one", value="NAME")] = None
     minutes: Annotated[
-        Annotated[float, Meta(ge=0)] | None, option("After which no number of steps is begun.")
+        Annotated[float, Meta(ge=0)] | None, option("Time limit for beginning another number of steps.")
     ] = None
     source: Annotated[
         Path | None,

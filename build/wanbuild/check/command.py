@@ -39,7 +39,7 @@ _OUTCOME = Place(
 def verify_command(
     artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None, page: Path | None
 ) -> None:
-    """Checks every file, and replays what was recorded."""
+    """Checks every file, and replays the recorded results."""
     import json
 
     from wanrun.files import replace_file

@@ -45,9 +45,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     shard: Annotated[
         str | None,
         option(
-            "Make every N-th prompt from number I on, which counts from 1; auto takes both from the "
-            "variables of an array job of Slurm, Kubernetes, SkyPilot or AWS Batch. Without it all prompts "
-            "are made.",
+            "Make every N-th prompt, from number I (counted from 1); auto takes both from the variables of "
+            "an array job of Slurm, Kubernetes, SkyPilot or AWS Batch. Without it all prompts are made.",
             value="I/N|auto",
             section=PROMPTS,
         ),
@@ -67,7 +66,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             "{index} or {index:04}, {seed} and {slug} (the prompt's first words) are filled in. With several "
             "prompts out.mp4 is out-{index}.mp4.",
             value="PATH",
-            default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
+            default="out.mp4; for a single prompt out-2.mp4 and so on, if that exists",
             short="-o",
             section=RESULTS,
             writes=NAMES,

@@ -37,7 +37,7 @@ else:  # as a command line or a line of JSON can name them
 
 
 class Media(Struct, frozen=True):
-    """The images and videos that a user gives beside the prompt, and the choices for their use.
+    """The images and videos that a user gives with the prompt, and the choices for their use.
 
     An image is a file, a Pillow image or a NumPy array, uint8 (height, width, 3); a video is a file, a folder
     of images, a list of images, or an array with the frames in front.
@@ -73,7 +73,7 @@ class Media(Struct, frozen=True):
             "built with --video-to-video; of AnyFlow-FAR and Helios the video to continue.",
             page={
                 "": "Control video, or the video to edit.",
-                "video to video": "Video to begin with, which is made anew.",
+                "video to video": "Video to begin with, which is changed.",
                 "AnyFlow-FAR": "Video to continue, instead of an image.",
                 "Helios": "Video to continue, instead of an image.",
             },

@@ -58,7 +58,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     build: Annotated[
         bool,
         option(
-            "Build a shape that is lacking, as the nearest one is, with wanbuild and into the user's cache.",
+            "Build a missing shape, like the nearest one, with wanbuild and into the user's cache.",
             section=LOADING,
         ),
     ] = False
@@ -70,7 +70,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
         Literal["auto", "low", "stream"],
         option(
             "low: release the text encoder after the prompts are encoded, and hold one expert at a time; "
-            "stream: also hold some layers of it alone, and bring the others in each step.",
+            "stream: also hold only some of its layers, and load the others in each step.",
             section=LOADING,
         ),
     ] = "auto"
@@ -79,8 +79,8 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     transfer: Annotated[
         Literal["auto", "direct", "staged"],
         option(
-            "staged: each device of a mesh is given some rows of large weights, and devices exchange the "
-            "rest; direct: each is given all that it needs.",
+            "staged: each device of a mesh gets some rows of large weights, and devices exchange the rest; "
+            "direct: each gets all that it needs.",
             section=LOADING,
         ),
     ] = "auto"
@@ -89,7 +89,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     text_encoder_device: Annotated[
         str | None,
         option(
-            "cpu: run the artifact's CPU program of the text encoder beside an accelerator.",
+            "cpu: run the artifact's CPU program of the text encoder, not the accelerator's.",
             default="where the other programs run",
             value="DEVICE",
             section=LOADING,

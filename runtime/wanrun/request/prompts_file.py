@@ -34,7 +34,7 @@ _MAX_BYTES = 64 << 20  # a larger file is not a prompts file
 Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=10_000)]
 
 SEEDS = option(
-    "Seeds instead of --seed: each makes a video of its own.",
+    "Seeds instead of --seed: each makes one video.",
     value="N,N,...",
     section=PROMPTS,
     parse=parse_whole_numbers,

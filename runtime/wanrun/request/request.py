@@ -60,7 +60,7 @@ ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
 
 STRENGTH = 0.8
-"""How much of a video is made anew if nothing else is said: diffusers' default."""
+"""Default share of a video to replace: diffusers'."""
 
 TWO_EXPERTS = "two experts"
 """The models that have the options of a high-noise and a low-noise expert."""
@@ -89,9 +89,9 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     strength: Annotated[
         Share | None,
         option(
-            "How much of --video is made anew: the share of the steps that run, from a video with noise; "
-            "needs a profile built with --video-to-video.",
-            page="How much of the video is made anew: the share of the steps that run.",
+            "How much of --video to replace: the share of the steps that run, from the noisy video; needs a "
+            "profile built with --video-to-video.",
+            page="How much of the video to replace: the share of the steps that run.",
             default=f"{STRENGTH}, with --video",
             also="denoise denoising_strength",
             models="T2V, TI2V",
@@ -101,7 +101,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     profile: Annotated[
         str | None,
         option(
-            "Name of a built profile, which has the size, the frames and the number of videos.",
+            "Name of a built profile, which sets the size, the frames and the number of videos.",
             default="chosen by the other options",
             value="NAME",
         ),
@@ -128,7 +128,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clips: Annotated[
         Clips | None,
         option(
-            "Clips of the video: each begins with the last frame of the one before, which is there once.",
+            "Clips of the video: each begins with the last frame of the one before, which is not repeated.",
             default="1",
             models="I2V, TI2V",
             needs=continues,
@@ -138,7 +138,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clip_prompts: Annotated[
         Text | None,
         option(
-            "Prompts of the clips after the first, one a line; the last one holds for the rest.",
+            "Prompts of the clips after the first, one per line; the last one holds for the rest.",
             default="the prompt",
             models="I2V, TI2V",
             needs=continues,
@@ -147,9 +147,9 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     window_frames: Annotated[
         Count | None,
         option(
-            "Frames that are denoised together, of a built profile, where --frames are more: windows of text "
-            "to video, which are blended where they overlap.",
-            page="Frames that are denoised together, of those that are built, where the video has more.",
+            "Frames denoised together, of a built profile, for longer --frames: windows of text to video, "
+            "blended where they overlap.",
+            page="Frames denoised together, of a built profile, for a longer video.",
             default="those of --frames",
             needs=of_text_alone,
             also="context_frames",
@@ -195,7 +195,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guidance_start: Annotated[
         Share | None,
         option(
-            "Share of the steps before the first one with guidance; a step without takes half of the time.",
+            "Share of the steps before the first one with guidance; a step without takes half the time.",
             default="the artifact's, else 0",
         ),
     ] = None
@@ -206,8 +206,8 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guider: Annotated[
         GuiderName | None,
         option(
-            "How a step's passes are combined; cfg-zero (CFG-Zero*) and skip-layer need a profile that is "
-            "built with --guider.",
+            "How a step's passes are combined; cfg-zero (CFG-Zero*) and skip-layer need a profile built with "
+            "--guider.",
             page={
                 "": "How a step's passes are combined.",
                 "cfg": "cfg: classifier-free guidance.",
@@ -221,13 +221,13 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     zero_steps: Annotated[
         FewSteps | None,
         option(
-            "First steps without velocity, of --guider cfg-zero.", default="1", built=for_guider("cfg-zero")
+            "First steps with velocity 0, for --guider cfg-zero.", default="1", built=for_guider("cfg-zero")
         ),
     ] = None
     skip_layers: Annotated[
         Layers | None,
         option(
-            "Layers that the third pass of --guider skip-layer leaves out, from 0.",
+            "Layers that the third pass of --guider skip-layer skips, from 0.",
             value="N,N,...",
             parse=parse_whole_numbers,
             also="skip_layer_guidance_layers slg_blocks slg_layers",
@@ -237,7 +237,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skip_scale: Annotated[
         Scale | None,
         option(
-            "Strength of --guider skip-layer: how far steps are led away from the third pass.",
+            "Strength of --guider skip-layer: how far steps move away from the third pass.",
             default="2.8",
             also="skip_layer_guidance_scale slg_scale",
             built=for_guider("skip-layer"),
@@ -246,7 +246,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skip_start: Annotated[
         Share | None,
         option(
-            "Share of the steps after which some have the third pass of --guider skip-layer.",
+            "Share of the steps after which the third pass of --guider skip-layer begins.",
             default="0.01",
             also="skip_layer_guidance_start slg_start",
             built=for_guider("skip-layer"),
@@ -255,7 +255,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skip_end: Annotated[
         Share | None,
         option(
-            "Share of the steps before which they have it; each takes half as long again.",
+            "Share of the steps at which it ends; a step with it takes half as long again.",
             default="0.2",
             also="skip_layer_guidance_stop skip_stop slg_end",
             built=for_guider("skip-layer"),
@@ -273,11 +273,11 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     nag_tau: Annotated[
         Positive | None,
-        option("Limit of --nag-scale: the most that it enlarges a token.", default="2.5", built=for_nag),
+        option("Limit of --nag-scale: how much it may enlarge a token.", default="2.5", built=for_nag),
     ] = None
     nag_alpha: Annotated[
         Share | None,
-        option("Share of what --nag-scale changes that is kept.", default="0.25", built=for_nag),
+        option("Share of --nag-scale's change that is kept.", default="0.25", built=for_nag),
     ] = None
     boundary: Annotated[
         Share | None,
@@ -291,7 +291,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     steps_high: Annotated[
         Steps | None,
         option(
-            "Steps of the high-noise expert, with --steps-low: the two say --steps and --boundary.",
+            "Steps of the high-noise expert, with --steps-low: the two set --steps and --boundary.",
             models=TWO_EXPERTS,
             also="high_noise_steps",
             needs=two_experts,
@@ -329,17 +329,17 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schedule: Annotated[
         str | None,
         option(
-            "Steps that were chosen for the model, instead of --steps: of the artifact, or in a .json file.",
-            page="Name of steps that were chosen for the model, instead of --steps.",
+            "Calibrated steps, instead of --steps: a schedule of the artifact, or a .json file.",
+            page="Name of a schedule of calibrated steps, instead of --steps.",
             value="NAME|FILE",
         ),
     ] = None
     lora: Annotated[
         tuple[LoraChoice, ...],
         option(
-            "LoRA of the artifact, or an adapter's file (.safetensors), and its strength; of two experts "
+            "LoRA of the artifact, or an adapter's file (.safetensors), and its strength; for two experts "
             "NAME:high=0.9,low=0.6. Repeatable.",
-            page="LoRAs of the model: the name of each and its strength, or of two experts high and low.",
+            page="LoRAs of the model: each one's name and strength, or for two experts high and low.",
             default="none; strength 1",
             value="NAME|FILE[:S]",
             also="loras",
@@ -364,10 +364,10 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decoder: Annotated[
         DecoderName | None,
         option(
-            "What makes frames of the last latents: the VAE's decoder, or the artifact's tiny one, which is "
-            "faster and coarser.",
+            "Decoder of the final latents: the VAE's, or the artifact's tiny one, which is faster and "
+            "coarser.",
             page={
-                "": "What makes frames of the last latents.",
+                "": "Decoder of the final latents.",
                 "full": "full: the VAE's decoder.",
                 "tiny": "tiny: the tiny decoder, faster and coarser.",
             },
@@ -378,10 +378,10 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[
         Seed,
         option(
-            "Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one each "
-            "time, which is printed and recorded.",
-            page="Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one "
-            "each time, which is recorded.",
+            "Seed of the noise; same numbers as diffusers' CPU generator. random: another one each time, "
+            "printed and recorded.",
+            page="Seed of the noise; same numbers as diffusers' CPU generator. random: another one each "
+            "time, recorded.",
             value="N|random",
             parse=parse_seed,
             also="base_seed noise_seed",
