@@ -198,7 +198,7 @@ class Parts:
     def _check_chunks(self) -> None:
         """Raises UsageError for what a video that is made chunk by chunk does not have."""
         refused = {
-            "guidance": self.shape.guidance and self.model.chunks is not None and not self.model.chunks.alone,
+            "guidance": self.shape.guidance and not self.model.guided,
             "guider": bool(self.options.guiders) and not self.shape.guidance,
             "num_videos": self.shape.num_videos > 1,
             "nag": self.options.nag,

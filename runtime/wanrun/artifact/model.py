@@ -204,6 +204,11 @@ class Model(Record, frozen=True, kw_only=True):
                 raise ValueError(f"the default of the option {name} is {value!r}")
 
     @property
+    def guided(self) -> bool:
+        """Whether steps can have guidance; models of chunks that see one another have it in their weights."""
+        return self.chunks is None or self.chunks.alone
+
+    @property
     def stages(self) -> int:
         """The sizes in which a chunk is made, each with a program of its own; 1 for other models."""
         return 1 if self.chunks is None or self.chunks.pyramid is None else self.chunks.pyramid.stages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["check_possible"]
+__all__ = ["check_in_chunks", "check_possible"]
 
 from itertools import product
 
@@ -39,6 +39,32 @@ def check_possible(
             f"{field(name)} {num_frames} cannot be built",
             expected=f"{model.vae_temporal}n + 1{why}",
             remedy=f"use {' or '.join(map(str, frames))}",
+        )
+
+
+def check_in_chunks(model: Model, num_videos: int, guidance: bool) -> None:
+    """Checks that a model of chunks makes so many videos at once, and has guidance if that is asked for.
+
+    Args:
+        model: the model.
+        num_videos: videos of a prompt.
+        guidance: whether steps have guidance.
+
+    Raises:
+        UsageError: for what no profile of it can have.
+    """
+    if model.chunks is None:
+        return
+    if guidance and not model.guided:
+        raise UsageError(
+            f"{model.variant} has guidance in its weights, and none in its steps",
+            remedy=f"pass {field('guidance_scale')} 1, or leave it out",
+        )
+    if num_videos > 1:
+        raise UsageError(
+            f"{model.variant} makes a video in chunks, one video at a time",
+            found=f"{field('num_videos')} {num_videos}",
+            remedy="make the others with other seeds",
         )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from helpers.manifests import plain_model
 from helpers.media_files import task_of
-from wanrun.artifact.model import Model
-from wanrun.artifact.possible import check_possible
+from wanrun.artifact.model import Chunking, Model
+from wanrun.artifact.possible import check_in_chunks, check_possible
 from wanrun.errors import UsageError
 
 MODEL, FIRST, BOTH, SEGMENTS = (
@@ -67,3 +67,18 @@ def test_what_can_be_built_passes() -> None:
     check_possible(BOTH, (832, 480), 81)
     check_possible(FIRST, (832, 480), 1)
     check_possible(MODEL, None, None)
+
+
+def test_what_no_profile_of_chunks_has() -> None:
+    live, alone = (plain_model(chunks=Chunking(first=3, each=3, alone=alone)) for alone in (False, True))
+    check_in_chunks(plain_model(), 2, True)
+    check_in_chunks(live, 1, False)
+    check_in_chunks(alone, 1, True)
+    for model, videos, guidance, name in (
+        (live, 1, True, "guidance_scale"),
+        (live, 2, False, "num_videos"),
+        (alone, 2, True, "num_videos"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            check_in_chunks(model, videos, guidance)
+        assert raised.value.fields == (name,)
