@@ -12,6 +12,7 @@ from helpers.manifests import built_with, plain_manifest, with_model
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
+from wanrun.errors import WanError
 from wanrun.media.types import Media
 from wanrun.request.generation import Generation
 from wanrun.request.options import resolve_options
@@ -42,11 +43,11 @@ def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, 
     return resolve_options(Artifact(manifest, Path("my art")), where, request)
 
 
-def refusal(error: type[Exception], manifest: Manifest, where: Profile, /, **options: Any) -> str:
-    """What is said of such options."""
-    with pytest.raises(error) as caught:
+def refusal(manifest: Manifest, where: Profile, /, **options: Any) -> WanError:
+    """The error for such options."""
+    with pytest.raises(WanError) as caught:
         resolve(manifest, where, **options)
-    return str(caught.value)
+    return caught.value
 
 
 def generation(manifest: Manifest | None = None, profile: Profile = PROFILE, **options: Any) -> Generation:

@@ -212,7 +212,7 @@ def _explicit_grid(
     falling = given.size > 0 and (np.diff(given) < 0).all()
     if not (falling and given[0] <= num_train_timesteps and given[-1] > 0):
         raise UsageError(
-            "unsupported",
+            "invalid_value",
             "the timesteps cannot be used",
             expected=f"at most {num_train_timesteps}, above 0, each below the one before in float32",
             found=_shown(timesteps),

@@ -136,7 +136,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
         for row in rows_of(LoadPolicy):
             if row.choices and getattr(self, row.name) not in row.choices:
                 raise UsageError(
-                    "unsupported",
+                    "invalid_value",
                     f"{row.name} cannot be {getattr(self, row.name)!r}",
                     expected="one of " + ", ".join(row.choices),
                 )

@@ -113,7 +113,7 @@ def _schedule_of(name: str, manifest: Manifest) -> Schedule:
             "no schedules; wanbuild calibrate makes some, and wanbuild convert --sampling gives a "
             "distilled model its own"
         )
-        raise UsageError("unreadable", what, expected="a .json file, or one of the artifact's: " + names)
+        raise UsageError("unknown_name", what, expected="a .json file, or one of the artifact's: " + names)
     try:
         data = read_bounded(Path(name), MAX_SCHEDULE_BYTES).removeprefix(b"\xef\xbb\xbf")  # a byte order mark
         return msgspec.json.decode(data, type=Schedule)

@@ -14,8 +14,10 @@ from helpers.damage import linked
 from helpers.manifests import plain_manifest
 from helpers.media_files import make_task
 from helpers.pictures import picture
+from helpers.refusals import check_refusal, refuses
 from wanrun.artifact.artifact import open_artifact
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.codes import ErrorCode
+from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import array_of, artifact_of, policy_of, texts_of
@@ -23,12 +25,17 @@ from wanrun.request.arguments import array_of, artifact_of, policy_of, texts_of
 PROMPT = "a fox in the snow"
 
 
-def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """The one line of a call's UsageError."""
+def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> WanError:
+    """A call's UsageError, which has one line."""
     with pytest.raises(UsageError) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return caught.value
+
+
+def check_type(error: WanError, name: str, expected: str, found: object = "") -> None:
+    """Checks the error for a value of another type."""
+    check_refusal(error, "wrong_type", what=name, expected=expected, found=found)
 
 
 class NoPath:
@@ -38,13 +45,14 @@ class NoPath:
 
 @pytest.mark.parametrize("artifact", [5, None, b"artifact", ["artifact"], NoPath()])
 def test_an_artifact_that_is_no_path(artifact: Any) -> None:
-    line = refusal(wanrun.load, artifact)
-    assert line.startswith("artifact has the wrong type; expected a path; found ")
+    check_type(refused(wanrun.load, artifact), "artifact", "path")
 
 
 @pytest.mark.parametrize("artifact", ["", "a\0b", "\ud800", "a" * 4096])
 def test_a_folder_that_cannot_be(artifact: str) -> None:
-    assert refusal(wanrun.load, artifact).startswith("artifact is no path; found ")
+    error = refused(wanrun.load, artifact)
+    check_refusal(error, "wrong_type", what="artifact")
+    assert error.found and error.expected is None
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -53,14 +61,14 @@ def test_a_folder(tmp_path: Path) -> None:
     artifact = artifact_of(tmp_path / "link")
     assert artifact == artifact_of(str(tmp_path / "link")) and artifact.folder == tmp_path.resolve()
     assert artifact_of(artifact) == artifact == artifact_of(open_artifact(tmp_path / "link"))
-    with pytest.raises(ArtifactError, match=r"convert Wan-AI/Wan2.1 "):
+    with refuses("wrong_kind", ArtifactError, remedy="convert Wan-AI/Wan2.1 "):
         artifact_of("Wan-AI/Wan2.1")
 
 
 @pytest.mark.parametrize(
     ("name", "expected", "bad"),
     [
-        ("size", "(width, height) in pixels", ["96", (96,), (96, 64, 3), (96.0, 64), 96, b"96x64"]),
+        ("size", "(width, height)", ["96", (96,), (96, 64, 3), (96.0, 64), 96, b"96x64"]),
         ("num_frames", "an integer", ["9", 9.0, True, b"9", [9], "\ud800"]),
         ("num_videos", "an integer", ["1", 1.5, None]),
         ("num_references", "an integer", [(), "0"]),
@@ -80,22 +88,32 @@ def test_a_folder(tmp_path: Path) -> None:
 def test_choices_of_another_type(name: str, expected: str, bad: list[Any]) -> None:
     """Whatever the artifact: it is not looked at."""
     for value in bad:
-        line = refusal(wanrun.load, "no such artifact", **{name: value})
-        assert line.startswith(f"{name} has the wrong type; expected {expected}; found ")
+        check_type(refused(wanrun.load, "no such artifact", **{name: value}), name, expected)
 
 
 def test_every_choice_has_a_type() -> None:
     for name in LoadPolicy.__struct_fields__:
-        line = refusal(wanrun.load, "no such artifact", **{name: object()})
-        assert line == f"{name} has the wrong type; expected {line.split('expected ')[1]}"
-    assert refusal(wanrun.load, "a", sizes=(96, 64)) == "unknown option 'sizes'; use size"
-    assert refusal(wanrun.load, "a", progres=True) == "unknown option 'progres'; use progress"
-    assert refusal(wanrun.load, "a", xyz=1).endswith("'xyz'; expected an option that wanrun --help lists")
-    for name, fields in {"frames": ("num_frames",), "steps": (), "device": ("target",)}.items():
-        with pytest.raises(UsageError) as raised:
-            wanrun.load("a", **{name: 1})  # type: ignore[arg-type]
-        assert raised.value.fields == fields and raised.value.remedy is not None
-    assert "verify cannot be 'md5'" in refusal(wanrun.load, "a", verify="md5")
+        error = refused(wanrun.load, "no such artifact", **{name: object()})
+        check_type(error, name, "", '"object"')
+        assert error.expected
+    check_refusal(refused(wanrun.load, "a", verify="md5"), "invalid_value", what="'md5'", expected="sha256")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("sizes", ("size",)),
+        ("progres", ("progress",)),
+        ("frames", ("num_frames",)),
+        ("steps", ()),
+        ("device", ("target",)),
+    ],
+)
+def test_choices_that_there_are_not(name: str, fields: tuple[str, ...]) -> None:
+    error = refused(wanrun.load, "a", **{name: 1})
+    check_refusal(error, "unknown_parameter", what=repr(name))
+    assert error.fields == fields and error.remedy
+    check_refusal(refused(wanrun.load, "a", xyz=1), "unknown_parameter", what="'xyz'", expected="--help")
 
 
 def test_choices_of_numpy(tmp_path: Path) -> None:
@@ -115,9 +133,8 @@ def test_choices_of_numpy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prompts", [PROMPT, b"a fox", [PROMPT, 5], [b"a fox"], 5, {PROMPT}, [None]])
 def test_prompts_that_are_no_list_of_texts(prompts: Any) -> None:
-    expected = "prompts has the wrong type; expected a list of strings; found "
-    assert refusal(wanrun.load, "no such artifact", prompts=prompts).startswith(expected)
-    assert refusal(texts_of, prompts).startswith(expected)
+    for error in (refused(wanrun.load, "no such artifact", prompts=prompts), refused(texts_of, prompts)):
+        check_type(error, "prompts", "list of strings")
 
 
 def test_prompts() -> None:
@@ -135,8 +152,7 @@ def test_prompts() -> None:
     ],
 )
 def test_objects_that_load_is_given(name: str, expected: str, value: Any) -> None:
-    line = refusal(wanrun.load, "no such artifact", **{name: value})
-    assert line.startswith(f"{name} has the wrong type; expected {expected}; found ")
+    check_type(refused(wanrun.load, "no such artifact", **{name: value}), name, expected)
 
 
 @pytest.fixture(scope="module")
@@ -147,53 +163,65 @@ def pipeline(toy_artifact: Path) -> Iterator[Pipeline]:
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("options", "expected", "found"),
     [
-        ({"prompt": 5}, "prompt has the wrong type; expected a string; found 5"),
-        ({"prompt": b"a"}, 'prompt has the wrong type; expected a string; found "bytes"'),
-        ({"prompt": None}, "there is no prompt"),
-        ({"negative_prompt": ["a"]}, "negative_prompt has the wrong type; expected a string"),
-        ({"seed": "a"}, 'seed has the wrong type; expected an integer; found "a"'),
-        ({"seed": 1.0}, "seed has the wrong type; expected an integer; found 1.0"),
-        ({"seed": True}, "seed has the wrong type"),
-        ({"seed": 10**5000}, "the seed is out of range; expected 0 to 2**64 - 1; found a large int"),
-        ({"num_steps": "4"}, "num_steps has the wrong type; expected an integer"),
-        ({"guidance_scale": "5"}, "guidance_scale has the wrong type; expected a number"),
-        ({"size": 96}, "size has the wrong type"),
-        ({"timesteps": 1000.0}, "timesteps has the wrong type; expected a list of numbers"),
-        ({"loop": 1}, "loop has the wrong type; expected a string"),
-        ({"media": "a.png"}, 'media has the wrong type; expected wanrun\'s Media; found "a.png"'),
-        ({"media": picture(8, 8)}, "media has the wrong type; expected wanrun's Media; found "),
-        ({"inputs": wanrun.Media()}, "inputs has the wrong type; expected wanrun's Inputs; found "),
-        ({"timings": []}, "timings has the wrong type; expected wanrun's Timings; found []"),
-        ({"on_step": None}, "on_step has the wrong type; expected a function; found null"),
-        ({"on_step": 5}, "on_step has the wrong type; expected a function; found 5"),
-        ({"latents": [[0.0]]}, "latents has the wrong type; expected a NumPy array; found [[0.0]]"),
-        ({"latents": "noise.npy"}, "latents has the wrong type; expected a NumPy array"),
-        ({"latents": np.zeros(3)}, "the initial latents do not fit the profile"),
-        ({"image": b"a.png"}, 'image has the wrong type; expected the path of a file; found "bytes"; pass'),
-        ({"image": picture(8, 8)}, 'image has the wrong type; expected the path of a file; found "Image"'),
-        ({"reference_image": ("a.png", 5)}, "reference_image has the wrong type"),
-        (
-            {"image": 5},
-            "image has the wrong type; expected the path of a file; found 5; pass an object in memory",
-        ),
-        ({"size_": "96x64"}, "unknown option 'size_'"),
+        ({"prompt": 5}, "string", 5),
+        ({"prompt": b"a"}, "string", '"bytes"'),
+        ({"negative_prompt": ["a"]}, "string", '["a"]'),
+        ({"seed": "a"}, "integer", '"a"'),
+        ({"seed": 1.0}, "integer", 1.0),
+        ({"seed": True}, "integer", "true"),
+        ({"num_steps": "4"}, "integer", '"4"'),
+        ({"guidance_scale": "5"}, "number", '"5"'),
+        ({"size": 96}, "string", 96),
+        ({"timesteps": 1000.0}, "list of numbers", 1000.0),
+        ({"loop": 1}, "string", 1),
+        ({"media": "a.png"}, "Media", '"a.png"'),
+        ({"media": picture(8, 8)}, "Media", '"Image"'),
+        ({"inputs": wanrun.Media()}, "Inputs", '"Media"'),
+        ({"timings": []}, "Timings", "[]"),
+        ({"on_step": None}, "function", "null"),
+        ({"on_step": 5}, "function", 5),
+        ({"latents": [[0.0]]}, "NumPy", "[[0.0]]"),
+        ({"latents": "noise.npy"}, "NumPy", '"noise.npy"'),
+        ({"image": b"a.png"}, "path", '"bytes"'),
+        ({"image": picture(8, 8)}, "path", '"Image"'),
+        ({"image": 5}, "path", 5),
+        ({"reference_image": ("a.png", 5)}, "path", 5),
     ],
 )
-def test_what_generate_is_given(pipeline: Pipeline, options: dict[str, Any], line: str) -> None:
-    found = refusal(pipeline.generate, **{"prompt": PROMPT, **options})
-    assert found.startswith(line)
+def test_what_generate_is_given(
+    pipeline: Pipeline, options: dict[str, Any], expected: str, found: object
+) -> None:
+    (name,) = options
+    error = refused(pipeline.generate, **{"prompt": PROMPT, **options})
+    check_type(error, name, expected, found)
+    assert name not in ("image", "reference_image") or f"wanrun.Media({name}=" in str(error.remedy)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"prompt": None}, "missing_parameter"),
+        ({"seed": 10**5000}, "out_of_range"),
+        ({"latents": np.zeros(3)}, "mismatch"),
+        ({"size_": "96x64"}, "unknown_parameter"),
+    ],
+)
+def test_what_generate_cannot_use(pipeline: Pipeline, options: dict[str, Any], code: ErrorCode) -> None:
+    (name,) = options
+    check_refusal(refused(pipeline.generate, **{"prompt": PROMPT, **options}), code, what=name)
 
 
 def test_what_the_other_calls_are_given(pipeline: Pipeline) -> None:
-    latents, wrong = np.zeros(pipeline.latents_shape, np.float32), "has the wrong type; expected"
-    assert refusal(pipeline.encode_prompts, PROMPT).startswith(f"prompts {wrong} a list of strings")
-    assert refusal(pipeline.encode_prompts, [PROMPT], 5).startswith(f"timings {wrong} wanrun's Timings")
-    assert refusal(pipeline.warmup, 5).startswith(f"timings {wrong} wanrun's Timings")
-    assert refusal(pipeline.decode, "latents").startswith(f"latents {wrong} a NumPy array")
+    latents = np.zeros(pipeline.latents_shape, np.float32)
+    check_type(refused(pipeline.encode_prompts, PROMPT), "prompts", "list of strings")
+    check_type(refused(pipeline.encode_prompts, [PROMPT], 5), "timings", "Timings", 5)
+    check_type(refused(pipeline.warmup, 5), "timings", "Timings", 5)
+    check_type(refused(pipeline.decode, "latents"), "latents", "NumPy")
     for bad in (latents[0], latents[..., :-1], latents.astype(np.float64), np.float32(0)):
-        assert refusal(pipeline.decode, bad).startswith("the latents do not fit the profile")
+        error, shape = refused(pipeline.decode, bad), f"{bad.dtype} {bad.shape}"
+        check_refusal(error, "mismatch", what="latents", expected=str(latents.shape)[4:], found=shape)
 
 
 @pytest.fixture(scope="module")
@@ -210,26 +238,21 @@ def test_media_of_another_type(with_image: Pipeline, value: Any) -> None:
     one, frames = picture(96, 64), [picture(96, 64)] * 9
     given = {"image": one, "pose_video": frames, "face_video": frames}
     for name in given:
-        expected = (
-            "a path, a Pillow image or an array"
-            if name == "image"
-            else "a path, a list of images or an array"
-        )
-        line = refusal(with_image.generate, PROMPT, media=wanrun.Media(**{**given, name: value}))
-        assert line.startswith(f"{name} has the wrong type; expected {expected}; found ")
-    line = refusal(with_image.generate, PROMPT, media=wanrun.Media(**{**given, "face_video": [one, value]}))
-    assert line.startswith(
-        "face_video has the wrong type; expected a path, a Pillow image or an array; found "
-    )
-    line = refusal(with_image.generate, PROMPT, media=wanrun.Media(**given, reference_image="a.png"))  # type: ignore[arg-type]
-    assert line == 'reference_image has the wrong type; expected a tuple of images; found "a.png"'
+        expected = "Pillow image" if name == "image" else "list of images"
+        media = wanrun.Media(**{**given, name: value})
+        check_type(refused(with_image.generate, PROMPT, media=media), name, expected)
+    media = wanrun.Media(**{**given, "face_video": [one, value]})
+    check_type(refused(with_image.generate, PROMPT, media=media), "face_video", "Pillow image")
+    media = wanrun.Media(**given, reference_image="a.png")  # type: ignore[arg-type]
+    check_type(refused(with_image.generate, PROMPT, media=media), "reference_image", "tuple", '"a.png"')
 
 
 def test_a_file_that_is_not_there(with_image: Pipeline, tmp_path: Path) -> None:
     missing, pose = tmp_path / "none.png", str(tmp_path)
     for image in (missing, str(missing)):
-        line = refusal(with_image.generate, PROMPT, image=image, pose_video=pose, face_video=pose)
-        assert line == f"image {missing} cannot be read; found no such file or folder"
+        error = refused(with_image.generate, PROMPT, image=image, pose_video=pose, face_video=pose)
+        check_refusal(error, "missing_file", what=missing)
+        assert error.fields == ("image",)
 
 
 def test_arrays() -> None:
@@ -240,9 +263,7 @@ def test_arrays() -> None:
         def __array__(self, *arguments: object, **options: object) -> np.ndarray:
             raise TypeError("it is on another device")
 
-    assert refusal(array_of, Tensor()).startswith(
-        "latents has the wrong type; expected a NumPy array; found "
-    )
+    check_type(refused(array_of, Tensor()), "latents", "NumPy", '"Tensor"')
 
 
 def test_numbers_of_numpy_make_the_same_video(toy_artifact: Path) -> None:
@@ -277,5 +298,5 @@ def test_after_close(toy_artifact: Path) -> None:
         lambda: pipeline.__enter__(),
     ]
     for call in calls:
-        assert refusal(call) == "the pipeline is closed; load the artifact again"
+        check_refusal(refused(call), "closed", remedy="load")
     pipeline.close()  # once more

@@ -12,10 +12,10 @@ import pytest
 from helpers.manifests import plain_manifest, with_model
 from helpers.media_files import task_of
 from helpers.options import generation
+from helpers.refusals import refuses
 from wanrun import __version__
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import Component
-from wanrun.errors import UsageError
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
 from wanrun.request.generation import influences_of
@@ -73,8 +73,9 @@ def test_media_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "load_media", load_media)
     manifest = with_model(ONE, variant="wan2.2-i2v", task=task_of("wan2.2-i2v", encoder=False))
     assert generation(manifest, image="i.png").read_media() is read and seen == [Media(image=Path("i.png"))]
-    with pytest.raises(UsageError, match=r"image is missing: wan2\.2-i2v needs it"):
+    with refuses("missing_parameter", what="wan2.2-i2v") as caught:
         generation(manifest)
+    assert caught.value.fields == ("image",)
     held = with_model(ONE, task=task_of("wan2.2-ti2v", encoder=False))
     assert generation(held).read_media() is None and len(seen) == 1  # its image may be left out
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from wanrun.errors import UsageError
+from helpers.refusals import refuses
 from wanrun.media.types import Inputs, Media
 from wanrun.request.media import given_media, media_of
 from wanrun.request.request import Request
@@ -42,11 +40,11 @@ def test_media_in_one_way() -> None:
     named = Request(prompt="a fox", image="b.png", segment_overlap=5, mode="replace")
     found = Media(image=Path("b.png"), mode="replace", segment_overlap=5)
     assert given_media(named, None, None) == found
-    with pytest.raises(UsageError, match="image is given beside media"):
+    with refuses("conflict", what="image"):
         given_media(named, media, None)
-    with pytest.raises(UsageError, match="image is given beside inputs"):
+    with refuses("conflict", what="image"):
         given_media(named, None, Inputs())
-    with pytest.raises(UsageError, match="media and inputs exclude each other"):
+    with refuses("conflict", what="media and inputs"):
         given_media(plain, media, Inputs())
 
 
@@ -55,5 +53,5 @@ def test_an_overlap_may_be_given_beside_media() -> None:
     assert given_media(five, Media(image="a.png"), None) == Media(image="a.png", segment_overlap=5)
     assert given_media(five, None, None) == Media(segment_overlap=5)
     assert given_media(five, None, Inputs(segment_overlap=5)) is None
-    with pytest.raises(UsageError, match="segment_overlap is not that of the inputs; expected 1; found 5"):
+    with refuses("mismatch", what="segment_overlap", expected=1, found=5):
         given_media(five, None, Inputs())

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.manifests import built_with, with_model
 from helpers.media_files import task_of
 from helpers.options import ONE, TWO, profile, refusal, resolve
+from helpers.refusals import check_refusal
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.denoising.guidance import GUIDED
-from wanrun.errors import ArtifactError, UsageError
 from wanrun.request.options import resolve_loop
 from wanrun.request.rows import rows
 
@@ -79,29 +79,30 @@ def test_given_timesteps() -> None:
         # What is resolved resolves to itself: a run hands it on to the pipeline.
         again = {row.name: found[row.name] for row in rows() if row.name in found.keys() - {"prompt"}}
         assert resolve(manifest, profile(), **again) == found
-    assert refusal(UsageError, ONE, profile(), timesteps=[1000, 500], num_steps=3) == (
-        "num_steps and timesteps contradict each other; expected 2 steps, one for each timestep; found 3; "
-        "leave num_steps out"
-    )
-    many = list(range(60, 0, -1))
-    assert "at most 50; found 60" in refusal(UsageError, ONE, profile(), timesteps=many, loop="scan")
+    error = refusal(ONE, profile(), timesteps=[1000, 500], num_steps=3)
+    check_refusal(error, "conflict", expected="2 steps", found=3, remedy="num_steps")
+    assert error.fields == ("num_steps", "timesteps")
+    many = refusal(ONE, profile(), timesteps=list(range(60, 0, -1)), loop="scan")
+    check_refusal(many, "out_of_range", expected=50, found=60)
 
 
 finite = st.floats(-1e38, 1e38)
 
 
 @given(st.none() | finite, st.none() | finite, st.none() | st.floats(0, 1), st.booleans())
+@settings(deadline=None)
 def test_the_scales_of_two_experts(
     scale: float | None, scale_2: float | None, boundary: float | None, guidance: bool
 ) -> None:
     on = guidance and (scale is None or scale > 1)
     given = {"guidance_scale": scale, "guidance_scale_2": scale_2, "boundary": boundary}
     if scale_2 is not None and scale_2 > 1 and not on:
-        assert "guidance_scale_2 has no effect" in refusal(UsageError, TWO, profile(guidance), **given)
+        check_refusal(refusal(TWO, profile(guidance), **given), "no_effect", what="guidance_scale_2")
         return
     if scale is not None and scale > 1 and not guidance:
-        said = refusal(UsageError, TWO, profile(guidance), **given)
-        assert "guidance_scale has no effect: profile 96x64x9" in said
+        error = refusal(TWO, profile(guidance), **given)
+        check_refusal(error, "no_effect", what="96x64x9")
+        assert error.fields == ("guidance_scale",)
         return
     found = resolve(TWO, profile(guidance), **given)
     assert found["boundary"] == (0.875 if boundary is None else boundary)
@@ -124,18 +125,13 @@ def test_the_numbers_that_metadata_can_hold() -> None:
 
 def test_options_without_effect_are_refused() -> None:
     for name in ("guidance_scale_2", "boundary"):
-        rest = (
-            "has no effect: this model has one transformer; leave it out; it is for models with two experts"
-        )
         for value in (0.0, 0.5, 1.0):
-            assert refusal(UsageError, ONE, profile(), **{name: value}) == f"{name} {rest}"
-            assert refusal(UsageError, ONE, profile(False), **{name: value}) == f"{name} {rest}"
+            for where in (profile(), profile(False)):
+                error = refusal(ONE, where, **{name: value})
+                check_refusal(error, "no_effect", what=name, remedy="two experts")
     for where, scale in ((profile(False), None), (profile(False), 1.0), (profile(), 1.0)):
-        options = {"guidance_scale": scale, "guidance_scale_2": 3.0}
-        assert refusal(UsageError, TWO, where, **options) == (
-            "guidance_scale_2 has no effect: guidance is off; expected guidance_scale above 1 and a "
-            "profile with guidance, for both experts; found 3.0; raise guidance_scale, or leave the other out"
-        )
+        error = refusal(TWO, where, guidance_scale=scale, guidance_scale_2=3.0)
+        check_refusal(error, "no_effect", what="guidance_scale_2", found=3.0, remedy="guidance_scale")
     # Off is off: one that asks for nothing is no contradiction.
     assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
 
@@ -174,11 +170,11 @@ def test_options_of_some_models() -> None:
 
 def test_options_of_other_models_are_refused() -> None:
     for name, models, value in [("conditioning_scale", "VACE", 1.0), ("segment_overlap", "Animate", 1)]:
-        rest = f"has no effect: this is no {models} model; leave it out; it is for {models} models"
         others = {"conditioning_scale": 1.0, "segment_overlap": 1}
         others.pop(name)
         for manifest in (ONE, having(**others)):
-            assert refusal(UsageError, manifest, profile(), **{name: value}) == f"{name} {rest}"
+            error = refusal(manifest, profile(), **{name: value})
+            check_refusal(error, "no_effect", what=name, remedy=models)
 
 
 # The loop.
@@ -188,6 +184,9 @@ def test_the_forms_of_the_loop_that_are_built() -> None:
     assert profile().options.forms == ("step", "scan")
     assert profile(loop="scan").options.forms == ("scan",)
     assert profile(loop="step").options.forms == ("step",)
+
+
+COMPILING = "wanbuild compile --size 96x64 --frames 9 --guidance --loop {} --artifact 'my art'"
 
 
 def test_the_form_of_the_loop() -> None:
@@ -201,30 +200,26 @@ def test_the_form_of_the_loop() -> None:
         assert resolve(ONE, profile(loop=loop), loop=asked)["loop"] == found
         assert resolve_loop(Artifact(ONE, Path()), profile(loop=loop), asked) == found
     for built, asked in [("step", "scan"), ("scan", "step")]:
-        assert refusal(ArtifactError, ONE, profile(loop=built), loop=asked) == (
-            f"profile 96x64x9-b1-cfg has no program for loop {asked}; found one for {built}; "
-            "add it with wanbuild compile --size 96x64 --frames 9 --guidance --loop both --artifact 'my art'"
-        )
-    wrong = refusal(UsageError, ONE, profile(), loop="while")
-    assert wrong == 'loop cannot be used; expected step or scan or chunks or stream; found "while"'
+        error = refusal(ONE, profile(loop=built), loop=asked)
+        check_refusal(error, "not_built", what="96x64x9-b1-cfg", found=built, remedy=COMPILING.format("both"))
+        assert error.what.endswith(asked) and error.fields == ("loop",)
+    error = refusal(ONE, profile(), loop="while")
+    check_refusal(error, "invalid_value", what="loop", expected="step or scan", found='"while"')
 
 
 def test_the_most_steps_of_the_scan_form() -> None:
     both, scan = profile(), profile(loop="scan")
-    what = (
-        "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; expected at most 50; "
-    )
-    larger = (
-        "or wanbuild compile --size 96x64 --frames 9 --guidance --loop {} --max-steps {} --artifact 'my art'"
-    )
-    assert refusal(UsageError, ONE, both, loop="scan", num_steps=51) == (
-        f"{what}found 51; use fewer steps, loop step, {larger.format('both', 51)}"
-    )
-    for loop in ("scan", None):
-        found = refusal(UsageError, ONE, scan, loop=loop, num_steps=200)
-        assert found == f"{what}found 200; use fewer steps, {larger.format('scan', 200)}"
+    for where, loop, steps, built in (
+        (both, "scan", 51, "both"),
+        (scan, "scan", 200, "scan"),
+        (scan, None, 200, "scan"),
+    ):
+        error = refusal(ONE, where, loop=loop, num_steps=steps)
+        larger = COMPILING.format(f"{built} --max-steps {steps}")
+        check_refusal(error, "out_of_range", what=where.name, expected=50, found=steps, remedy=larger)
+        assert error.fields == (("loop",) if built == "both" else ())  # step, which has no limit
     assert resolve(ONE, both, loop="scan", num_steps=50)["num_steps"] == 50
     assert resolve(ONE, both, loop="step", num_steps=51)["num_steps"] == 51
     assert resolve(ONE, both, num_steps=51)["loop"] == "step"
     short = msgspec.structs.replace(scan, options=built_with(loop="scan", max_steps=39))
-    assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default
+    check_refusal(refusal(ONE, short), "out_of_range", expected=39, found=40)  # the artifact's default

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wanrun.errors import UsageError
+from helpers.refusals import check_refusal, refuses
+from wanrun.codes import ErrorCode
+from wanrun.errors import UsageError, WanError
 from wanrun.request.prompts_file import Entry, Line, key_of, read_entries
 
 OPTIONS: dict[str, Any] = {
@@ -36,12 +39,11 @@ def write(folder: Path, content: bytes | str, name: str = "p.txt") -> Path:
     return path
 
 
-def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Entry], dict[int, str]]:
-    """The entries of a file, and what is wrong with the other lines, with the file's name cut off."""
-    path = write(folder, content, name)
-    requests, failures = read_entries(path, SHARED)
-    messages = {index: error.spelled(key_of) for index, error in failures.items()}
-    return requests, {index: message.removeprefix(f"{path}:") for index, message in messages.items()}
+def read(
+    folder: Path, content: bytes | str, name: str = "p.txt"
+) -> tuple[Sequence[Entry], Mapping[int, WanError]]:
+    """The entries of a file, and what is wrong with the other lines."""
+    return read_entries(write(folder, content, name), SHARED)
 
 
 def test_text(tmp_path: Path) -> None:
@@ -153,112 +155,105 @@ def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
     ]
 
 
-BAD = [
-    ("a fox", "the line is not JSON (Expecting value"),
-    ('{"prompt": "a"', "the line is not JSON"),
-    ('{"prompt": "a"} {"prompt": "b"}', "the line is not JSON (Extra data"),
-    ("[" * 100_000, "the line is not JSON"),
-    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "the line is not JSON (Exceeds the limit"),
-    ("null", "the line is not a JSON object"),
-    ('["prompt", "a"]', "the line is not a JSON object"),
-    ("[]", "the line is not a JSON object"),
-    ("{}", 'there is no prompt; expected "prompt": "..."'),
-    ('{"seed": 1}', "there is no prompt"),
-    ('{"prompt": null}', "prompt has the wrong type; expected a string; found null"),
-    ('{"prompt": {"a": [1]}}', "prompt has the wrong type; expected a string; found an object"),
-    ('{"prompt": "a", "seed": 1.0}', "seed has the wrong type; expected an integer; found 1.0"),
-    ('{"prompt": "a", "seed": true}', "seed has the wrong type; expected an integer; found true"),
-    ('{"prompt": "a", "seed": "1"}', 'seed has the wrong type; expected an integer; found "1"'),
-    ('{"prompt": "a", "steps": NaN}', "steps has the wrong type; expected an integer; found NaN"),
-    ('{"prompt": "a", "fps": "24"}', 'fps has the wrong type; expected a number; found "24"'),
-    (
-        '{"prompt": "a", "guidance_scale": [5]}',
-        "guidance_scale has the wrong type; expected a number; found [5]",
-    ),
-    ('{"prompt": "a", "negative_prompt": 3}', "negative_prompt has the wrong type"),
-    ('{"prompt": "a", "output": ""}', 'output is no file name; found ""'),
-    ('{"prompt": "a", "output": "a\\u0000.mp4"}', 'output is no file name; found "a\\u0000.mp4"'),
-    ('{"prompt": "a", "output": "\\ud800.mp4"}', "output is no file name"),
-    ('{"prompt": "a", "prompt": "b"}', "prompt is given twice"),
-    (
-        '{"prompt": "a", "stepz": 4}',
-        "unknown option 'stepz'; use steps",
-    ),
-    ('{"prompt": "a", "steps": 4, "num_steps": 4}', "steps is given twice"),
-    (
-        '{"prompt": "a", "Seed": 4}',
-        "unknown option 'Seed'; expected an option that wanrun --help lists, such as seed",
-    ),
-    ('{"prompt": "a", "size": "64"}', 'size is out of range; expected a string such as 832x480; found "64"'),
-    ('{"prompt": "a", "size": [96, 64]}', "size has the wrong type; expected a string; found [96, 64]"),
-    ('{"prompt": "a", "frames": 0}', "frames is out of range; expected an integer, at least 1; found 0"),
-    (
-        '{"prompt": "a", "loop": "while"}',
-        'loop cannot be used; expected step or scan or chunks or stream; found "while"',
-    ),
-    ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
-    ('{"prompt": "a", "image": null}', "image has the wrong type; expected a string; found null"),
-    ('{"prompt": "a", "video": ["a.mp4"]}', 'video has the wrong type; expected a string; found ["a.mp4"]'),
-    ('{"prompt": "a", "last_image": ""}', 'last_image is no file name; found ""'),
-    ('{"prompt": "a", "mask": "a\\u0000.png"}', 'mask is no file name; found "a\\u0000.png"'),
-    ('{"prompt": "a", "mask_video": "\\ud800.mp4"}', 'mask_video is no file name; found "\\ud800.mp4"'),
+BAD: list[tuple[str, ErrorCode, tuple[str, ...]]] = [
+    ("a fox", "unreadable", ("Expecting value", "'a fox'")),
+    ('{"prompt": "a"', "unreadable", ("delimiter",)),
+    ('{"prompt": "a"} {"prompt": "b"}', "unreadable", ("Extra data",)),
+    ("[" * 100_000, "unreadable", ("'[[",)),
+    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "unreadable", ("Exceeds the limit",)),
+    ("null", "unreadable", ("'null'",)),
+    ('["prompt", "a"]', "unreadable", ("'[\"prompt",)),
+    ("[]", "unreadable", ("'[]'",)),
+    ("{}", "missing_parameter", ('"prompt": "..."',)),
+    ('{"seed": 1}', "missing_parameter", ('"prompt": "..."',)),
+    ('{"prompt": null}', "wrong_type", ("prompt", "string", "null")),
+    ('{"prompt": {"a": [1]}}', "wrong_type", ("prompt", "string", "object")),
+    ('{"prompt": "a", "seed": 1.0}', "wrong_type", ("seed", "integer", "1.0")),
+    ('{"prompt": "a", "seed": true}', "wrong_type", ("seed", "integer", "true")),
+    ('{"prompt": "a", "seed": "1"}', "wrong_type", ("seed", "integer", '"1"')),
+    ('{"prompt": "a", "steps": NaN}', "wrong_type", ("steps", "integer", "NaN")),
+    ('{"prompt": "a", "fps": "24"}', "wrong_type", ("fps", "number", '"24"')),
+    ('{"prompt": "a", "guidance_scale": [5]}', "wrong_type", ("guidance_scale", "number", "[5]")),
+    ('{"prompt": "a", "negative_prompt": 3}', "wrong_type", ("negative_prompt", "string", "3")),
+    ('{"prompt": "a", "output": ""}', "invalid_value", ("output", '""')),
+    ('{"prompt": "a", "output": "a\\u0000.mp4"}', "invalid_value", ("output", '"a\\u0000.mp4"')),
+    ('{"prompt": "a", "output": "\\ud800.mp4"}', "invalid_value", ("output", '"\\ud800.mp4"')),
+    ('{"prompt": "a", "prompt": "b"}', "conflict", ("prompt",)),
+    ('{"prompt": "a", "stepz": 4}', "unknown_parameter", ("'stepz'", "use steps")),
+    ('{"prompt": "a", "steps": 4, "num_steps": 4}', "conflict", ("steps",)),
+    ('{"prompt": "a", "Seed": 4}', "unknown_parameter", ("'Seed'", "--help", "seed")),
+    ('{"prompt": "a", "size": "64"}', "out_of_range", ("size", "832x480", '"64"')),
+    ('{"prompt": "a", "size": [96, 64]}', "wrong_type", ("size", "string", "[96, 64]")),
+    ('{"prompt": "a", "frames": 0}', "out_of_range", ("frames", "at least 1", "found 0")),
+    ('{"prompt": "a", "loop": "while"}', "invalid_value", ("loop", "step or scan", '"while"')),
+    ('{"prompt": "a", "boundary": "high"}', "wrong_type", ("boundary", "number", '"high"')),
+    ('{"prompt": "a", "image": null}', "wrong_type", ("image", "string", "null")),
+    ('{"prompt": "a", "video": ["a.mp4"]}', "wrong_type", ("video", "string", '["a.mp4"]')),
+    ('{"prompt": "a", "last_image": ""}', "invalid_value", ("last_image", '""')),
+    ('{"prompt": "a", "mask": "a\\u0000.png"}', "invalid_value", ("mask", '"a\\u0000.png"')),
+    ('{"prompt": "a", "mask_video": "\\ud800.mp4"}', "invalid_value", ("mask_video", '"\\ud800.mp4"')),
     (
         '{"prompt": "a", "reference_image": ["a.png", 3]}',
-        'reference_image has the wrong type; expected a string or a list of strings; found ["a.png", 3]',
+        "wrong_type",
+        ("reference_image", "list of strings", '["a.png", 3]'),
     ),
     (
         '{"prompt": "a", "reference_image": {"a": "b"}}',
-        "reference_image has the wrong type; expected a string",
+        "wrong_type",
+        ("reference_image", "list of strings", "object"),
     ),
-    ('{"prompt": "a", "reference_image": ["a.png", ""]}', 'reference_image is no file name; found ""'),
-    ('{"prompt": "a", "mode": 3}', "mode has the wrong type; expected a string; found 3"),
+    ('{"prompt": "a", "reference_image": ["a.png", ""]}', "invalid_value", ("reference_image", '""')),
+    ('{"prompt": "a", "mode": 3}', "wrong_type", ("mode", "string", "3")),
+    ('{"prompt": "a", "conditioning_scale": "1"}', "wrong_type", ("conditioning_scale", "number", '"1"')),
+    ('{"prompt": "a", "segment_overlap": 5.0}', "wrong_type", ("segment_overlap", "integer", "5.0")),
     (
-        '{"prompt": "a", "conditioning_scale": "1"}',
-        "conditioning_scale has the wrong type; expected a number",
+        '{"prompt": "a", "reference-image": "a"}',
+        "unknown_parameter",
+        ("'reference-image'", "use reference_image"),
     ),
-    ('{"prompt": "a", "segment_overlap": 5.0}', "segment_overlap has the wrong type; expected an integer"),
-    ('{"prompt": "a", "reference-image": "a"}', "unknown option 'reference-image'; use reference_image"),
     (
         '{"prompt": "a", "height": 480, "generator": 0}',
-        "unknown option 'height'; pass size as WIDTHxHEIGHT; unknown option 'generator'; pass seed",
+        "invalid_value",
+        ("'height'", "size", "WIDTHxHEIGHT", "'generator'", "seed"),
     ),
-    ('{"prompt": "a", "guidance_scale_2": true}', "guidance_scale_2 has the wrong type; expected a number"),
-    (
-        '{"prompt": "a", "fps": "x", "tint": 1}',
-        'fps has the wrong type; expected a number; found "x"; unknown',
-    ),
+    ('{"prompt": "a", "guidance_scale_2": true}', "wrong_type", ("guidance_scale_2", "number", "true")),
+    ('{"prompt": "a", "fps": "x", "tint": 1}', "invalid_value", ("fps", '"x"', "'tint'")),
 ]
 
 
 def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
-    lines = ['{"prompt": "first"}', *(line for line, _ in BAD), '{"prompt": "last"}']
+    lines = ['{"prompt": "first"}', *(line for line, _, _ in BAD), '{"prompt": "last"}']
     requests, failures = read(tmp_path, "\n".join(lines), "p.jsonl")
     found = [(request.line.prompt, request.index) for request in requests]
     assert found == [("first", 1), ("last", len(lines))]
     assert sorted(failures) == list(range(2, len(lines)))
-    for index, (line, message) in enumerate(BAD, 2):
-        assert failures[index].startswith(f"{index}: {message}"), (line, failures[index])
-        assert "\n" not in failures[index] and len(failures[index]) < 300
+    for index, (_, code, values) in enumerate(BAD, 2):
+        message, place = failures[index].spelled(key_of), f"{tmp_path / 'p.jsonl'}:{index}: "
+        check_refusal(failures[index], code, what=place)
+        assert all(value in message for value in values), message
+        assert "\n" not in message and len(message) < len(place) + 300
 
 
 def test_a_line_that_is_no_utf8(tmp_path: Path) -> None:
     requests, failures = read(tmp_path, b"a fox\n caf\xe9\n\nlast\n")
     assert [request.line.prompt for request in requests] == ["a fox", "last"]
-    assert failures == {2: "2: the line is not UTF-8; found byte 0xe9; save the file as UTF-8"}
+    assert failures.keys() == {2}
+    check_refusal(failures[2], "unreadable", what=":2: ", found="0xe9", remedy="UTF-8")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n\t\n", b"\xef\xbb\xbf", "a fox\n".encode("utf-16")])
 def test_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
-    reason = "is UTF-16; save it as UTF-8" if len(content) > 10 else "has no prompt; write one prompt a line"
-    with pytest.raises(UsageError, match=reason):
+    encoded = len(content) > 10
+    code: ErrorCode = "unreadable" if encoded else "missing_parameter"
+    with refuses(code, what="UTF-16" if encoded else "p.txt", remedy="UTF-8" if encoded else "prompt"):
         read(tmp_path, content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file")):
-        with pytest.raises(UsageError, match=f"the prompts file {path} cannot be read; found {reason}"):
+        with refuses("unreadable", what=path, found=reason):
             read_entries(path, SHARED)
-    with pytest.raises(UsageError, match="/dev/zero is too large; expected at most 64 MiB"):
+    with refuses("too_large", what="/dev/zero", expected="64 MiB"):
         read_entries(Path("/dev/zero"), SHARED)
 
 
@@ -272,9 +267,9 @@ def test_a_pipe_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "c"}\nx')))
     requests, failures = read_entries(Path("-"), SHARED)
     assert [(request.line.prompt, request.where) for request in requests] == [("c", "standard input:1")]
-    assert str(failures[2]).startswith("standard input:2: the line is not JSON")
+    check_refusal(failures[2], "unreadable", what="standard input:2: ", found="'x'")
     monkeypatch.setattr(sys, "stdin", None)  # closed, as with <&-
-    with pytest.raises(UsageError, match="standard input has no prompt"):
+    with refuses("missing_parameter", what="standard input"):
         read_entries(Path("-"), SHARED)
 
 

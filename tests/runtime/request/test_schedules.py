@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from msgspec import structs
 
 from helpers.fake_pipeline import make_two_experts
+from helpers.refusals import check_refusal
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.schedules import Schedule
-from wanrun.errors import UsageError
+from wanrun.codes import ErrorCode
+from wanrun.errors import UsageError, WanError
 from wanrun.request.generation import Generation
 from wanrun.request.resolve import request_of, resolve_request
 
@@ -40,10 +43,10 @@ def of(manifest: Manifest, **options: Any) -> Generation:
     return resolve_request(request_of({"prompt": "a fox", **options}), Artifact(manifest, Path("artifact")))
 
 
-def refusal(manifest: Manifest, **options: Any) -> str:
+def refusal(manifest: Manifest, **options: Any) -> WanError:
     with pytest.raises(UsageError) as caught:
         of(manifest, **options)
-    return str(caught.value)
+    return caught.value
 
 
 def test_it_fills_in_what_it_was_made_for(manifest: Manifest) -> None:
@@ -66,12 +69,12 @@ def test_fitted_coefficients_take_the_place_of_the_solver_s(manifest: Manifest, 
     for given, row in zip(rows, found.table.coefficients, strict=True):
         a, b_0, b_1, b_2 = given
         np.testing.assert_allclose(row[1:], [a, 0, 0, 0, b_2, 1, b_0, b_1], rtol=1e-6)
-    assert "5 fitted steps, 10 evaluations" in fitted.describe()
+    assert re.findall(r"\d+ \w+", fitted.describe()) == ["5 fitted", "10 evaluations"]
     file = tmp_path / "mine.json"
     file.write_bytes(msgspec.json.encode(fitted))
     assert of(manifest, schedule=str(file)).options == found.options
     file.write_bytes(file.read_bytes().replace(b"[0.5,0.0,-0.1,0.02],", b""))
-    assert "expected coefficients for each of the timesteps" in refusal(manifest, schedule=str(file))
+    check_refusal(refusal(manifest, schedule=str(file)), "unreadable", found="coefficients")
 
 
 def test_the_steps_of_each_expert(artifact: Path) -> None:
@@ -83,41 +86,41 @@ def test_the_steps_of_each_expert(artifact: Path) -> None:
         (3, 5, (3.0,) * 2),
     ]
     assert of(manifest, schedule="two", boundary=0.6, guidance_scale=4).options == found.options
-    for given, said in (
-        ({"boundary": 0.9}, "it was made for boundary 0.6, not 0.9"),
-        ({"guidance_scale_2": 2}, "it was made for guidance_scale_2 3, not 2"),
-        ({"schedule": "one"}, "it was made for one transformer; expected one of two"),
+    for given, fields in (
+        ({"boundary": 0.9}, ("schedule", "boundary")),
+        ({"guidance_scale_2": 2}, ("schedule", "guidance_scale_2")),
+        ({"schedule": "one"}, ("schedule",)),
     ):
-        assert said in refusal(manifest, **{"schedule": "two", **given})
+        error = refusal(manifest, **{"schedule": "two", **given})
+        assert (error.code, error.fields) == ("mismatch", fields)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given", [{"num_steps": 6}, {"solver": "unipc"}, {"flow_shift": 30}, {"timesteps": STEPS[1:]}]
+)
+def test_what_contradicts_it(manifest: Manifest, given: Mapping[str, Any]) -> None:
+    (name,) = given
+    error = refusal(manifest, schedule="five", **given)
+    check_refusal(error, "conflict", remedy=name)
+    assert error.fields == ("schedule", name)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "parts"),
     [
-        ({"num_steps": 6}, "schedule and num_steps contradict each other; leave num_steps out"),
-        ({"solver": "unipc"}, "schedule and solver contradict each other"),
-        ({"flow_shift": 30}, "schedule and flow_shift contradict each other"),
-        ({"timesteps": STEPS[1:]}, "schedule and timesteps contradict each other"),
-        (
-            {"guidance_scale": 1},
-            "'five' is for another request: it was made for guidance_scale 4, not 1; expected one of few",
-        ),
-        (
-            {"guidance_scale": 7},
-            "it was made for guidance_scale 4, not 7; leave schedule out, or run wanbuild calibrate",
-        ),
-        ({"guidance_end": 0.5}, "it was made without guidance_end; leave schedule out"),
-        ({"schedule": "two"}, "it was made for two experts; expected one of five, few"),
-        ({"boundary": 0.5}, "it was made without boundary; leave schedule out"),
-        (
-            {"schedule": "six"},
-            "no schedule 'six'; expected a .json file, or one of the artifact's: five, few",
-        ),
-        ({"schedule": "none.json"}, "the schedule 'none.json' cannot be read; found"),
+        ({"guidance_scale": 1}, "mismatch", {"what": " 4, not 1", "expected": "few"}),
+        ({"guidance_scale": 7}, "mismatch", {"what": " 4, not 7", "remedy": "wanbuild calibrate"}),
+        ({"guidance_end": 0.5}, "mismatch", {"what": "guidance_end", "remedy": "schedule"}),
+        ({"schedule": "two"}, "mismatch", {"what": "'two'", "expected": "five, few"}),
+        ({"boundary": 0.5}, "mismatch", {"what": "boundary", "remedy": "schedule"}),
+        ({"schedule": "six"}, "unknown_name", {"what": "'six'", "expected": "five, few"}),
+        ({"schedule": "none.json"}, "unreadable", {"what": "'none.json'"}),
     ],
 )
-def test_what_does_not_fit(manifest: Manifest, given: Mapping[str, Any], said: str) -> None:
-    assert said in refusal(manifest, **{"schedule": "five", **given})
+def test_what_does_not_fit(
+    manifest: Manifest, given: Mapping[str, Any], code: ErrorCode, parts: Mapping[str, str]
+) -> None:
+    check_refusal(refusal(manifest, **{"schedule": "five", **given}), code, **parts)
 
 
 def test_a_file(manifest: Manifest, tmp_path: Path) -> None:
@@ -126,4 +129,6 @@ def test_a_file(manifest: Manifest, tmp_path: Path) -> None:
     assert of(manifest, schedule=str(file)).options == of(manifest, schedule="five").options
     for damaged in (b"[]", b"[" * 10_000, b'{"solver": "euler"}', b"\xff"):
         file.write_bytes(damaged)
-        assert "cannot be read; found" in refusal(manifest, schedule=str(file))
+        error = refusal(manifest, schedule=str(file))
+        check_refusal(error, "unreadable", what="mine.json")
+        assert error.found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wanrun.errors import UsageError
+from helpers.refusals import refuses
 from wanrun.request.written import parse_numbers, parse_size, parse_solver
 
 
@@ -34,16 +34,14 @@ def test_sizes(text: str, size: tuple[int, int]) -> None:
     ],
 )
 def test_sizes_that_are_junk(text: str) -> None:
-    with pytest.raises(UsageError, match=r"not a size; expected WIDTHxHEIGHT such as 832x480; found"):
+    with refuses("wrong_type", expected="WIDTHxHEIGHT", found=repr(text)):
         parse_size(text)
 
 
 def test_numbers() -> None:
     assert parse_numbers("1000,937.5, 3e2") == [1000.0, 937.5, 300.0]
     for text in ("", "5,", "5;6", "5 6", "five"):
-        with pytest.raises(
-            UsageError, match=r"not a list of numbers; expected numbers with commas between them"
-        ):
+        with refuses("wrong_type", expected="commas", found=repr(text)):
             parse_numbers(text)
 
 
