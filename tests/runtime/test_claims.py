@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.claims import Claims
 from wanrun.errors import UsageError
 
@@ -31,9 +32,10 @@ def test_none_is_written_twice(artifact: Path, tmp_path: Path) -> None:
     claims.write([tmp_path / "a.mp4"], "line 1")
     (tmp_path / "link").symlink_to(tmp_path)
     for path in (tmp_path / "a.mp4", tmp_path / "artifact" / ".." / "a.mp4", tmp_path / "link" / "a.mp4"):
-        with pytest.raises(UsageError, match=r"a.mp4 is also that of line 1; .* for example with \{index\}"):
+        with refuses("exists", what=f"{path} ", remedy="{index}") as caught:
             claims.write([path], "line 2")
-    with pytest.raises(UsageError, match=r"b.mp4 is also that of line 2"):
+        assert "line 1" in caught.value.what
+    with refuses("exists", what="line 2"):
         claims.write([tmp_path / "b.mp4", tmp_path / "b.mp4"], "line 2")
 
 
@@ -47,7 +49,7 @@ def test_what_was_refused_is_not_claimed(artifact: Path, tmp_path: Path) -> None
 def test_a_single_prompt_is_told_its_options(artifact: Path, tmp_path: Path) -> None:
     claims = Claims(artifact)
     claims.write([tmp_path / "a"], "--timing-json")
-    with pytest.raises(UsageError, match=r"the output .*/a is also that of .*; give each its own name"):
+    with refuses("exists", what="--timing-json", remedy="{index}"):
         claims.write([tmp_path / "a"], "")
 
 
@@ -55,10 +57,10 @@ def test_none_is_written_that_is_read(artifact: Path, tmp_path: Path) -> None:
     claims = Claims(artifact)
     claims.read(tmp_path / "frames", "line 1 (video)")
     claims.read(artifact / "sample.png", "line 1 (image)")  # reading there is no harm
-    with pytest.raises(UsageError, match=r"frames is also that of line 1 \(video\), which is read"):
-        claims.write([tmp_path / "frames"], "line 2")
-    with pytest.raises(UsageError, match=r"9.png lies inside the folder of line 1 \(video\), which is read"):
-        claims.write([tmp_path / "frames" / "9.png"], "line 2")
+    for path in (tmp_path / "frames", tmp_path / "frames" / "9.png"):
+        with refuses("exists", what=path) as caught:
+            claims.write([path], "line 2")
+        assert "line 1 (video)" in caught.value.what
     claims.write([tmp_path / "frames" / "deeper" / "9.png"], "line 2")
 
 
@@ -66,12 +68,12 @@ def test_none_is_written_into_the_artifact(artifact: Path, tmp_path: Path) -> No
     (tmp_path / "link").symlink_to(artifact)
     claims = Claims(tmp_path / "link")
     for path in (artifact / "a.mp4", tmp_path / "link" / "weights" / "a.mp4", artifact):
-        with pytest.raises(UsageError, match=r"lies inside the artifact .*; write the results elsewhere"):
+        with refuses("exists", what=artifact.resolve(), remedy="elsewhere"):
             claims.write([path], "line 1")
 
 
 def test_none_is_written_among_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not at the place of an artifact there may belong to several."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="lies inside the artifact"):
+    with refuses("exists", what="artifacts", remedy="elsewhere"):
         Claims().write([tmp_path / "wanrun" / "artifacts" / "components" / "vae" / "x"], "")

@@ -23,7 +23,7 @@ def test_each_name_is_what_its_module_defines() -> None:
 
 
 def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(AttributeError, match="module 'wanrun' has no attribute 'generate'"):
+    with pytest.raises(AttributeError, match=r"'wanrun' .*'generate'"):
         wanrun.generate  # noqa: B018
 
 

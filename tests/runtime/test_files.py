@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.refusals import refuses
 from wanrun import files
 from wanrun.errors import ArtifactError
 from wanrun.files import (
@@ -89,11 +91,11 @@ def test_digests(tmp_path: Path) -> None:
     assert (
         sha256_of(b"data") == file_sha256(tmp_path / "file") == digest_found(tmp_path / "file", 4) == digest
     )
-    assert digest_found(tmp_path / "file", 3) == "it is larger than 3 bytes"
-    assert digest_found(tmp_path / "none", 4) == "No such file or directory"
-    assert digest_found(tmp_path, 2**20) == "Is a directory"
+    assert "3 bytes" in digest_found(tmp_path / "file", 3)
+    assert digest_found(tmp_path / "none", 4) == os.strerror(errno.ENOENT)
+    assert digest_found(tmp_path, 2**20) == os.strerror(errno.EISDIR)
     check_digest(digest, digest, "it is damaged", "copy it")
-    with pytest.raises(ArtifactError, match=f"it is damaged; expected sha256 {digest}; found none; copy it"):
+    with refuses("damaged", ArtifactError, expected=f"sha256 {digest}", found="none", remedy="copy it"):
         check_digest("none", digest, "it is damaged", "copy it")
 
 
@@ -101,7 +103,7 @@ def test_a_sealed_file_is_whole_and_its_own() -> None:
     whole = sealed("name", b"data")
     assert whole.startswith(b"data") and unsealed("name", whole) == b"data"
     for name, content in (("other", whole), ("name", whole[1:]), ("name", whole[:-1]), ("name", b"")):
-        with pytest.raises(ValueError, match="its digest is wrong"):
+        with pytest.raises(ValueError, match="digest"):
             unsealed(name, content)
 
 
@@ -141,9 +143,7 @@ def test_plain_names_are_taken(name: str) -> None:
     ],
 )
 def test_other_names_are_refused(name: Any) -> None:
-    with pytest.raises(
-        ArtifactError, match="it names a path outside the artifact; expected a plain relative"
-    ):
+    with refuses("untrusted", ArtifactError, what="it ", found=repr(name)):
         plain_relative(name, "it")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.damage import flip
+from helpers.refusals import refuses
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
@@ -30,9 +31,10 @@ def test_a_whole_artifact(toy_artifact: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
-    assert last == f"{toy_artifact} is whole: {read_manifest(toy_artifact).content_digest}"
+    assert last.startswith(f"{toy_artifact} ")
+    assert last.endswith(read_manifest(toy_artifact).content_digest)
     assert [line.split()[0] for line in lines[:3]] == ["text_encoder", "transformer", "vae"]
-    assert lines[-1] == "target cpu: executables intact"
+    assert lines[-1].startswith("target cpu: ")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,5 @@ def test_one_bit(artifact_copy: Path, of: str) -> None:
     files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
     path = max(files, key=lambda one: one.stat().st_size)
     flip(path, path.stat().st_size // 2)
-    with pytest.raises(ArtifactError, match="damaged") as caught:
+    with refuses("damaged", ArtifactError, what=path, remedy="copy"):
         check_intact(open_artifact(artifact_copy), lambda line: None)
-    assert "copy the artifact again" in str(caught.value)

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.denoising import noise
 from wanrun.denoising.noise import initial_noise
-from wanrun.errors import UsageError
 
 RECORDED = (
     (42, (5,), "0.336690366 0.128809407 0.234462366 0.23033303 -1.12285638"),
@@ -61,7 +61,7 @@ def test_empty() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_refuses_a_seed_out_of_range(seed: int) -> None:
-    with pytest.raises(UsageError, match=rf"expected 0 to 2\*\*64 - 1; found {seed}"):
+    with refuses("out_of_range", what="seed", expected="2**64 - 1", found=seed):
         initial_noise(seed, (4,))
 
 

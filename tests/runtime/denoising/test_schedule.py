@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from helpers.manifests import plain_manifest, with_model
+from helpers.refusals import refuses
 from wanrun.artifact.parameters import Component
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import ExpertRange, expert_ranges, schedule
-from wanrun.errors import UsageError
 
 NAMES = ("transformer", "transformer_2")
 SCALES = {"guidance_scale": 4.0, "guidance_scale_2": 3.0}
@@ -81,5 +81,5 @@ def test_explicit_timesteps(solver: str) -> None:
         (NAMES[0], 0, 2),
         (NAMES[1], 2, 4),
     ]
-    with pytest.raises(UsageError, match="the timesteps cannot be used"):
+    with refuses("invalid_value", what="timesteps", expected=1000, found="625, "):
         schedule({**options, "timesteps": LIGHTNING[::-1]}, TWO)

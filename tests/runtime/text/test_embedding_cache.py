@@ -97,7 +97,8 @@ def test_without_a_home(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> 
     cache = EmbeddingCache(manifest, {}, warn=warnings.append)
     cache.put(PROMPT, random_rows(5, 32))
     assert cache.find(PROMPT, "float32") is None
-    assert len(warnings) == 1 and "Not a directory; set XDG_CACHE_HOME" in warnings[0]
+    (line,) = warnings
+    assert "Not a directory" in line and "XDG_CACHE_HOME" in line
 
 
 def _no_home(path: Path) -> Path:
@@ -131,7 +132,7 @@ def test_a_damaged_entry_is_made_again(cache: Cache, damage: Callable[[Path], No
     damage(cache.path)
     assert cache.cache.find(PROMPT, "float32") is None
     (line,) = cache.warnings
-    assert f"{cache.path} is damaged and is made again" in line and "\n" not in line
+    assert f"{cache.path} " in line and "\n" not in line
     cache.cache.put(PROMPT, cache.rows)
     assert same(cache.cache.find(PROMPT, "float32"), cache.rows)
     assert len(cache.warnings) == 1
@@ -142,9 +143,7 @@ def test_a_file_of_another_entry(cache: Cache) -> None:
         cache.cache.put(PROMPT, cache.rows)
         cache.path.rename(cache.path.with_name(other))
     assert cache.cache.find("another", "float32") is None and cache.cache.find(PROMPT, "bfloat16") is None
-    assert [line.partition(" is damaged and is made again: ")[2] for line in cache.warnings] == [
-        "its digest is wrong"
-    ] * 2
+    assert len(cache.warnings) == 2 and all("digest" in line for line in cache.warnings)
 
 
 def test_rows_of_another_kind(cache: Cache, manifest: Manifest) -> None:
@@ -152,7 +151,7 @@ def test_rows_of_another_kind(cache: Cache, manifest: Manifest) -> None:
     for rows in (random_rows(5, 31), random_rows(513, 32), np.full((5, 32), np.nan, np.float32)):
         cache.cache.put(PROMPT, rows)
         assert cache.cache.find(PROMPT, "float32") is None
-    assert len(cache.warnings) == 3 and all("is damaged and is made again" in line for line in cache.warnings)
+    assert len(cache.warnings) == 3 and all(f"{cache.path} " in line for line in cache.warnings)
 
 
 def check_unusable(cache: Cache, reason: str) -> None:
@@ -161,7 +160,7 @@ def check_unusable(cache: Cache, reason: str) -> None:
         assert cache.cache.find(PROMPT, "float32") is None
         cache.cache.put(PROMPT, cache.rows + number)
     (line,) = cache.warnings
-    assert f"prompt embeddings cannot be cached in {cache.path.parent}: {reason}" in line
+    assert f"{cache.path.parent}: {reason}" in line
     assert "--no-embedding-cache" in line and "\n" not in line
 
 
@@ -239,8 +238,9 @@ def test_without_rights(manifest: Manifest, tmp_path: Path) -> None:
     (hit, first), (no_hit, second), (nothing, third) = json.loads(done.stdout)
     assert (hit, no_hit, nothing) == (True, False, False)
     assert len(first) == len(second) == len(third) == 1
-    assert f"{closed}: Permission denied" in first[0] and f"{unreadable}: Permission denied" in second[0]
-    assert f"{small}: File too large" in third[0]
+    denied, large = os.strerror(errno.EACCES), os.strerror(errno.EFBIG)
+    assert f"{closed}: {denied}" in first[0] and f"{unreadable}: {denied}" in second[0]
+    assert f"{small}: {large}" in third[0]
     assert list(small.iterdir()) == [] and len(list(closed.iterdir())) == 1
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from helpers.embeddings import PROMPT, random_rows, same
 from helpers.manifests import plain_model
+from helpers.refusals import refuses
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
@@ -71,11 +72,11 @@ def test_a_file_of_another_kind_is_refused() -> None:
         rows.astype(">f4"),
         rows.copy(order="F"),
     ):
-        refused(npy(array), match="its rows are of another kind")
-    refused(encode_rows(rows), "bfloat16", "its rows are of another kind")
-    refused(encode_rows(rows.astype(ml_dtypes.bfloat16)), match="its rows are of another kind")
-    refused(npy(np.array([[{}] * 4], object), allow_pickle=True), match="its rows are of another kind")
-    refused(npy(rows, (2, 0)), match="it is not of format 1.0")
+        refused(npy(array), match="rows")
+    refused(encode_rows(rows), "bfloat16", "rows")
+    refused(encode_rows(rows.astype(ml_dtypes.bfloat16)), match="rows")
+    refused(npy(np.array([[{}] * 4], object), allow_pickle=True), match="rows")
+    refused(npy(rows, (2, 0)), match=r"format 1\.0")
     archive = io.BytesIO()
     np.savez(archive, rows=rows)
     refused(archive.getvalue())
@@ -220,31 +221,28 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
     data = path.read_bytes()
     store = ArtifactEmbeddings(Artifact(manifest, artifact))
 
-    def refused(*parts: str) -> None:
-        with pytest.raises(ArtifactError) as caught:
+    def refused(expected: str = "", found: str = "", what: object = path) -> None:
+        parts = {"expected": expected, "found": found, "remedy": "wanbuild embed"}
+        with refuses("damaged", ArtifactError, what=what, **parts) as caught:
             store.find(PROMPT, "bfloat16")
-        message = str(caught.value)
-        assert f"the prompt embedding {path} is damaged" in message and "run wanbuild embed" in message
-        assert "\n" not in message
-        for part in parts:
-            assert part in message
+        assert str(path) in caught.value.what and "\n" not in str(caught.value)
 
     for offset in range(0, len(data), 37):
         damaged = bytearray(data)
         damaged[offset] ^= 1
         path.write_bytes(damaged)
-        refused(f"expected sha256 {record.sha256}", f"found {sha256_of(bytes(damaged))}")
+        refused(f"sha256 {record.sha256}", sha256_of(bytes(damaged)))
     path.write_bytes(data[:-1])
-    refused("expected sha256")
+    refused("sha256", sha256_of(data[:-1]))
     os.truncate(path, EMBEDDING.most + 1)
-    refused("it is larger than")
+    refused(found=str(EMBEDDING.most))
     path.unlink()
-    refused("found No such file or directory")
+    refused(found="No such file")
     os.mkfifo(path)  # and the run does not wait for somebody to write into it
-    refused("it is not a file")
+    refused(found="not a file")
     path.unlink()
     path.mkdir()
-    refused("Is a directory")
+    refused(found="Is a directory")
     path.rmdir()
 
     # Files with the sha256 that the manifest says, and with other rows than it says.
@@ -264,4 +262,4 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
     path.write_bytes(data)
     changed = {key: msgspec.structs.replace(record, prompt="another prompt")}
     store = ArtifactEmbeddings(Artifact(manifest.changed(embeddings=changed), artifact))
-    refused("its key is of another prompt or text encoder")
+    refused(what=" key ")

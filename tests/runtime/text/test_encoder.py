@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.errors import ArtifactError, WanError
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.tokenizer import PromptTokenizer, TokenizedPrompts
@@ -104,13 +105,13 @@ def test_what_is_missing_is_encoded_in_one_call(tokenizer: PromptTokenizer) -> N
 
 
 def test_spellings_that_clean_to_one_prompt_share_an_entry(tokenizer: PromptTokenizer) -> None:
-    store = Store()
+    store, cleaned = Store(), "tom & a fox"
     encoder = Encoder(tokenizer, store)
     made = encoder.prompts(["tom &amp; a   fox"])
     for spelling in (" tom & a fox", "tom &amp;amp; a\n\tfox  ", "tom & a\u00a0fox"):
         assert Encoder(tokenizer, store).prompts.missing([spelling]) == []
         assert encoder.prompts([spelling]).tobytes() == made.tobytes()
-    assert encoder.batches == [1] and list(store.rows) == [("tom & a fox", "float32")]
+    assert encoder.batches == [1] and list(store.rows) == [(cleaned, "float32")]
 
 
 def test_missing(tokenizer: PromptTokenizer) -> None:
@@ -170,8 +171,7 @@ def test_a_cut_prompt_is_warned_about_every_time(tokenizer: PromptTokenizer) -> 
     other.prompts([long], other.warnings.append)
     assert other.batches == [] and len(encoder.warnings) == 2
     for line in (*encoder.warnings, *other.warnings):
-        assert f"the prompt is longer than {LENGTH} tokens; this was cut: '" in line
-        assert line.endswith("snow fox'")
+        assert f" {LENGTH} tokens" in line and line.endswith("snow fox'")
 
 
 def test_only_so_many_are_remembered(tokenizer: PromptTokenizer) -> None:
@@ -209,7 +209,7 @@ def test_an_encoder_that_gives_no_numbers(tokenizer: PromptTokenizer, value: flo
         return embeddings
 
     encoder.prompts._encode = encode
-    with pytest.raises(WanError, match="the embedding of a prompt of 3 characters is not finite"):
+    with refuses("not_finite", WanError, what="3 characters", remedy="wanbuild verify"):
         encoder.prompts(["snow", "fox"])
     assert store.rows == {} and encoder.prompts.missing(["fox", "snow"]) == ["fox", "snow"]
 
@@ -219,7 +219,7 @@ def test_an_encoder_that_gives_something_else(tokenizer: PromptTokenizer) -> Non
     sound = encoder.encode
     for change in (lambda e: e[:, 1:], lambda e: e.astype(np.float64), lambda e: np.repeat(e, 2, 0)):
         encoder.prompts._encode = lambda ids, mask, change=change: change(sound(ids, mask))
-        with pytest.raises(ValueError, match="the text encoder gives"):
+        with pytest.raises(ValueError, match="text encoder"):
             encoder.prompts(["fox"])
 
 

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers.prompts import PROMPTS, RECORDED, small_tokenizer
+from helpers.refusals import refuses
 from wanrun.errors import ArtifactError
 from wanrun.text.tokenizer import PromptTokenizer, clean_prompt
 
@@ -31,7 +32,8 @@ def test_recorded_prompts(folder: Path, text: str, cleaned: str | None, ids: lis
 
 
 def test_cleaning_by_hand() -> None:
-    assert clean_prompt(" tom &amp;amp;\n\tjerry&nbsp; schÃ¶n ") == "tom & jerry schön"
+    given, cleaned = " tom &amp;amp;\n\tjerry&nbsp; schÃ¶n ", "tom & jerry schön"
+    assert clean_prompt(given) == cleaned
 
 
 def test_does_not_depend_on_the_batch(folder: Path) -> None:
@@ -74,12 +76,13 @@ def test_no_prompts(folder: Path) -> None:
 def test_refuses_a_file_that_is_no_tokenizer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json cannot be read as a tokenizer; found .*again"):
+    with refuses("unreadable", ArtifactError, what=path, remedy="build") as caught:
         PromptTokenizer(path)
+    assert caught.value.found
 
 
 def test_refuses_a_missing_file_and_a_missing_pad_token(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="is missing"):
+    with refuses("missing_file", ArtifactError, what=tmp_path / "tokenizer.json"):
         PromptTokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(ArtifactError, match="no token 99999 to pad with"):
+    with refuses("damaged", ArtifactError, what=" 99999 "):
         PromptTokenizer(folder / "tokenizer.json", pad_id=99999)

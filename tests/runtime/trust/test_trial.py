@@ -26,30 +26,31 @@ def child(code: str, told: Verdict | None = FAR) -> Sequence[str]:
 
 def test_what_the_child_says_is_the_verdict() -> None:
     passed = Verdict(outcome="passed", reason="agrees")
-    assert run_trial([], command=child("assert sys.argv[1] == '--outcome'", passed)) == passed
-    arguments = "assert sys.argv[1:3] == ['--artifact', 'a b']"
-    assert run_trial(["--artifact", "a b"], command=child(arguments, passed)) == passed
+    checked = child("assert sys.argv[1] == '--outcome'", passed)
+    assert run_trial([], command=checked) == passed
+    checked = child("assert sys.argv[1:3] == ['--artifact', 'a b']", passed)
+    assert run_trial(["--artifact", "a b"], command=checked) == passed
 
 
 @pytest.mark.parametrize(
     ("code", "reason", "keep"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV ended the process that tried them", True),
-        ("os.abort()", "SIGABRT ended the process that tried them", True),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL ended the process that tried them", False),
-        ("os._exit(7)", "the process that tried them ended with exit code 7", True),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV", True),
+        ("os.abort()", "SIGABRT", True),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL", False),
+        ("os._exit(7)", "exit code 7", True),
     ],
 )
 def test_a_child_that_does_not_come_back(code: str, reason: str, keep: bool) -> None:
     """What ends it from outside, as for want of memory, says nothing of the executables."""
     found = run_trial([], command=child(code))
-    assert found.reason == f"{reason}, while they were loaded"
+    assert reason in found.reason and "loaded" in found.reason
     assert (found.passed, found.keep, found.device) == (False, keep, FAR.device)
 
 
 def test_a_child_that_hangs() -> None:
     found = run_trial([], seconds=0.5, command=child("time.sleep(60)"))
-    assert found.reason == "the process that tried them had not ended after 0.5 s, while they were loaded"
+    assert " 0.5 s" in found.reason and "loaded" in found.reason
     assert not found.passed and found.keep
 
 
@@ -64,7 +65,7 @@ def test_what_it_says_last_is_repeated_in_one_line() -> None:
 @pytest.mark.parametrize("code", ["sys.exit(1)", "pass", "os.abort()"])
 def test_a_child_that_had_not_begun(code: str) -> None:
     found = run_trial([], command=child(code, None))
-    assert not found.passed and not found.keep and "before it had begun" in found.reason
+    assert not found.passed and not found.keep and "begun" in found.reason
 
 
 def test_a_child_that_writes_no_verdict() -> None:

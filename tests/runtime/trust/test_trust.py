@@ -12,10 +12,11 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, record_verdict
+from helpers.refusals import check_refusal
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, WanError
 from wanrun.trust.trust import Trust
 from wanrun.trust.verdict import Verdict, verdict_file
 
@@ -48,10 +49,14 @@ class Tried:
         return verdict_file(self.trust.facts(self.profile))
 
 
-def message(call: Callable[[], object]) -> str:
+def refused(call: Callable[[], object]) -> WanError:
     with pytest.raises(ArtifactError) as caught:
         call()
-    return str(caught.value)
+    return caught.value
+
+
+def message(call: Callable[[], object]) -> str:
+    return str(refused(call))
 
 
 def test_a_native_target_and_the_trial_itself_need_none(toy_artifact: Path, elsewhere: Path) -> None:
@@ -82,7 +87,7 @@ def test_another_way_of_loading_is_another_verdict(elsewhere: Path) -> None:
     tried.establish()
     assert tried.tried[0][-2:] == ["--memory", "stream"]
     assert tried.trust.check(tried.profile) == ()
-    assert "have not been checked" in message(lambda: other.trust.check(other.profile))
+    check_refusal(refused(lambda: other.trust.check(other.profile)), "wrong_machine", what=TARGET)
 
 
 def test_programs_that_are_compiled_here_are_named(elsewhere: Path) -> None:
@@ -117,10 +122,9 @@ def test_a_broken_verdict_is_none(elsewhere: Path) -> None:
     tried = Tried(elsewhere, PASSED)
     tried.establish()
     tried.kept.write_bytes(b"{")
-    assert message(lambda: tried.trust.check(tried.profile)) == (
-        f"the executables of target {TARGET} of profile {PROFILE} have not been checked on this chip; "
-        "load this profile first in a process of its own"
-    )
+    error = refused(lambda: tried.trust.check(tried.profile))
+    check_refusal(error, "wrong_machine", what=f"target {TARGET}", remedy="load")
+    assert PROFILE in error.what
     tried.establish()
     tried.trust.check(tried.profile)
     assert len(tried.tried) == 2
@@ -131,11 +135,9 @@ def test_another_device_than_the_trial_s_drops_the_verdict(elsewhere: Path, name
     tried = Tried(elsewhere, PASSED)
     tried.establish()
     tried.trust.check_device(tried.profile, PASSED.device)
-    error = message(lambda: tried.trust.check_device(tried.profile, {**PASSED.device, name: "other"}))
-    assert error == (
-        f"the executables of target {TARGET} were checked on another {name.replace('_', ' ')}; "
-        f"expected {PASSED.device[name]}; found other; run it again: they are checked again then"
-    )
+    error = refused(lambda: tried.trust.check_device(tried.profile, {**PASSED.device, name: "other"}))
+    check_refusal(error, "changed", what=TARGET, expected=PASSED.device[name], found="other")
+    assert name.replace("_", " ") in error.what and "again" in str(error.remedy)
     assert not tried.kept.exists()
     tried.trust.check_device(tried.profile, {})  # nothing is kept to compare with
 

@@ -12,10 +12,10 @@ import pytest
 from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, put_executable
 from helpers.manifests import with_profiles
+from helpers.refusals import refuses
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
-from wanrun.errors import UsageError
 from wanrun.trust.verdict import (
     Verdict,
     check_keepable,
@@ -64,9 +64,9 @@ def test_bytes_that_are_no_verdict() -> None:
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"the verdict .* cannot be written; .*; set XDG_CACHE_HOME"):
+    with refuses("unwritable", what="verdict", remedy="XDG_CACHE_HOME"):
         keep_verdict(FACTS, PASSED)
-    with pytest.raises(UsageError, match="XDG_CACHE_HOME"):
+    with refuses("unwritable", remedy="XDG_CACHE_HOME"):
         check_keepable(FACTS)
     assert read_verdict(FACTS) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,33 +149,23 @@ def test_the_choice_is_said_in_one_line() -> None:
         transformer=of_bytes(20 * GB), transformer_2=of_bytes(20 * GB), text_encoder=of_bytes(10 * GB)
     )
 
-    def say(device: int | None, host: int = 100 * GB, separate: bool = True, **options: Any) -> str:
+    def say(device: int | None, host: int = 100 * GB, separate: bool = True, **options: Any) -> list[str]:
+        """The kind, the gigabytes that its line has, and the memory and the options that it names."""
         machine = Machine(device, host, separate)
-        return choose_placement(model, taking(), {}, machine, policy_of(**options)).describe()
+        placement = choose_placement(model, taking(), {}, machine, policy_of(**options))
+        line = placement.describe()
+        assert line.startswith("experts: ") and placement.reason in line and "\n" not in line
+        values = re.findall(r"([\d.]+) GB|\b(device|host)\b|(--memory low|memory is low)", placement.reason)
+        return [placement.kind, *("".join(value) for value in values)]
 
-    assert say(80 * GB) == "experts: both resident (50.0 GB of 80.0 GB)"
-    assert say(None) == "experts: both resident (50.0 GB of an unknown size)"
-    assert say(40 * GB) == (
-        "experts: one resident, the other in host memory and moved at the boundary "
-        "(both need 50.0 GB, 38.0 GB of the device's 40.0 GB may be used)"
-    )
-    assert say(40 * GB, 48 * GB) == (
-        "experts: one at a time, read again at the boundary "
-        "(both need 50.0 GB, 38.0 GB of the device's 40.0 GB may be used; "
-        "host memory takes 50.0 GB and has 48.0 GB)"
-    )
-    assert say(24 * GB) == (
-        "experts: one at a time, read again at the boundary "
-        "(both need 50.0 GB, 22.8 GB of the device's 24.0 GB may be used; "
-        "one needs 30.0 GB, which may not fit either; --memory low needs less)"
-    )
-    assert say(None, 40 * GB, False) == (
-        "experts: one at a time, read again at the boundary (both need 50.0 GB, "
-        "36.0 GB of the host's 40.0 GB may be used)"
-    )
-    assert say(80 * GB, memory="low") == (
-        "experts: one at a time, read again at the boundary (memory is low by choice)"
-    )
+    assert say(80 * GB) == ["both", "50.0", "80.0"]
+    assert say(None) == ["both", "50.0"]
+    short = ["50.0", "38.0", "device", "40.0"]
+    assert say(40 * GB) == ["host", *short]
+    assert say(40 * GB, 48 * GB) == ["one", *short, "host", "50.0", "48.0"]
+    assert say(24 * GB) == ["one", "50.0", "22.8", "device", "24.0", "30.0", "--memory low"]
+    assert say(None, 40 * GB, False) == ["one", "50.0", "36.0", "host", "40.0"]
+    assert say(80 * GB, memory="low") == ["one", "memory is low"]
 
 
 # --- published sizes ------------------------------------------------------------------------------------
