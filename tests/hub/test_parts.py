@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import subprocess
@@ -18,6 +19,7 @@ import wancli.command
 import wancli.serve
 from helpers.damage import flip, linked, own
 from helpers.manifests import plain_manifest
+from helpers.refusals import check_refusal, refuses
 from wanbuild.cli import wanbuild
 from wancli.run import wanrun as wanrun_command
 from wanhub import copy
@@ -83,16 +85,16 @@ def test_the_lock_file_keeps_all_pins(tmp_path: Path, monkeypatch: pytest.Monkey
     digest = "sha256:" + "0" * 64
     for text in ("{", '{"a": 1}', f'{{"a": {{"revision": "", "manifest_digest": "{digest}", "more": 1}}}}'):
         lock.write_text(text)
-        with pytest.raises(UsageError, match="is no lock file"):
+        with refuses("unreadable", what=lock, remedy=VARIABLE):
             read_pins(lock)
     for revision, named in (("main", digest), ("../x", digest), ("", f"{digest}0"), ("", "/a/folder")):
         lock.write_text(f'{{"a": {{"revision": "{revision}", "manifest_digest": "{named}"}}}}')
-        with pytest.raises(UsageError, match="is no lock file; found Expected `str` matching"):
+        with refuses("unreadable", what=lock, found="Expected `str`"):
             read_pins(lock)
     for place in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
         if not place.exists():
             os.mkfifo(place)
-        with pytest.raises(UsageError, match=r"is no lock file; found (it is not a file|Is a directory)"):
+        with refuses("unreadable", what=place):
             read_pins(place)
 
 
@@ -109,7 +111,7 @@ def test_nothing_else_lies_among_weights(two_targets: Path) -> None:
         {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer/a")}},
         {"components": {**manifest.components, "vae": replace(vae, folder="weights/transformer")}},
     ):
-        with pytest.raises(ArtifactError, match="cannot be a file of the artifact"):
+        with refuses("untrusted", ArtifactError):
             copy.check_places(artifact.changed(**changed))
 
 
@@ -141,7 +143,7 @@ def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pyt
     artifact.check(group)
     assert len(read) == 16 and group == listed
     (tmp_path / names[3]).write_bytes((tmp_path / names[4]).read_bytes())  # its own crc32c fits
-    with pytest.raises(ArtifactError, match=r"is damaged; expected crc32c .* of row 3;"):
+    with refuses("damaged", ArtifactError, expected=" row 3"):
         artifact.check(group)
     (tmp_path / names[3]).write_bytes(data[3] + crc32c(data[3]).to_bytes(4, "little"))
     flip(tmp_path / names[5], 3)
@@ -151,7 +153,7 @@ def test_a_parameter_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pyt
     part.discard_damaged(group)
     artifact.check(group)
     other = [dataclasses.replace(one, parameter=replace(parameter, sha256="0" * 64)) for one in group]
-    with pytest.raises(ArtifactError, match="w is damaged; expected sha256 0"):
+    with refuses("damaged", ArtifactError, what="w ", expected="sha256 0"):
         artifact.check(other)
     part.discard_damaged(other)
     assert not any((tmp_path / name).exists() for name in names)
@@ -194,7 +196,7 @@ def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, 
     require_signature(signed, keys / "a.pub")
     moved = signed.rename(tmp_path / "another name")
     require_signature(moved, keys / "a.pub")
-    with pytest.raises(ArtifactError, match=r"the signature of .* does not fit; .* found Key mismatch"):
+    with refuses("untrusted", ArtifactError, expected=keys / "b.pub", found="Key mismatch"):
         require_signature(moved, keys / "b.pub")
 
 
@@ -224,12 +226,12 @@ def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
     require_signature(signed, keys / "a.pub")
     for name in changed:
         flip(signed / name, 9)
-        with pytest.raises(ArtifactError, match="is damaged"):
+        with refuses("damaged", ArtifactError):
             require_signature(signed, keys / "a.pub")
         flip(signed / name, 9)
     (signed / MARKER).unlink()
     (signed / changed[0]).rename(signed / "gone")
-    with pytest.raises(ArtifactError, match="is damaged; expected a file; found No such file"):
+    with refuses("damaged", ArtifactError, what=changed[0], found=os.strerror(errno.ENOENT)):
         require_signature(signed, keys / "a.pub")
     (signed / "gone").rename(signed / changed[0])
     require_signature(signed, keys / "a.pub")
@@ -241,7 +243,7 @@ def test_a_rewritten_manifest_with_digests_that_fit_is_refused(signed: Path, key
     manifest.changed(tool={**manifest.tool, "version": "9"}).write(signed)
     read_manifest(signed)
     assert not is_signed(signed)
-    with pytest.raises(ArtifactError, match="found one of another manifest; do not run it"):
+    with refuses("untrusted", ArtifactError, expected=keys / "a.pub", found="another manifest"):
         require_signature(signed, keys / "a.pub")
 
 
@@ -262,26 +264,26 @@ def test_the_server_requires_a_signature_before_it_starts(
 def test_keys_and_signatures_that_are_none(signed: Path, keys: Path, tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UsageError, match=r"cannot be used as a public key; expected .*; make one: open"):
+    with refuses("unsupported", what="public key", remedy="openssl"):
         check_signature(signed, signed / SIGNATURE)
-    with pytest.raises(UsageError, match=r"cannot be used as a private key; expected .*; make one: open"):
+    with refuses("unsupported", what="private key", remedy="openssl"):
         signer(signed / SIGNATURE)
     for key, found in (
-        (keys / "none.pub", "No such file or directory"),
-        (keys, "Is a directory"),
-        (tmp_path / "zero", "it is not a file"),
-        (tmp_path / "fifo", "it is not a file"),
+        (keys / "none.pub", os.strerror(errno.ENOENT)),
+        (keys, os.strerror(errno.EISDIR)),
+        (tmp_path / "zero", "not a file"),
+        (tmp_path / "fifo", "not a file"),
     ):
-        with pytest.raises(UsageError, match=f"{key} cannot be read; found {found}; name the file of a pub"):
+        with refuses("unreadable", what=f"public key {key} ", found=found):
             check_signature(signed, key)
-        with pytest.raises(UsageError, match=f"{key} cannot be read; found {found}; name the file of a priv"):
+        with refuses("unreadable", what=f"private key {key} ", found=found):
             signer(key)
     (signed / SIGNATURE).write_bytes(b"[" * 100_000)
     assert not is_signed(signed)
     (signed / SIGNATURE).unlink()
     for make in (lambda: None, lambda: os.mkfifo(signed / SIGNATURE)):
         make()
-        with pytest.raises(ArtifactError, match=r"is not signed; expected model\.sig"):
+        with refuses("untrusted", ArtifactError, what=signed, expected=SIGNATURE):
             check_signature(signed, keys / "a.pub")
         assert not is_signed(signed)
 
@@ -301,20 +303,20 @@ def test_kinds_of_keys(signed: Path, keys: Path) -> None:
     require_signature(signed, keys / "a.pub")
     (signed / "manifest.json").unlink()
     for name, password, found, remedy in (
-        ("locked", "", "Password was not given", f"; set {KEY_PASSWORD}"),
-        ("locked", "another", "Incorrect password", f"; set {KEY_PASSWORD} to the password of this key"),
-        ("a", "secret", "Password was given but private key is not encrypted", f"; unset {KEY_PASSWORD}"),
-        ("rsa", "", "found a key of another kind", "key.pub"),
-        ("ed", "", "found a key of another kind", "key.pub"),
-        ("koblitz", "", "Unsupported key for curve", "key.pub"),
+        ("locked", "", "Password was not given", f"set {KEY_PASSWORD}"),
+        ("locked", "another", "Incorrect password", f"set {KEY_PASSWORD} "),
+        ("a", "secret", "not encrypted", f"unset {KEY_PASSWORD}"),
+        ("rsa", "", "another kind", "key.pub"),
+        ("ed", "", "another kind", "key.pub"),
+        ("koblitz", "", "Unsupported key", "key.pub"),
     ):
         result = CliRunner().invoke(
             wanbuild,
             ["sign", str(signed), "--key", str(keys / f"{name}.pem")],
             env={KEY_PASSWORD: password},
         )
-        assert isinstance(result.exception, UsageError) and found in str(result.exception)
-        assert str(result.exception).endswith(remedy), result.exception
+        assert isinstance(result.exception, UsageError)
+        check_refusal(result.exception, "unsupported", what=f"{name}.pem", found=found, remedy=remedy)
     for name in ("rsa", "ed"):
-        with pytest.raises(UsageError, match="found a key of another kind"):
+        with refuses("unsupported", what=f"{name}.pub", found="another kind"):
             check_signature(signed, keys / f"{name}.pub")

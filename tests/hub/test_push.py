@@ -9,7 +9,6 @@ import subprocess
 import tarfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from helpers.damage import linked, own
 from helpers.elsewhere import TARGET
 from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
+from helpers.refusals import check_refusal
 from wanbuild.cli import wanbuild
 from wanbuild.share.card import BEGIN, END
 from wanbuild.share.pull import pull
@@ -30,6 +30,7 @@ from wanhub.marker import MARKER
 from wanhub.pins import lock_file, read_pins
 from wanhub.signature import SIGNATURE
 from wanrun.artifact.manifest import read_manifest
+from wanrun.codes import ErrorCode
 from wanrun.errors import SourceError, UsageError, WanError
 from wanrun.files import user_cache
 
@@ -105,7 +106,7 @@ def test_one_target_travels(pushed: UploadHub, two_targets: Path, tmp_path: Path
     assert nbytes < sum(map(len, read_folder(tmp_path / "all").values()))
     assert requests < len(pushed.requests) - requests
     run("pull", f"hf://{NAME}", "-o", tmp_path / "all", "--target", "cpu")
-    assert "typo" in refused(["pull", f"hf://{NAME}", "-o", tmp_path / "all", "--target", "typo"])
+    refused("unknown_name", "pull", f"hf://{NAME}", "-o", tmp_path / "all", "--target", "typo", what="typo")
     assert MARKER in {path.name for path in (tmp_path / "one").iterdir()}
     assert MARKER not in {path.name for path in (tmp_path / "all").iterdir()}  # it stays whole
     result = CliRunner().invoke(wanrun, [str(tmp_path / "one"), "--list", "--explain"])
@@ -207,10 +208,10 @@ def test_the_card_says_what_the_manifest_does(
     run("push", two_targets, NAME, "--example", video)
     card = pushed.files(NAME)["README.md"].decode()
     assert card.startswith(f"mine\n{BEGIN}\n# wan") and card.endswith(f"{END}\nalso mine")
-    assert "![the example](example.gif)" in card and "> a \\| &lt;b> (seed 0, steps 1)" in card
+    assert "](example.gif)" in card and "\\| &lt;b>" in card and "seed 0," in card
     assert pushed.files(NAME)["example.gif"] == video.read_bytes()
     pushed.repositories[NAME].commit({**files, "README.md": b"all mine"})
-    assert "was not written by wanbuild, and stays" in run("push", two_targets, NAME)
+    assert "README.md" in run("push", two_targets, NAME)
     assert pushed.files(NAME)["README.md"] == b"all mine"
 
 
@@ -237,7 +238,7 @@ def test_what_else_a_repository_has_stays(hub: UploadHub, two_targets: Path) -> 
     repository.commit({**after, "manifest.json": b"{}", "programs/x": b"x"})
     said = list[str]()
     push(PushRequest(two_targets, NAME), said.append)
-    assert "files of the manifest.json that is there stay" in said[-1] and "programs/x" in hub.files(NAME)
+    assert "manifest.json" in said[-1] and "programs/x" in hub.files(NAME)
 
 
 def test_a_signature_travels_with_the_whole(hub: UploadHub, two_targets: Path, tmp_path: Path) -> None:
@@ -258,10 +259,12 @@ def test_a_signature_travels_with_the_whole(hub: UploadHub, two_targets: Path, t
     options = ["--prompt", "a", "--steps", "1", "--require-signature", str(public)]
     result = CliRunner().invoke(wanrun, [f"hf://{NAME}", *options, "-o", str(tmp_path / "a.npy")])
     assert result.exit_code == 0, result.output
-    assert "without model.sig, which is of another" in run("push", artifact, "me/one", "--target", "cpu")
+    assert SIGNATURE in run("push", artifact, "me/one", "--target", "cpu")
     assert SIGNATURE in hub.files(NAME) and SIGNATURE not in hub.files("me/one")
     result = CliRunner().invoke(wanrun, ["hf://me/one", *options, "-o", str(tmp_path / "b.npy")])
-    assert "is not signed" in str(result.exception) and not (tmp_path / "b.npy").exists()
+    assert isinstance(result.exception, WanError)
+    check_refusal(result.exception, "untrusted", expected=SIGNATURE)
+    assert not (tmp_path / "b.npy").exists()
 
 
 def _has_signature(path: Path) -> bool:
@@ -271,32 +274,33 @@ def _has_signature(path: Path) -> bool:
         return SIGNATURE in archive.getnames()
 
 
-def refused(arguments: Sequence[object], code: int | None = None) -> str:
-    """The error of a command, and its exit code if that is told."""
+def refused(code: ErrorCode, *arguments: object, exit_code: int = 2, **parts: object) -> None:
+    """Runs a command that must fail with an error of a code, and values in its parts."""
     result = CliRunner().invoke(wanbuild, [str(one) for one in arguments])
     assert isinstance(result.exception, WanError), result.output
-    assert code in (None, result.exception.exit_code)
-    return str(result.exception)
+    check_refusal(result.exception, code, **parts)
+    assert result.exception.exit_code == exit_code
 
 
 def test_what_is_refused_sends_nothing(hub: UploadHub, two_targets: Path, tmp_path: Path) -> None:
-    assert "has no target v5e; expected one of" in refused(["push", two_targets, NAME, "--target", "v5e"])
+    refused("unknown_name", "push", two_targets, NAME, "--target", "v5e", what=" v5e", expected="cpu")
+    example = ("push", two_targets, NAME, "--example")
     (tmp_path / "v.mp4").write_bytes(b"none")
-    assert "v.mp4" in refused(["push", two_targets, NAME, "--example", tmp_path / "v.mp4"])
+    refused("unreadable", *example, tmp_path / "v.mp4", what=tmp_path / "v.mp4")
     os.mkfifo(tmp_path / "w.mp4")
-    assert "it is not a file" in refused(["push", two_targets, NAME, "--example", tmp_path / "w.mp4"])
-    assert "is no example; expected .mp4 or" in refused(["push", two_targets, NAME, "--example", tmp_path])
+    refused("unreadable", *example, tmp_path / "w.mp4", what=tmp_path / "w.mp4", found="not a file")
+    refused("wrong_kind", *example, tmp_path, what=tmp_path, expected=".mp4 or ")
     for name in ("wan", "me/wan/x", "me/w an", "me/a--b", f"hf://{NAME}", f"{NAME}@main", "", "-"):
-        assert "OWNER/NAME" in refused(["push", two_targets, name], code=2)
+        refused("invalid_value", "push", two_targets, name, expected="OWNER/NAME", found=f'"{name}"')
     for address in ("hf://wan", "hf://me/w an", "ftp://host/wan", "me/wan"):
-        refused(["pull", address], code=2)
-    refused(["oci", two_targets, "-o", tmp_path / "layout", "--tag", "a b"], code=2)
+        refused("invalid_value", "pull", address, what=address, expected="://")
+    refused("invalid_value", "oci", two_targets, "-o", tmp_path / "layout", "--tag", "a b", found="a b")
     assert hub.repositories == {} and not hub.calls
     hub.shutdown()
     hub.server_close()
-    assert f"hf://{NAME} was not written; found" in refused(["push", two_targets, NAME], code=1)
-    refused(["pull", f"hf://{NAME}"], code=1)
-    refused(["convert", NAME, "--artifact", tmp_path / "artifact"], code=1)
+    refused("unreachable", "push", two_targets, NAME, exit_code=1, what=f"hf://{NAME}")
+    refused("unreachable", "pull", f"hf://{NAME}", exit_code=1)
+    refused("unreachable", "convert", NAME, "--artifact", tmp_path / "artifact", exit_code=1)
 
 
 def test_a_pull_goes_on_and_spares_what_is_not_its_own(
@@ -304,15 +308,16 @@ def test_a_pull_goes_on_and_spares_what_is_not_its_own(
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
-    assert "is not empty, and no artifact" in refused(["pull", f"hf://{NAME}", "-o", tmp_path / "mine"])
+    pulled = ("pull", f"hf://{NAME}")
+    refused("exists", *pulled, "-o", tmp_path / "mine", what=tmp_path / "mine")
     other = linked(two_targets, tmp_path / "other")
     manifest = read_manifest(other)
     manifest.changed(tool={"name": "wanbuild", "version": "9"}).write(other)
-    assert "is another artifact, or another" in refused(["pull", f"hf://{NAME}", "-o", other])
-    assert "exclude each other" in refused(["pull", f"hf://{NAME}", "--target", "cpu", "--all-targets"])
+    refused("exists", *pulled, "-o", other, what=other)
+    refused("conflict", *pulled, "--target", "cpu", "--all-targets", what="--target and --all-targets")
     name = manifest.tokenizer.file
     pushed.repositories[NAME].faults[name] = [("damage", 1)]
-    assert "is damaged" in refused(["pull", f"hf://{NAME}", "-o", tmp_path / "new", "--all-targets"])
+    refused("damaged", *pulled, "-o", tmp_path / "new", "--all-targets", exit_code=3, what=name)
     lock = lock_file(user_cache() / "artifacts")
     assert read_pins(lock) == {}  # what failed pins nothing
     pushed.forget()
