@@ -65,7 +65,7 @@ def test_captions_leave_room_for_padding(captions: text.Captions) -> None:
 
 
 def test_a_caption_that_is_too_long_is_refused(captions: text.Captions) -> None:
-    with pytest.raises(ValueError, match="41 tokens; expected fewer than 32"):
+    with pytest.raises(ValueError, match=r"41 .* 32"):
         captions(["red " * 40])
 
 
