@@ -52,8 +52,9 @@ def invoked(*arguments: str) -> str:
 def test_a_plan_of_a_published_model_needs_no_file() -> None:
     output = invoked("wan2.2-t2v-a14b", "--target", "v7x-8")
     lines = output.splitlines()
-    assert lines[0] == (
-        "wan2.2-t2v-a14b, 1280x720x81 with guidance, 40 steps, on v7x-8 with data=2,context=4"
+    assert all(
+        text in lines[0]
+        for text in ("wan2.2-t2v-a14b, 1280x720x81", " 40 steps", "v7x-8", "data=2,context=4")
     )
     assert max(map(len, lines)) <= 110
     for start in ("encode_text", "prepare", "denoise_step", "decode_video", "memory", "video", "start"):

@@ -16,6 +16,7 @@ from helpers.damage import PROGRAMS
 from helpers.manifests import plain_manifest, plain_model, programs_of, with_model
 from helpers.media_files import task_of
 from helpers.options import PROFILE as PLAIN
+from helpers.refusals import refuses
 from wanbuild.check import verify
 from wanbuild.check.findings import Findings
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -141,7 +142,7 @@ def test_a_channel_that_no_conditioner_fills(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
     transformer = {**manifest.configs["transformer"], "in_channels": 17}
     changed = manifest.changed(configs={**manifest.configs, "transformer": transformer})
-    with pytest.raises(UsageError, match="input channels do not fit the conditioner of wan2"):
+    with refuses("mismatch", what="input channels", expected="16 channels", found=0):
         builder(changed, 5).programs()
 
 
@@ -237,7 +238,7 @@ def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = dataclasses.replace(golden, machine={**golden.machine, "machine": "elsewhere"})
     noise = np.random.default_rng(0).standard_normal(len(golden.samples))
     near = dataclasses.replace(elsewhere, samples=tuple(np.asarray(golden.samples) * (1 + 1e-6 * noise)))
-    assert "another kind of machine" in verify.compare(golden, near)
+    assert "another" in verify.compare(golden, near)
     far = dataclasses.replace(elsewhere, samples=tuple(np.asarray(golden.samples) * (1 + 1e-2 * noise)))
     with pytest.raises(VerificationError, match=r"at most 0\.0001"):
         verify.compare(golden, far)
