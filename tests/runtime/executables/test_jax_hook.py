@@ -13,6 +13,7 @@ import pytest
 from jax._src import compiler
 
 from helpers.opened import LIMIT_SECONDS
+from helpers.refusals import refuses
 from wanrun.errors import ArtifactError
 from wanrun.executables.jax_hook import compile_here, load, replaced
 
@@ -53,7 +54,7 @@ def test_the_bytes_decide_and_not_the_program() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no entry", bytes(200), b"\x28\xb5\x2f\xfd" + bytes(50)])
 def test_what_is_no_entry(data: bytes, compiles: list[int]) -> None:
-    with pytest.raises(ArtifactError, match="JAX cannot load the executable of triple; expected"):
+    with refuses("wrong_machine", ArtifactError, what="triple", remedy="--allow-compile"):
         load("triple", lowered(), data)
     assert compiles == []
 

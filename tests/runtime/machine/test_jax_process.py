@@ -13,7 +13,8 @@ import pytest
 
 import wanrun
 from helpers.damage import edit_environment, linked
-from wanrun.errors import ArtifactError, UsageError
+from helpers.refusals import refuses
+from wanrun.errors import ArtifactError
 from wanrun.machine import jax_process
 from wanrun.machine.jax_process import check_process, own_options, starting, uncollected
 
@@ -81,7 +82,7 @@ def test_a_fork_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     check_process()
     monkeypatch.setattr(jax_process._Started, "by", os.getpid() + 1)
     for use in (check_process, starting("cpu").__enter__):
-        with pytest.raises(UsageError, match=r"JAX was started before this process was forked.*by spawn"):
+        with refuses("closed", what="JAX ", expected=os.getpid() + 1, found=os.getpid(), remedy="spawn"):
             use()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wanrun.errors import UsageError
+from helpers.refusals import refuses
 from wanrun.opened.location import weights_folder
 from wanrun.opened.policy import LoadPolicy
 
@@ -23,11 +23,11 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("weights", ["", "missing", "a\0", "\ud800", "~nobody/x"])
 def test_what_is_no_folder(weights: str) -> None:
     """``load`` begins with its options: a wrong folder costs nothing."""
-    with pytest.raises(UsageError, match="expected a folder; check --weights"):
+    with refuses("missing_file", expected="a folder", remedy="--weights"):
         LoadPolicy(weights=weights).check()
 
 
 def test_an_address_is_the_artifacts() -> None:
-    with pytest.raises(UsageError) as caught:
+    with refuses("missing_file", what="'https://host/weights'", remedy="address") as caught:
         weights_folder("https://host/weights?key=hush")
-    assert "'https://host/weights'; expected a folder; give the artifact's address" in str(caught.value)
+    assert "hush" not in str(caught.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refuses
 from wanrun.errors import UsageError
 from wanrun.opened.policy import LoadPolicy
 from wanrun.rows import Row, rows_of
@@ -17,7 +18,7 @@ def test_choices(row: Row) -> None:
     for choice in row.choices:
         LoadPolicy(**{row.name: choice}).check()
     choices = ", ".join(row.choices)
-    with pytest.raises(UsageError, match=f"{row.name} cannot be 'High'; expected one of {choices}$"):
+    with refuses("invalid_value", what=row.name, expected=choices):
         LoadPolicy(**{row.name: "High"}).check()
 
 

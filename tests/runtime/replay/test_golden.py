@@ -18,6 +18,7 @@ from helpers.manifests import plain_manifest, with_model
 from helpers.refusals import refuses
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
+from wanrun.artifact.named import GOLDEN
 from wanrun.codes import ErrorCode
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.replay.golden import STEPS, Golden, compare, read_golden, recorded_generation
@@ -43,8 +44,10 @@ def recorded(folder: Path, content: bytes) -> Artifact:
 def test_a_recorded_result_that_is_none(tmp_path: Path, content: bytes) -> None:
     """As an artifact may have it whose maker signs it."""
     artifact = recorded(tmp_path, content)
-    code: ErrorCode = "damaged" if len(content) > 2**20 else "unreadable"
-    with refuses(code, ArtifactError, what="golden.json", remedy="wanbuild verify --record"):
+    large = len(content) > 2**20
+    code: ErrorCode = "damaged" if large else "unreadable"
+    remedy = GOLDEN.remedy if large else "wanbuild verify --record"
+    with refuses(code, ArtifactError, what="golden.json", remedy=remedy):
         read_golden(artifact, "a")
     (tmp_path / "golden.json").unlink()
     with refuses("damaged", ArtifactError, found="No such file"):
