@@ -13,11 +13,12 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.manifests import with_profiles
+from helpers.refusals import refuses
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.cluster.process_group import ProcessGroup
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.generation.choice import Choice
 from wanrun.generation.load import LoadKeywords, on_device
 from wanrun.opened.policy import LoadPolicy
@@ -49,9 +50,9 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profile_is_wanted_by_its_name(toy_artifact: Path) -> None:
     artifact = open_artifact(toy_artifact)
     assert Choice(artifact, LoadPolicy(profile=PROFILE)).profile.name == PROFILE
-    with pytest.raises(ArtifactError, match=f"no profile is named 'x'; expected one of {PROFILE}"):
+    with refuses("unknown_name", ArtifactError, what="'x'", expected=PROFILE):
         _ = Choice(artifact, LoadPolicy(profile="x")).profile
-    with pytest.raises(UsageError, match="profile is given beside num_videos; leave one of them out"):
+    with refuses("conflict", what="num_videos"):
         _ = Choice(artifact, LoadPolicy(profile=PROFILE, num_videos=2)).profile
 
 
@@ -62,7 +63,7 @@ def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> No
     plain = Artifact(without, toy_artifact)
     assert not Choice(plain, LoadPolicy()).profile.guidance
     assert Choice(artifact, LoadPolicy()).profile.guidance
-    with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg"):
+    with refuses("not_built", ArtifactError, expected="-nocfg", remedy=" --guidance"):
         _ = Choice(plain, LoadPolicy(guidance=True)).profile
 
 
@@ -75,9 +76,7 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
     lines: list[str] = []
     later = [first.name, second.name, second.name]
     opened(elsewhere, lines, later=later, lazy=True)
-    assert [line.partition(",")[0] for line in lines[::2]] == [
-        "checking the executables on this chip: target v9"
-    ] * 2
+    assert len(lines) == 4 and all("target v9" in line for line in lines[::2])
     del lines[:]
     weights, profile = opened(elsewhere, lines, lazy=True)
     weights.opened.check_trust(second)
@@ -94,16 +93,12 @@ class ProcessGroup2:
 
 
 def test_several_processes_try_nothing(elsewhere: Path) -> None:
-    with pytest.raises(ArtifactError) as caught:
+    with refuses("wrong_machine", ArtifactError, what="target v9", remedy="--target local"):
         opened(elsewhere, [], ProcessGroup2())
-    assert str(caught.value) == (
-        "target v9 was built without its chip, and several processes do not try executables; "
-        "expected a target that was compiled on these chips; run wanbuild compile --target local on them"
-    )
 
 
 def test_the_wanted_profile(elsewhere: Path) -> None:
     artifact = open_artifact(elsewhere)
     assert Choice(artifact, LoadPolicy()).profile.name == PROFILE
-    with pytest.raises(ArtifactError, match="no profile is built for 32x32"):
+    with refuses("not_built", ArtifactError, what="32x32"):
         _ = Choice(artifact, LoadPolicy(size=(32, 32))).profile

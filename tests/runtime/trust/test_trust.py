@@ -136,7 +136,7 @@ def test_another_device_than_the_trial_s_drops_the_verdict(elsewhere: Path, name
     tried.establish()
     tried.trust.check_device(tried.profile, PASSED.device)
     error = refused(lambda: tried.trust.check_device(tried.profile, {**PASSED.device, name: "other"}))
-    check_refusal(error, "changed", what=TARGET, expected=PASSED.device[name], found="other")
+    check_refusal(error, "wrong_machine", what=TARGET, expected=PASSED.device[name], found="other")
     assert name.replace("_", " ") in error.what and "again" in str(error.remedy)
     assert not tried.kept.exists()
     tried.trust.check_device(tried.profile, {})  # nothing is kept to compare with

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from helpers.refusals import refuses
 from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.writer import ComponentWriter
@@ -417,8 +419,9 @@ def test_swapped_layers_are_noticed(layered: Layered) -> None:
     # Each file is whole, so plain Orbax reads it without complaint: only the manifest knows its place.
     wrong = ocp.PyTreeCheckpointer().restore(root / component.folder)
     assert not same_bits(wrong["blocks"]["up"]["weight"], arrays["blocks/up/weight"])
-    with pytest.raises(ArtifactError, match=r"model/blocks/up/weight, row [13] has the wrong crc32c"):
+    with refuses("damaged", ArtifactError, what="model/blocks/up/weight, row") as caught:
         restore(root, component)
+    assert re.search(r", row [13]\b", caught.value.what)
 
 
 def test_swapped_slices_of_a_large_array_are_noticed(
@@ -429,8 +432,9 @@ def test_swapped_slices_of_a_large_array_are_noticed(
     contents = [file.read_bytes() for file in files]
     for file, content in zip(files, reversed(contents), strict=True):
         file.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"model/embed, row [02] has the wrong crc32c"):
+    with refuses("damaged", ArtifactError, what="model/embed, row") as caught:
         restore(root, component)
+    assert re.search(r", row [02]\b", caught.value.what)
 
 
 def test_rows_of_one_file_are_checked_one_by_one(tmp_path: Path) -> None:
@@ -440,7 +444,7 @@ def test_rows_of_one_file_are_checked_one_by_one(tmp_path: Path) -> None:
     swapped = write_component(tmp_path / "other", {"stack": value[[0, 2, 1]]}, frozenset({"stack"}))
     other = tmp_path / "other" / swapped.folder / "stack" / "c" / "0" / "0" / "0"
     other.replace(tmp_path / component.folder / "stack" / "c" / "0" / "0" / "0")
-    with pytest.raises(ArtifactError, match="model/stack, row 1 has the wrong crc32c"):
+    with refuses("damaged", ArtifactError, what="model/stack, row 1"):
         restore(tmp_path, component)
 
 
@@ -456,7 +460,7 @@ def test_sha256_is_checked_when_asked_for(layered: Layered) -> None:
 
 def test_a_component_that_is_not_there(converted: tuple[Path, Manifest], tmp_path: Path) -> None:
     component = converted[1].components["vae"]
-    with pytest.raises(ArtifactError, match="vae/decoder/conv_in/bias, the file cannot be read"):
+    with refuses("damaged", ArtifactError, what="vae/decoder/conv_in/bias"):
         restore(tmp_path, component, name="vae")
 
 
