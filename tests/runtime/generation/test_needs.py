@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from helpers.damage import PROFILE, linked
 from helpers.elsewhere import build_elsewhere, record_verdict
 from helpers.manifests import plain_adapter, with_profiles
+from helpers.refusals import refuses
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Recorded
 from wanrun.artifact.named import (
@@ -24,7 +25,7 @@ from wanrun.artifact.named import (
     VERDICT,
     WEIGHTS,
 )
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.generation.needs import needed
 from wanrun.text.embeddings import EmbeddingFormat
 from wanrun.trust.verdict import Verdict, verdict_key
@@ -109,11 +110,11 @@ def test_loras_that_are_chosen(artifact: Artifact) -> None:
 
 
 def test_what_does_not_fit_is_refused_as_a_load_does(artifact: Artifact) -> None:
-    with pytest.raises(ArtifactError, match="target v9 is not built"):
+    with refuses("not_built", ArtifactError, what="v9", remedy="--target v9"):
         needed(artifact, {"target": "v9"})
-    with pytest.raises(UsageError, match="unknown option"):
+    with refuses("unknown_parameter", what="'profiles'", remedy="profile"):
         needed(artifact, {"profiles": ["x"]})
-    with pytest.raises(UsageError, match="memory cannot be"):
+    with refuses("invalid_value", what="'none'", expected="auto, low"):
         needed(artifact, {"memory": "none"})
 
 
