@@ -200,7 +200,8 @@ def _compile_again(artifact: Path) -> None:
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in ("folder", "artifact", "again"):
+        own = option.expose_value and option.name not in ("folder", "artifact", "again")
+        if given and own:
             flag = option.opts[0]
             raise UsageError("conflict", f"--again and {flag} exclude each other", remedy=f"leave {flag} out")
     compile_again(artifact, report)
