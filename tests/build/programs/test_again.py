@@ -13,8 +13,9 @@ import pytest
 
 from helpers.artifacts import compiled_store
 from helpers.compiled_once import compiled_once, exported_once
-from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, one_error, program, resealed
+from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, program, resealed
 from helpers.manifests import programs_of, without_profiles
+from helpers.refusals import json_error, refuses
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.options import BuildOptions, CompileRequest
@@ -142,8 +143,9 @@ def test_what_is_built_is_recorded_and_not_given(
     artifact_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert run(wanbuild, ["compile", str(artifact_copy), "--again", "--frames", "5"]) == 2
-    assert one_error(capsys) == "error: --again and --frames exclude each other; leave --frames out"
+    assert run(wanbuild, ["compile", str(artifact_copy), "--again", "--frames", "5", "--json-errors"]) == 2
+    error = json_error(capsys.readouterr().err)
+    assert error["code"] == "conflict" and "--again and --frames" in error["message"]
 
 
 def test_a_program_that_this_jax_does_not_read(
@@ -155,9 +157,8 @@ def test_a_program_that_this_jax_does_not_read(
     for option in ((), ("--allow-compile",)):
         line = refused(artifact_copy, *option)
         (one,) = read_manifest(artifact_copy).program_sets.values()
-        origin = f"which jax {one.jax} exported, cannot be read"
-        assert f"program denoise_step of {artifact_copy}, {origin}; expected one that jax {one.jax}" in line
-        assert line.endswith(f"; run wanbuild compile {artifact_copy} --again")
+        assert f"denoise_step of {artifact_copy}," in line and line.count(f"jax {one.jax}") >= 2
+        assert line.endswith(f" wanbuild compile {artifact_copy} --again")
     assert run(wanbuild, ["compile", str(artifact_copy), "--again"]) == 0
     after = read_manifest(artifact_copy)
     assert after.profiles == before.profiles and after.content_digest == before.content_digest
@@ -190,7 +191,7 @@ def test_other_packages_and_a_kill_in_the_middle(
         assert sha256_of(path.read_bytes()) == entry.sha256, name
 
     after, lines = built_again(artifact_copy)
-    assert "target cpu: the environment has changed, its executables are compiled again" in lines
+    assert any(line.startswith("target cpu: ") for line in lines)
     assert after.targets["cpu"].environment["packages"] == packages
     assert (after.targets["cpu"].folder, after.profiles) == ("executables/cpu-2", before.profiles)
     assert (artifact_copy / "requirements.txt").is_file()
@@ -234,16 +235,16 @@ def test_another_kind_of_machine_builds_nothing(
     edit_environment(artifact_copy, **facts)
     before = read_manifest(artifact_copy)
     capsys.readouterr()
-    assert run(wanbuild, ["compile", "--artifact", str(artifact_copy), "--again"]) == 3
-    line = one_error(capsys)
-    assert f"no target of {artifact_copy} can be built here; found target cpu is left as it is" in line
-    assert "this machine is of another kind" in line and "expected" in line
+    assert run(wanbuild, ["compile", "--artifact", str(artifact_copy), "--again", "--json-errors"]) == 3
+    error = json_error(capsys.readouterr().err)
+    assert error["code"] == "wrong_machine" and str(artifact_copy) in error["message"]
+    assert error["found"].startswith("target cpu ")
     assert read_manifest(artifact_copy) == before
 
 
 def test_an_artifact_without_targets(artifact_copy: Path) -> None:
     without_profiles(read_manifest(artifact_copy)).write(artifact_copy)
-    with pytest.raises(ArtifactError, match="can be built here; found no targets; run wanbuild compile"):
+    with refuses("not_built", ArtifactError, what=artifact_copy, remedy="wanbuild compile"):
         compile_again(artifact_copy, print)
 
 
