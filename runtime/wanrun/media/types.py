@@ -110,7 +110,8 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
         if item is None:
             if given:
                 what = f"{option} cannot be used with {variant}"
-                remedy = "leave it out" + (_BUILT_FOR_IT if name == "video" else "")
+                begins = name == "video" and not manifest.model.flow_map
+                remedy = "leave it out" + (_BUILT_FOR_IT if begins else "")
                 yield UsageError("unsupported", what, expected=taken, remedy=remedy)
         elif given and item.mode not in (None, mode):
             wanted = f"{field('mode')} {item.mode}"

@@ -148,6 +148,11 @@ def _avoiding(options: Mapping[str, Any], artifact: Artifact, profile: Profile) 
                 remedy=f"leave it out, or pass {field(scale)} 11",
             )
         return {}
+    if (model := artifact.manifest.model).chunks is not None:
+        raise UsageError(
+            f"{field(scale)} cannot be used with {model.variant}, which makes a video in chunks",
+            remedy="leave it out",
+        )
     if not profile.options.nag:
         raise ArtifactError(
             "not_built",

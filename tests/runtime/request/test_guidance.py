@@ -12,6 +12,7 @@ from helpers.options import ONE, PROFILE, TWO, profile, refusal, resolve
 from helpers.refusals import check_refusal
 from wanrun.artifact.guiders import OWN_OPTIONS, GuiderName
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.errors import UsageError
@@ -70,6 +71,8 @@ def test_nag_needs_a_profile_that_is_built_for_it() -> None:
         assert not resolve(ONE, able, **none).keys() & NAG_DEFAULTS.keys()
         check_refusal(refusal(ONE, able, nag_alpha=0.5, **none), "no_effect", remedy="nag_scale")
     check_refusal(refusal(ONE, profile(), nag_scale=11), "not_built", remedy="--nag")
+    chunks = msgspec.structs.replace(ONE.model, chunks=Chunking(first=3, each=3))
+    assert "--nag" not in str(refusal(ONE.changed(model=chunks), able, nag_scale=11))
 
 
 def guided(*guiders: GuiderName) -> tuple[Manifest, Profile]:
