@@ -150,6 +150,7 @@ def _avoiding(options: Mapping[str, Any], artifact: Artifact, profile: Profile) 
         return {}
     if (model := artifact.manifest.model).chunks is not None:
         raise UsageError(
+            "unsupported",
             f"{field(scale)} cannot be used with {model.variant}, which makes a video in chunks",
             remedy="leave it out",
         )
