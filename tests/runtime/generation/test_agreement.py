@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from helpers.options import PROFILE, generation, options
+from helpers.refusals import refuses
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cluster.process_group import ProcessGroup
-from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation, together
 from wanrun.opened.policy import LoadPolicy
 
@@ -54,7 +54,7 @@ def test_all_load_the_same(toy_artifact: Path) -> None:
 @pytest.mark.parametrize("option", [{"allow_compile": True}, {"text_encoder_device": "cpu"}])
 def test_nothing_is_done_that_hosts_may_do_otherwise(toy_artifact: Path, option: dict[str, Any]) -> None:
     (name,) = option
-    with pytest.raises(UsageError, match=f"{name} is not possible with several processes"):
+    with refuses("mismatch", what=name):
         load(toy_artifact, Noting(), LoadPolicy(**option))
 
 

@@ -13,6 +13,7 @@ import pytest
 from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import with_model
 from helpers.media_tasks import manifest_of
+from helpers.refusals import refuses
 from wanbuild.variants.start import with_start
 from wanrun.errors import ArtifactError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
@@ -275,7 +276,7 @@ def test_text_alone_has_no_conditions(timings: Timings) -> None:
 
 def test_images_given_to_text_alone_are_refused(timings: Timings) -> None:
     programs = FakePrograms(prepare=FakeProgram(("transformer",)), denoise_step=step())
-    with pytest.raises(ArtifactError, match="profile 64x48x9 has no program for images and videos; build it"):
+    with refuses("not_built", ArtifactError, what="64x48x9", remedy="wanbuild compile"):
         conditioning_of(programs, "wan2.1-t2v")(image_inputs(), timings=timings)
 
 
@@ -284,7 +285,7 @@ def test_a_profile_without_a_program_of_the_task(timings: Timings, missing: tupl
     programs = image_programs()
     for name in missing:
         del programs.programs[name]
-    with pytest.raises(ArtifactError, match="profile 64x48x9 has no program for images and videos; build it"):
+    with refuses("not_built", ArtifactError, what="64x48x9", remedy="wanbuild compile"):
         conditioning_of(programs)(image_inputs(), timings=timings)
     assert programs.calls == []
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import wanrun
-from wanrun.errors import UsageError
+from helpers.refusals import refuses
 from wanrun.generation.load import LoadKeywords
 from wanrun.opened import device as device_module
 from wanrun.opened.policy import LoadPolicy
@@ -64,5 +64,5 @@ def test_weights_are_read_while_a_device_starts_slowly(
 
 def test_a_profile_is_chosen_in_one_way(toy_artifact: Path) -> None:
     (name,) = wanrun.load(toy_artifact, lazy=True).manifest.profiles
-    with pytest.raises(UsageError, match="profile is given beside size; leave one of them out"):
+    with refuses("conflict", what="size"):
         wanrun.load(toy_artifact, profile=name, size=(96, 64))
