@@ -16,11 +16,12 @@ from msgspec import structs
 import wanrun
 from helpers.damage import flip, own
 from helpers.manifests import programs_of
+from helpers.refusals import refuses
 from wanbuild.cli import wanbuild
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.executables.store import Executables
 from wanrun.generation.conditioning import Encoded
 from wanrun.generation.pipeline import Pipeline
@@ -79,17 +80,17 @@ def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> 
         assert np.array_equal(found.frames, expected.frames) and found.options == expected.options
         assert found.warnings == () and found.options.items() >= generation.options.items()
         cut = pipeline.generate("word " * 600, num_steps=1, guidance_scale=4)
-        assert [line.startswith("the prompt is longer than 512 tokens") for line in cut.warnings] == [True]
+        assert [" 512 tokens" in line for line in cut.warnings] == [True]
         photo = Inputs(warnings=("image a.png: stretched",))
         assert pipeline.generate(PROMPT, num_steps=1, inputs=photo).warnings == photo.warnings
         assert told == [], "of loading there was nothing to tell"
-        with pytest.raises(UsageError, match="generation has the wrong type; expected wanrun's Generation"):
+        with refuses("wrong_type", what="generation", expected="Generation"):
             pipeline.run(PROMPT)  # type: ignore[arg-type]
         manifest = read_manifest(artifact)
         defaults = structs.replace(manifest.model.defaults, fps=7)
         manifest.changed(model=structs.replace(manifest.model, defaults=defaults)).write(artifact)
         other = wanrun.resolve(artifact, PROMPT)
-        with pytest.raises(UsageError, match="was resolved for another artifact"):
+        with refuses("changed", expected=pipeline.manifest.content_digest):
             pipeline.run(other)
 
 
@@ -114,9 +115,9 @@ def test_no_text_encoder_where_both_embeddings_are_at_hand(
         assert reads == ["transformer", "vae"] and loads == ["prepare", "denoise_step", *DECODE]
         assert np.array_equal(found.latents, expected.latents)
         assert np.array_equal(found.frames, expected.frames)
-        with pytest.raises(ArtifactError, match="weights are damaged: text_encoder/shared"):
+        with refuses("damaged", ArtifactError, what="text_encoder/shared, row 0"):
             pipeline.generate("a prompt that nobody knew", "", num_steps=1)
-    with pytest.raises(ArtifactError, match="weights are damaged: text_encoder/shared"):
+    with refuses("damaged", ArtifactError, what="text_encoder/shared, row 0"):
         wanrun.load(embedded, prompts=["a prompt that nobody knew"])
 
 
@@ -188,7 +189,7 @@ def test_a_failure_behind_the_steps_ends_the_run_at_once(artifact: Path) -> None
         steps.append(done)
         time.sleep(0.2)
 
-    damaged = pytest.raises(ArtifactError, match="weights are damaged: vae/decoder/conv_in/weight")
+    damaged = refuses("damaged", ArtifactError, what="vae/decoder/conv_in/weight, row 0")
     with wanrun.load(artifact, prompts=[PROMPT, ""]) as pipeline, damaged:
         pipeline.generate(PROMPT, "", num_steps=50, on_step=on_step)
     assert len(steps) < 25
@@ -269,7 +270,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
 
 def test_choices_that_there_are_not(toy_artifact: Path) -> None:
     for name in ("memory", "transfer", "embeddings"):
-        with pytest.raises(UsageError, match=f"{name} cannot be 'some'; expected one of "):
+        with refuses("invalid_value", what=f"{name} cannot be 'some'"):
             wanrun.load(toy_artifact, **{name: "some"})
 
 
@@ -283,5 +284,5 @@ def test_closing_lets_go_of_all(toy_artifact: Path) -> None:
         lambda: weights.request(["vae"]),
         lambda: weights.executables.request(pipeline.profile, ["prepare"]),
     ):
-        with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        with pytest.raises(RuntimeError, match="shutdown"):
             submit()

@@ -16,6 +16,7 @@ import wanrun
 from helpers.damage import flip, linked, own
 from helpers.opened import LIMIT_SECONDS, eventually
 from helpers.pictures import picture
+from helpers.refusals import refuses
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
@@ -147,7 +148,7 @@ def test_close_during_a_generation(toy_artifact: Path, threads: ThreadPoolExecut
     assert eventually(lambda: "text" in timings.seconds, LIMIT_SECONDS)
     closing = threads.submit(pipeline.close)
     error = behind.exception(LIMIT_SECONDS)
-    assert isinstance(error, UsageError) and "the pipeline is closed" in str(error)
+    assert isinstance(error, UsageError) and error.code == "closed"
     assert not closing.done() and timings.step_seconds == []
     assert same(held.go_on(), expected)
     closing.result(LIMIT_SECONDS)
@@ -159,7 +160,7 @@ def test_close_during_a_generation(toy_artifact: Path, threads: ThreadPoolExecut
         pipeline.warmup,
     )
     for call in calls:
-        with pytest.raises(UsageError, match="the pipeline is closed; load the artifact again"):
+        with refuses("closed", remedy="load"):
             call()
     pipeline.close()
 
@@ -170,7 +171,7 @@ def test_from_on_step(toy_artifact: Path) -> None:
 
     def on_step(step: int, total: int) -> None:
         for call in (lambda: pipeline.generate(PROMPT, num_steps=1), pipeline.close):
-            with pytest.raises(UsageError, match="going on in this thread") as caught:
+            with refuses("busy", remedy="on_step") as caught:
                 call()
             told.append(str(caught.value))
         assert pipeline.encode_prompts([PROMPT]).any()

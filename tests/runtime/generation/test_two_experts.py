@@ -16,6 +16,7 @@ import pytest
 
 import wanrun
 from helpers.damage import flip, linked, own
+from helpers.refusals import refuses
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
@@ -196,8 +197,8 @@ def test_the_choice_is_told(two_experts_artifact: Path, toy_artifact: Path) -> N
     with wanrun.load(toy_artifact, report=told.append, lazy=True) as pipeline:
         assert pipeline.timings.placement is None  # it has one transformer
     assert len(told) == 2
-    assert told[0].startswith("experts: both resident (")
-    assert told[1] == "experts: one at a time, read again at the boundary (memory is low by choice)"
+    assert told[0].startswith("experts: both ")
+    assert told[1].startswith("experts: one ") and "memory is low" in told[1]
 
 
 @pytest.mark.parametrize(("loop", "first"), [("step", HIGH), ("scan", LOW)])
@@ -238,7 +239,7 @@ def test_a_damaged_expert_ends_the_run(
     options = {**STEPS, "num_steps": 20}
     with (
         wanrun.load(artifact, prompts=[PROMPT, ""], embeddings="none") as pipeline,
-        pytest.raises(ArtifactError, match="weights are damaged: transformer_2/proj_out"),
+        refuses("damaged", ArtifactError, what="transformer_2/proj_out"),
     ):
         pipeline.generate(PROMPT, "", **options, on_step=on_step)
     crossed = 9  # of 20 steps, at shift 3 and boundary 0.8

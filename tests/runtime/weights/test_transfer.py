@@ -105,7 +105,7 @@ def test_staged_and_direct_make_the_same_video(mesh_artifact: Path, tmp_path: Pa
     lines = on_devices(2, run, str(moved), str(damaged)).splitlines()
     assert len(lines) == 2
     for line in lines:
-        assert "transformer/blocks/ffn/up/weight, row 2 has the wrong crc32c" in line
+        assert "transformer/blocks/ffn/up/weight, row 2" in line
 
 
 def brought_to_processes(artifact: str) -> None:
@@ -202,7 +202,8 @@ def test_spreading_leaves_no_host_copy() -> None:
 
 
 def test_a_program_that_fails_can_be_asked_again() -> None:
-    answers = iter([ArtifactError("damaged", "the executable is damaged"), {"weights": {"b": 2}}])
+    damaged = ArtifactError("damaged", "the executable is damaged")
+    answers = iter([damaged, {"weights": {"b": 2}}])
 
     def spread(rows: dict[str, Any]) -> Any:
         answer = next(answers)
@@ -211,6 +212,7 @@ def test_a_program_that_fails_can_be_asked_again() -> None:
         return answer
 
     staged = Staged({}, {"b": 1}, spread)  # type: ignore[dict-item]
-    with pytest.raises(ArtifactError, match="the executable is damaged"):
+    with pytest.raises(ArtifactError) as caught:
         staged.weights()
+    assert caught.value is damaged
     assert staged.weights() == {"b": 2}
