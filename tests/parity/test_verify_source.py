@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_one_transformer(toy_artifact: Path, toy_checkpoint: Path, verify: Verif
     code, checks, _ = verify(toy_artifact, toy_checkpoint, "--report", tmp_path / "r.html")
     page = Seen((tmp_path / "r.html").read_text())
     assert {row[4] for row in page.rows[1:]} == {"passed"} and len(page.rows) == 1 + len(ALL)
-    assert "diffusers in float32, of " in page.rows[1][5]
+    assert "diffusers in float32" in page.rows[1][5]
     assert [one["class"] for one in page.all("img")] == ["sheet"] * 2  # ours and theirs
     assert code == 0 and list(checks) == sorted(ALL)
     assert checks["final latents"]["error"] < LATENTS and checks["final latents"]["note"] == "4 steps"
@@ -86,9 +87,9 @@ def test_two_experts(
     code, checks, _ = verify(artifact, two_experts_checkpoint, "--steps", 2)
     assert code == 0 and list(checks) == sorted([*ALL, "transformer_2"])
     assert checks["final latents"]["error"] < LATENTS
-    assert checks["final latents"]["note"] == (
-        "2 steps, 1 of transformer and 1 of transformer_2, boundary 0.8745"
-    )
+    note = checks["final latents"]["note"]
+    assert re.findall(r"[\d.]+ |[\d.]+$", note) == ["2 ", "1 ", "1 ", "0.8745"]
+    assert " transformer " in note and " transformer_2" in note
 
 
 def test_swapped_experts(
@@ -139,7 +140,7 @@ def test_several_videos_that_the_reference_cannot_make(
     monkeypatch.setattr(reference, "Reference", lambda *_: pytest.fail("the reference is loaded"))
     code, checks, error = verify(artifact, checkpoint)
     assert (code, checks) == (2, {})
-    assert "1 video(s) of wan2.1-vace at a time" in error and two.name in error
+    assert re.search(r"\b1 .*wan2\.1-vace", error) and two.name in error
 
 
 def test_another_seed(toy_artifact: Path, verify: Verify, tmp_path: Path) -> None:
