@@ -17,6 +17,7 @@ from helpers.manifests import (
     plain_manifest,
     with_model,
     with_profiles,
+    without_past,
 )
 from serve_client import Answer, encoded
 from wanrun.artifact.artifact import Artifact
@@ -53,7 +54,7 @@ def catalog(**more: Any) -> Catalog:
 
 def in_chunks(model: Model) -> Model:
     """The model, as if it made videos chunk by chunk."""
-    manifest = with_model(model.manifest, chunks=Chunking(first=1, each=3))
+    manifest = with_model(without_past(model.manifest), chunks=Chunking(first=1, each=3))
     return replace(model, artifact=replace(model.artifact, manifest=manifest))
 
 

@@ -178,6 +178,13 @@ def plain_target(environment: Mapping[str, Any] = MappingProxyType({}), **fields
     return Target(environment={**ENVIRONMENT, **environment}, **{**nothing, **fields})
 
 
+def without_past(manifest: Manifest) -> Manifest:
+    """Returns the manifest of a model that goes on after nothing: what is given is of the video."""
+    task = manifest.model.task
+    inputs = {name: msgspec.structs.replace(item, past=0) for name, item in task.inputs.items()}
+    return with_model(manifest, task=msgspec.structs.replace(task, inputs=inputs))
+
+
 def of_one_size(manifest: Manifest) -> Manifest:
     """The same for a model whose chunks have one size, which takes explicit timesteps."""
     assert manifest.model.chunks is not None

@@ -57,13 +57,13 @@ def check_in_chunks(model: Model, num_videos: int, guidance: bool) -> None:
         return
     if guidance and not model.guided:
         raise UsageError(
-            "invalid_value",
+            "unsupported",
             f"{model.variant} has guidance in its weights, and none in its steps",
             remedy=f"pass {field('guidance_scale')} 1, or leave it out",
         )
     if num_videos > 1:
         raise UsageError(
-            "invalid_value",
+            "unsupported",
             f"{model.variant} makes a video in chunks, one video at a time",
             found=f"{field('num_videos')} {num_videos}",
             remedy="make the others with other seeds",

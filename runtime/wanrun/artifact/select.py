@@ -23,7 +23,7 @@ import msgspec
 from wanrun.artifact.artifact import Artifact, named_requirements
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.model import Model
-from wanrun.artifact.possible import check_in_chunks, check_possible
+from wanrun.artifact.possible import check_possible
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, UsageError, artifact_mismatch, shortened
@@ -65,7 +65,7 @@ def select_profile(
 
     The size is (width, height) in pixels. If the steps are to begin with a video, profiles that can do that
     come first. Raises UnbuiltError, listing the built profiles, if none fits; ArtifactError if none is built;
-    UsageError for a size, a number of frames or of videos, or guidance that cannot be built.
+    UsageError for a size or a number of frames that cannot be built.
     """
     built = _built(artifact)
     asked: dict[str, object] = {} if size is None else {"size": size}
@@ -80,7 +80,6 @@ def select_profile(
     if alike(nearest) == len(asked):
         return nearest
     _check_possible(artifact.manifest.model, built, size, num_frames)
-    check_in_chunks(artifact.manifest.model, num_videos, guidance)
     wanted = (
         f"{f'{size[0]}x{size[1]}' if size else 'any size'}, "
         f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "

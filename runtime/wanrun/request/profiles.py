@@ -10,6 +10,7 @@ from typing import Any
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.media import SEVERAL
+from wanrun.artifact.possible import check_in_chunks
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import named_profile, select_profile
 from wanrun.errors import ArtifactError, UsageError, field
@@ -51,6 +52,7 @@ def choose_profile(
         return profile
     if loaded is not None:
         given = {**loaded.shape, **given}
+    check_in_chunks(artifact.manifest.model, given.get("num_videos", 1), given.get("guidance", False))
     either = unguided or "guidance" not in given
     guidance = given.pop("guidance", has_guidance(artifact.manifest))
     choose = partial(select_profile, artifact, **given, begins=begins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.manifests import full_manifest, plain_manifest
+from helpers.manifests import full_manifest, plain_manifest, without_past
 from wanrun.replay.samples import sample_image, sample_mask, sample_media, sample_video
 
 
@@ -23,7 +23,7 @@ def test_a_part_of_each_mask_is_on() -> None:
 
 
 def test_media_are_those_that_the_model_takes() -> None:
-    manifest = full_manifest()
+    manifest = without_past(full_manifest())
     (profile,) = manifest.profiles.values()
     assert sample_media(plain_manifest(), profile) is None
     media = sample_media(manifest, profile, mode="replace", without=["mask"])
