@@ -130,5 +130,5 @@ def test_a_file(manifest: Manifest, tmp_path: Path) -> None:
     for damaged in (b"[]", b"[" * 10_000, b'{"solver": "euler"}', b"\xff"):
         file.write_bytes(damaged)
         error = refusal(manifest, schedule=str(file))
-        check_refusal(error, "unreadable", what="mine.json")
+        check_refusal(error, "unreadable", what="schedule")
         assert error.found
