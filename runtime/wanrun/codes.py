@@ -93,7 +93,10 @@ CODES: Mapping[ErrorCode, Code] = MappingProxyType(
             "The disk or the quota is full, or a file reaches the largest size.",
             "free some space, or raise the limit",
         ),
-        "not_built": Code("The artifact has no program for this.", "run the command that the message names"),
+        "not_built": Code(
+            "No profile, target or option of the artifact fits the request.",
+            "run the command that the message names: it adds one",
+        ),
         "not_finite": Code(
             "Latents, weights or embeddings have values that are not finite.",
             "look at the weights, and at guidance and steps",

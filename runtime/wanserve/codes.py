@@ -68,7 +68,10 @@ SERVER_CODES: Mapping[ServerCode, Code] = MappingProxyType(
         "unavailable": Code("The server cannot take requests now.", "send it again after Retry-After"),
         "unsupported_media_type": Code("The content type is not understood.", "send JSON or a form"),
         "withheld": Code("The video waits for the server's next start.", "start the server again"),
-        "worker_died": Code("The process that made the video has ended.", "ask for it again"),
+        "worker_died": Code(
+            "The process that made the video has ended.",
+            "ask for it again; what was made of a live video is its content",
+        ),
         "wrong_host": Code("The server is not called so.", "start it with --allow-host"),
         "wrong_origin": Code("Pages of this site may not call the server.", "start it with --cors"),
     }

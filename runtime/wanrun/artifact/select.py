@@ -1,4 +1,4 @@
-"""Chooses the profile and the target of a run; no size is rounded, and an unbuilt profile is refused."""
+"""Finds a built profile of a shape, and the target of a run; ``request.profiles`` knows the shape."""
 
 from __future__ import annotations
 

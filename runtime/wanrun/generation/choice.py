@@ -1,4 +1,4 @@
-"""The choice of a load: a profile of an artifact, and a target whose executables are right here."""
+"""What ``load`` takes: a profile by ``request.profiles``, and a target whose executables are right here."""
 
 from __future__ import annotations
 

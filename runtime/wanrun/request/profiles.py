@@ -1,4 +1,4 @@
-"""Chooses the built profile for a generation and for ``load``, by one rule."""
+"""Chooses the built profile for a request and for ``load``, by one rule; nothing is rounded."""
 
 from __future__ import annotations
 

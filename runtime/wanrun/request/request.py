@@ -351,11 +351,12 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         FormName | None,
         option(
             "Form of the loop: one call per step; one call for all steps of an expert, which shows no "
-            "progress; or one call per layer.",
+            "progress; one call per step of each chunk; or one call per layer.",
             page={
                 "": "Form of the loop.",
                 "step": "step: one call per step.",
                 "scan": "scan: one call for many steps, which shows no progress.",
+                "chunks": "chunks: one call per step of each chunk.",
                 "stream": "stream: one call per layer.",
             },
             default="the first of these that is built",
