@@ -29,6 +29,7 @@ from wancli.console import run
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.solvers import COLUMNS, solver_table
+from wanrun.media.types import Media
 
 STEPS, SHIFT, PARTITION = 2, 5.0, (1, 3, 3, 3, 3, 2)
 FIELDS: Mapping[str, Any] = {
@@ -128,15 +129,17 @@ def test_a_lora_changes_what_is_made_and_what_is_kept(path: WholePath, tmp_path:
     tensors = lora(PUBLISHED["diffusers"], read_manifest(path.artifact), seed=3)
     save_file({key: one for key, one in tensors.items() if ".lora_" in key}, pairs)
     assert run(wanbuild, ["lora", str(pairs), "--artifact", str(path.artifact), "-o", str(adapter)]) == 0
-    how: Any = {"num_steps": STEPS, "seed": 1, "lora": [{"name": str(adapter), "strength": 0.25}]}
+    case = path.cases["image"]
+    how: Any = {"num_steps": STEPS, "seed": case.seed, "media": Media(**case.media)}
+    how["lora"] = [{"name": str(adapter), "strength": 0.25}]
     with load(path.artifact, embeddings="none") as pipeline:
         made = pipeline.generate(PROMPT, **how)
         live = list(pipeline.live(PROMPT, max_frames=45, **how))
     assert np.array_equal(np.concatenate([chunk.latents for chunk in live], 2), made.latents)
-    plain = path.theirs("text").latents
+    plain = path.theirs("image").latents
     path.reference.pipe.load_lora_weights(pairs, adapter_name="own")
     path.reference.pipe.set_adapters("own", 0.25)
-    expected = path.run(path.cases["text"]).latents
+    expected = path.run(case).latents
     path.reference.pipe.unload_lora_weights()
     assert relative_error(made.latents, expected) < LATENTS < 1e-1 < relative_error(expected, plain)
 
