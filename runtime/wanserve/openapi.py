@@ -119,7 +119,8 @@ def _video() -> dict[str, Any]:
 
 def _error() -> dict[str, Any]:
     maybe = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-    inner = {"message": {"type": "string"}, "type": {"type": "string"}, "param": maybe, "code": maybe}
+    texts = ("message", "expected", "found", "remedy", "type", "code")
+    inner = {**{name: {"type": "string"} for name in texts}, "param": maybe}
     return {"type": "object", "properties": {"error": {"type": "object", "properties": inner}}}
 
 
