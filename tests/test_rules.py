@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.rules import REPOSITORY, RULES, counted, exempted
+from helpers.rules import REPOSITORY, RULES, counted, exempted, sources_of_ours
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -51,3 +51,10 @@ def test_a_long_module_is_found(tmp_path: Path) -> None:
     assert list(broken(file, ast.parse(""))) == []
     file.write_text("\n" * 401)
     assert len(list(broken(file, ast.parse("")))) == 1
+
+
+def test_child_processes_import_nothing_from_the_current_folder() -> None:
+    """A user's ``http.py`` there would be imported instead of Python's, so ``-P`` comes before ``-m``."""
+    sources = {file: file.read_text(encoding="utf-8") for file in sources_of_ours()}
+    assert [file.name for file, text in sources.items() if 'executable, "-m"' in text] == []
+    assert sum('executable, "-P", "-m"' in text for text in sources.values()) >= 5

@@ -62,7 +62,7 @@ class WorkerProcess:
         self.socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "wanserve.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "wanserve.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 pass_fds=(theirs.fileno(),),

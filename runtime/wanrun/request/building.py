@@ -105,7 +105,7 @@ def _command(folder: Path, error: UnbuiltError) -> list[str]:
     shape = ["--size", f"{asked.width}x{asked.height}", "--frames", str(asked.num_frames)]
     shape += ["--guidance" if asked.guidance else "--no-guidance", "--num-videos", str(asked.num_videos)]
     shape += ["--reference-images", str(asked.num_references), "--like", error.nearest.name]
-    return [sys.executable, "-m", "wanbuild", "compile", str(folder), *shape]
+    return [sys.executable, "-P", "-m", "wanbuild", "compile", str(folder), *shape]
 
 
 def _prepared(artifact: Artifact, folder: Path, nearest: Profile, target: str | None) -> str:

@@ -46,7 +46,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def child(command: list[str], **how: Any) -> object:
         seen.append(command)
-        artifact, said = open_artifact(command[4]), dict(itertools.pairwise(command))
+        said = dict(itertools.pairwise(command))
+        artifact = open_artifact(said["compile"])
         old, manifest = said["--like"], artifact.manifest
         width, height = map(int, said["--size"].split("x"))
         new = structs.replace(manifest.profiles[old], width=width, height=height, index=7)
