@@ -25,9 +25,10 @@ from helpers.artifacts import (
     shared,
 )
 from helpers.cost import Cost, part
-from helpers.damage import Refused, linked, one_error
+from helpers.damage import Declines, Refused, linked, one_error
 from helpers.devices import on_devices
 from helpers.loaded_once import loaded_once
+from helpers.refusals import check_json
 from helpers.tiers import Tiers
 
 if TYPE_CHECKING:
@@ -308,6 +309,16 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         assert run(wanrun, [str(argument) for argument in (*arguments, *options)]) == code
         assert list(output.iterdir()) == []
         return one_error(capsys)
+
+    return call
+
+
+@pytest.fixture
+def declines(refused: Refused) -> Declines:
+    """As ``refused``; checks the error's code and the values in its parts (``check_json``)."""
+
+    def call(artifact: Path, error: str, *options: object, code: int = 3, **parts: object) -> dict[str, Any]:
+        return check_json(refused(artifact, *options, "--json-errors", code=code), error, **parts)
 
     return call
 

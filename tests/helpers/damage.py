@@ -20,6 +20,7 @@ USED = ("decode_first", "decode_video", "denoise_step", "encode_text_64", "prepa
 PROGRAMS = tuple(sorted((*USED, "denoise_loop", "encode_text_128", "encode_text_256", "encode_text")))
 
 Refused = Callable[..., str]
+Declines = Callable[..., dict[str, Any]]
 
 
 def linked(artifact: Path, folder: Path) -> Path:
@@ -50,7 +51,7 @@ def flag(name: str) -> str:
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
     output = capsys.readouterr()
     (line,) = output.err.splitlines()
-    assert line.startswith("error: ") and "internal error" not in line
+    assert line.startswith(("error: ", '{"error": ')) and "internal error" not in line
     assert not any(text.startswith("wrote") for text in output.out.splitlines())
     return line
 

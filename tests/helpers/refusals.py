@@ -36,6 +36,16 @@ def check_refusal(error: WanError, code: ErrorCode, **parts: object) -> None:
         assert str(value) in str(getattr(error, name)), error
 
 
+def check_json(line: str, code: str, **parts: object) -> dict[str, Any]:
+    """Checks and returns the error of a line of ``--json-errors``; several values are a tuple."""
+    error = json_error(line)
+    assert error["code"] == code, error
+    for name, values in parts.items():
+        for value in values if isinstance(values, tuple) else (values,):
+            assert str(value) in str(error.get(name)), (name, value, error)
+    return error
+
+
 def json_error(line: str) -> dict[str, Any]:
     """Returns the error of a line that a command has printed with ``--json-errors``."""
     error: dict[str, Any] = json.loads(line)["error"]

@@ -20,6 +20,8 @@ EXEMPTIONS = REPOSITORY / "tests" / "exemptions.tsv"
 MOST_LINES = 400
 SENTENCE = 4
 """Words that make a text one: no code, name or number has as many."""
+CHECKS = ("refuses", "check_refusal", "check_json", "declines")
+"""What takes the values of an error, of ``helpers.refusals`` and in fixtures."""
 
 Counted = Mapping[str, int]
 """How often each file breaks a rule, of those that do."""
@@ -112,7 +114,7 @@ def compared_sentences(file: Path, tree: ast.Module) -> Iterator[ast.AST]:
             )
         elif isinstance(node, ast.keyword) and node.arg == "match" and _sentences(node.value):
             yield node
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("refuses", "check_refusal"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in CHECKS:
             yield from (part for part in node.keywords if _sentences(part.value))
 
 
