@@ -12,6 +12,7 @@ import pytest
 
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
 from helpers.manifests import with_profiles
+from helpers.refusals import check_json
 from wanrun.artifact.manifest import read_manifest
 from wanrun.media.write_video import read_metadata
 
@@ -20,41 +21,45 @@ Call = Callable[..., Run]
 
 @pytest.fixture
 def two(artifact: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs wanrun here on an artifact that has two experts and both forms of the loop."""
+    """Runs wanrun here, with errors as JSON, on an artifact of two experts and both forms of the loop."""
     make_two_experts(artifact)
-    return lambda *arguments: run_here(capsys, artifact, *arguments)
+    return lambda *arguments: run_here(capsys, artifact, *arguments, "--json-errors")
 
 
 def test_help_has_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = " ".join(" ".join(run_here(capsys, tmp_path, "--help").out).split())
     assert "--guidance-scale-2 X" in shown and "--boundary X" in shown
-    assert (
-        "--loop [step|scan|chunks|stream]" in shown and "[default: the first of these that is built]" in shown
-    )
+    assert "--loop [step|scan|chunks|stream]" in shown
 
 
 def test_bad_options_of_two_experts(
     two: Call, fake: Fake, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     off = ["--guidance-scale", 1, "--guidance-scale-2", 1.5]
-    cases: list[tuple[list[object], list[str]]] = [
-        (["--boundary", -0.1], ["--boundary is out of range; expected 0 to 1; found -0.1"]),
-        (["--boundary", 1.5], ["--boundary is out of range; expected 0 to 1; found 1.5"]),
-        (["--boundary", "nan"], ["--boundary is out of range; expected 0 to 1; found nan"]),
-        (["--guidance-scale-2", "inf"], ["--guidance-scale-2 is out of range; expected a number; found inf"]),
-        (off, ["--guidance-scale-2 has no effect: guidance is off; expected --guidance-scale above 1"]),
-        (["--loop", "while"], ["'while' is not one of 'step', 'scan'"]),
+    cases: list[tuple[list[object], str, dict[str, object]]] = [
+        *(
+            ([option, value], "out_of_range", {"options": option, "found": value, "expected": expected})
+            for option, value, expected in (
+                ("--boundary", -0.1, "0 to 1"),
+                ("--boundary", 1.5, "0 to 1"),
+                ("--boundary", "nan", "0 to 1"),
+                ("--guidance-scale-2", "inf", "number"),
+                ("--steps", 10_001, "1 to 10000"),
+            )
+        ),
+        (off, "no_effect", {"options": ("'--guidance-scale-2'", "'--guidance-scale'"), "found": 1.5}),
+        (["--loop", "while"], "invalid_value", {"message": ("'while'", "'step'", "'scan'")}),
         (
             ["--loop", "scan", "--steps", 61],
-            ["at most 60; found 61; use fewer steps, --loop step, or wanbuild"],
+            "out_of_range",
+            {"expected": 60, "found": 61, "remedy": ("--loop step", "wanbuild compile")},
         ),
-        (["--steps", 10_001], ["--steps is out of range; expected 1 to 10000; found 10001"]),
     ]
     for source in (["--prompt", "a fox"], ["--prompts", write_lines(tmp_path / "p.txt", "one", "two")]):
-        for options, parts in cases:
+        for options, error, parts in cases:
             done = two(*source, *options, "--output", tmp_path / "o.gif")
-            assert done.code == 2 and len(done.err) == 1, (options, done.err)
-            assert done.err[0].startswith("error: ") and all(part in done.err[0] for part in parts), done.err
+            (line,) = done.err
+            assert check_json(line, error, **parts)["exit_code"] == done.code == 2
 
     # A profile without guidance is not even needed to say that the scale has no effect.
     manifest = read_manifest(artifact)
@@ -62,14 +67,15 @@ def test_bad_options_of_two_experts(
     assert two("--prompt", "a", *off, "--output", tmp_path / "o.gif").code == 2
 
     make_two_experts(artifact, loop="step")
-    done = two("--prompt", "a", "--loop", "scan", "--output", tmp_path / "o.gif")
-    assert done.code == 3 and "no program for --loop scan; found one for step; add it" in done.err[0]
-    done = two("--prompts", tmp_path / "p.txt", "--loop", "scan", "--output", tmp_path / "o.gif")
-    assert done.code == 3 and len(done.err) == 1 and done.err[0].startswith("error: profile 96x64x9")
-    assert "no program for --loop scan" in done.err[0]
+    for source in (["--prompt", "a"], ["--prompts", tmp_path / "p.txt"]):
+        done = two(*source, "--loop", "scan", "--output", tmp_path / "o.gif")
+        (line,) = done.err
+        error = check_json(line, "not_built", options="--loop", found="step", remedy="wanbuild compile")
+        assert done.code == 3 and error["message"].startswith("profile 96x64x9")
     make_two_experts(artifact, loop="scan", max_steps=9)
     done = two("--prompt", "a", "--steps", 10, "--output", tmp_path / "o.gif")
-    assert done.code == 2 and "at most 9; found 10; use fewer steps, or wanbuild compile" in done.err[0]
+    assert done.code == 2
+    check_json(done.err[0], "out_of_range", expected=9, found=10, remedy="wanbuild compile")
     assert fake.loads == [] and list(tmp_path.glob("*.gif")) == []
 
 
@@ -78,16 +84,13 @@ def test_one_transformer(
 ) -> None:
     output = ["--output", tmp_path / "o.gif"]
     for option, value in (("--guidance-scale-2", 3), ("--boundary", 0.5)):
-        done = run_here(capsys, toy_artifact, "--prompt", "a", option, value, *output)
-        assert done.code == 2
-        assert done.err == [
-            f"error: {option} has no effect: this model has one transformer; leave it out; it is for models "
-            "with two experts"
-        ]
+        done = run_here(capsys, toy_artifact, "--prompt", "a", option, value, *output, "--json-errors")
+        (line,) = done.err
+        assert check_json(line, "no_effect")["options"] == [option] and done.code == 2
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "boundary": 0.5}, {"prompt": "b"})
-    done = run_here(capsys, toy_artifact, "--prompts", file, *output)
-    assert done.code == 2 and done.out[-1] == "1 made, 0 skipped, 1 failed"
-    assert done.err[0].startswith(f"error: {file}:1: boundary has no effect: this model has one transformer")
+    done = run_here(capsys, toy_artifact, "--prompts", file, *output, "--json-errors")
+    assert done.code == 2 and done.counts == (1, 0, 1)
+    assert check_json(done.err[0], "no_effect", message=f"{file}:1: ")["options"] == ["boundary"]
     (made,), (load,) = fake.generations, fake.loads
     assert made["loop"] == load["loop"] == "step" and load["first_expert"] == "transformer"
     assert not {"guidance_scale_2", "boundary"} & made.keys()
@@ -140,36 +143,34 @@ def test_the_expert_that_comes_first_is_told(
 
 
 def test_lines_have_their_own(two: Call, fake: Fake, tmp_path: Path) -> None:
-    lines: list[tuple[dict[str, Any], tuple[float, float, float] | str]] = [
+    lines: list[tuple[dict[str, Any], tuple[float, float, float] | dict[str, object]]] = [
         ({}, (4.0, 2.0, 0.5)),
         ({"guidance_scale": 6}, (6.0, 2.0, 0.5)),
         ({"guidance_scale_2": 1, "boundary": 1}, (4.0, 1.0, 1.0)),
-        ({"boundary": 1.5}, "boundary is out of range; expected 0 to 1; found 1.5"),
-        ({"boundary": float("nan")}, "boundary is out of range; expected 0 to 1; found nan"),
-        (
-            {"guidance_scale_2": float("-inf")},
-            "guidance_scale_2 is out of range; expected a number; found -inf",
-        ),
-        ({"guidance_scale": 1, "guidance_scale_2": 3}, "guidance_scale_2 has no effect: guidance is off"),
+        ({"boundary": 1.5}, {"options": "boundary", "found": 1.5}),
+        ({"boundary": float("nan")}, {"options": "boundary", "found": "nan"}),
+        ({"guidance_scale_2": float("-inf")}, {"options": "guidance_scale_2", "found": "-inf"}),
+        ({"guidance_scale": 1, "guidance_scale_2": 3}, {"options": "guidance_scale_2", "found": 3.0}),
         ({"loop": "step"}, (4.0, 2.0, 0.5)),
-        ({"steps": 61}, "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; "),
+        ({"steps": 61}, {"message": "96x64x9-b1-cfg", "expected": 60, "found": 61, "options": "loop"}),
     ]
     file = write_lines(tmp_path / "p.jsonl", *({"prompt": "a", **line} for line, _ in lines))
     shared = ("--guidance-scale-2", 2, "--boundary", 0.5, "--loop", "scan")
     done = two("--prompts", file, *shared, "--output", tmp_path / "o.gif")
-    assert done.code == 2 and done.out[-1] == "4 made, 0 skipped, 5 failed"
-    good = [values for _, values in lines if not isinstance(values, str)]
+    assert done.code == 2 and done.counts == (4, 0, 5)
+    good = [values for _, values in lines if isinstance(values, tuple)]
     names = ("guidance_scale", "guidance_scale_2", "boundary")
     assert [tuple(made[name] for name in names) for made in fake.generations] == good
     assert [made["loop"] for made in fake.generations] == ["scan", "scan", "scan", "step"]
-    bad = [(number, text) for number, (_, text) in enumerate(lines, 1) if isinstance(text, str)]
-    for line, (number, text) in zip(done.err, bad, strict=True):
-        assert line.startswith(f"error: {file}:{number}: {text}"), line
+    bad = [(number, parts) for number, (_, parts) in enumerate(lines, 1) if isinstance(parts, dict)]
+    for line, (number, parts) in zip(done.err, bad, strict=True):
+        error = check_json(line, "no_effect" if number == 7 else "out_of_range", **parts)
+        assert error["message"].startswith(f"{file}:{number}: ")
     # Without guidance a line can no more ask for it by its second scale alone.
     done = two("--prompts", file, "--guidance-scale", 1, "--overwrite", "--output", tmp_path / "n.gif")
-    assert done.out[-1] == "5 made, 0 skipped, 4 failed"
-    (line,) = (line for line in done.err if line.startswith(f"error: {file}:7: "))
-    assert "guidance_scale_2 has no effect: guidance is off; expected guidance_scale above 1" in line
+    assert done.counts == (5, 0, 4)
+    (line,) = (line for line in done.err if f"{file}:7: " in line)
+    check_json(line, "no_effect", options=("'guidance_scale_2'", "'guidance_scale'"))
 
 
 def test_a_default_that_is_too_many_steps_is_the_matter_of_its_line(
@@ -179,41 +180,46 @@ def test_a_default_that_is_too_many_steps_is_the_matter_of_its_line(
     arguments = ("--loop", "scan", "--output", tmp_path / "o.gif", "--prompts")
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "steps": 20}, {"prompt": "b"}, {"prompt": "c"})
     done = two(*arguments, file)
-    assert (done.code, done.out[-1]) == (2, "1 made, 0 skipped, 2 failed")
-    assert all("scan form" in line and "found 50" in line for line in done.err)
+    assert (done.code, done.counts) == (2, (1, 0, 2))
+    for number, line in enumerate(done.err, 2):
+        check_json(line, "out_of_range", message=f"{file}:{number}: ", expected=20, found=50, options="loop")
     # Where it is everybody's it is said once.
     done = two(*arguments, write_lines(tmp_path / "q.txt", "a", "b", "c"))
-    assert done.code == 2 and len(done.err) == 1 and done.err[0].startswith("error: the number of steps")
+    (line,) = done.err
+    error = check_json(line, "out_of_range", expected=20, found=50, options="--loop")
+    assert done.code == 2 and "q.txt" not in error["message"]
     assert len(fake.loads) == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "key"),
+    ("options", "expected", "found"),
     [
-        (["--guidance-scale-2", 2.5], "guidance_scale_2 2.5; found 3.0"),
-        (["--boundary", 0.5], "boundary 0.5; found 0.875"),
-        (["--loop", "scan"], 'loop "scan"; found "step"'),
+        (["--guidance-scale-2", 2.5], "guidance_scale_2 2.5", "3.0"),
+        (["--boundary", 0.5], "boundary 0.5", "0.875"),
+        (["--loop", "scan"], 'loop "scan"', '"step"'),
     ],
 )
-def test_whatever_differs_is_noticed(two: Call, tmp_path: Path, options: list[object], key: str) -> None:
+def test_whatever_differs_is_noticed(
+    two: Call, tmp_path: Path, options: list[object], expected: str, found: str
+) -> None:
     file = write_lines(tmp_path / "p.txt", "one")
     arguments = ("--prompts", file, "--output", tmp_path / "o.gif")
     assert two(*arguments).code == 0
-    assert two(*arguments).out[-1] == "0 made, 1 skipped, 0 failed"
+    assert two(*arguments).counts == (0, 1, 0)
     (line,) = two(*arguments, *options).err
-    assert f"o.gif exists, and was made otherwise; expected {key}" in line
+    check_json(line, "exists", message="o.gif", expected=expected, found=found)
 
 
 def test_what_load_reports_is_a_line_on_stderr(two: Call, fake: Fake, tmp_path: Path) -> None:
-    fake.happens["one"] = lambda: fake.loads[0]["report"]("both experts fit: 12.5 of 80.0 GB")
+    fake.happens["one"] = lambda: fake.loads[0]["report"]("both experts fit")
     done = two("--prompt", "one", "--output", tmp_path / "o.gif")
-    assert (done.code, done.err) == (0, ["both experts fit: 12.5 of 80.0 GB"])
+    assert (done.code, done.err) == (0, ["both experts fit"])
     assert len(done.out) == 1
 
 
 def test_a_plan_without_jobs_asks_for_no_expert(two: Call, fake: Fake, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "boundary": 7})
-    assert two("--prompts", file, "--output", tmp_path / "o.gif").out[-1] == "0 made, 0 skipped, 1 failed"
+    assert two("--prompts", file, "--output", tmp_path / "o.gif").counts == (0, 0, 1)
     assert fake.loads == []
 
 

@@ -18,6 +18,7 @@ import wanrun
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.manifests import with_profiles
 from helpers.media_files import frames, image, make_task, pixels
+from helpers.refusals import check_json, refuses
 from wancli.jobs import media_sets
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
@@ -46,10 +47,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def wan(artifact: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs wanrun here, which has to succeed; returns what it came to."""
+    """Runs wanrun here, with errors as JSON, which has to succeed; returns what it came to."""
 
     def call(*arguments: object, code: int = 0) -> Run:
-        done = run_here(capsys, artifact, *arguments)
+        done = run_here(capsys, artifact, *arguments, "--json-errors")
         assert done.code == code, done.err
         return done
 
@@ -167,12 +168,9 @@ def test_segments_of_another_length_make_another_video(
     wan(*arguments, "--frames", 13)
     facts = read_metadata(tmp_path / "o-1.gif")
     assert (facts["num_frames"], facts["segment_frames"]) == (30, 13)
-    assert wan(*arguments, "--frames", 13).out[-1] == "0 made, 1 skipped, 0 failed"
+    assert wan(*arguments, "--frames", 13).counts == (0, 1, 0)
     (line,) = wan(*arguments, "--frames", 9, code=2).err
-    assert line.endswith(
-        "was made otherwise; expected segment_frames 9; found 13; pass --overwrite to make all again, or "
-        "choose another output"
-    )
+    check_json(line, "exists", expected="segment_frames 9", found=13, remedy="--overwrite")
 
 
 @pytest.mark.parametrize(("poses", "matters"), [(9, False), (30, True)])
@@ -190,9 +188,9 @@ def test_the_seed_beside_initial_latents(
     assert read_metadata(tmp_path / "o.gif")["seed"] == (3 if matters else None)
     done = wan(*arguments, "--seed", 4, code=2 if matters else 0)
     if matters:
-        assert "was made otherwise; expected seed 4; found 3" in done.err[0]
+        check_json(done.err[0], "exists", expected="seed 4", found=3)
     else:
-        assert done.out[-1] == "0 made, 1 skipped, 0 failed"
+        assert done.counts == (0, 1, 0)
 
 
 def test_animate_in_mode_replace(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
@@ -235,13 +233,13 @@ def test_of_what_is_there_nothing_is_decoded(
     shared = ("--prompts", file, "--save-latents", tmp_path / "z-{index}.npy")
     wan(*shared, "--output", tmp_path / "o-{index}.gif")
     reads.clear()
-    assert wan(*shared, "--output", tmp_path / "o-{index}.gif").out[-1] == "0 made, 4 skipped, 0 failed"
+    assert wan(*shared, "--output", tmp_path / "o-{index}.gif").counts == (0, 4, 0)
     assert reads == [] and len(fake.loads) == 1
     # Of the lines that are left the first one's is kept for load, and no other is read twice.
     for name in ("o-2.gif", "z-2.npy", "z-3.npy"):
         (tmp_path / name).unlink()
     fake.generations.clear()
-    assert wan(*shared, "--output", tmp_path / "o-{index}.gif").out[-1] == "2 made, 2 skipped, 0 failed"
+    assert wan(*shared, "--output", tmp_path / "o-{index}.gif").counts == (2, 2, 0)
     assert [media.video for media in reads] == [paths[1], paths[2], paths[2]]
     assert fake.loads[1]["inputs"] is fake.generations[0]["inputs"]
     assert fake.generations[0]["inputs"].facts["video"] == "1"
@@ -250,13 +248,13 @@ def test_of_what_is_there_nothing_is_decoded(
     one = ("--prompts", file, "--output", tmp_path / "one-{index}.gif", "--video", paths[0])
     wan(*one)
     reads.clear()
-    assert wan(*one).out[-1] == "0 made, 2 skipped, 0 failed" and reads == []
+    assert wan(*one).counts == (0, 2, 0) and reads == []
     (paths[0] / "3.png").write_bytes(b"no image")
-    assert "was made otherwise; expected video_sha256" in wan(*one, code=2).err[0]
+    check_json(wan(*one, code=2).err[0], "exists", expected="video_sha256 ")
     (paths[0] / "3.png").unlink()
     (paths[0] / "3.png").mkdir()
     (line,) = wan(*one, code=2).err
-    assert line == f"error: --video {paths[0] / '3.png'} cannot be read; expected an image; found a folder"
+    check_json(line, "wrong_kind", message=f"--video {paths[0] / '3.png'}", expected="image", found="folder")
 
 
 def test_animate_is_decoded_to_compare_it(
@@ -289,31 +287,23 @@ def test_what_cannot_be_used_is_let_go(
     sets = media_sets.MediaSets(Timings())
     generation = wanrun.resolve(artifact, "a", image=tmp_path / "i.png")
     for _ in range(2):
-        with pytest.raises(UsageError, match="too long; expected 1; found 1000; cut it"):
+        with refuses("out_of_range", what="too long", expected=1, found=1000, remedy="cut it"):
             sets.facts(generation)
     gc.collect()
     assert len(held) == 1 and held[0]() is None
 
 
 def test_what_fails_while_media_are_read_is_not_said_of_the_output(
-    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wan: Call, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object, **options: object) -> Inputs:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     make_task(artifact, "i2v")
     monkeypatch.setattr(prepare, "load_media", full)
-    done = run_here(
-        capsys,
-        artifact,
-        "--prompt",
-        "a",
-        "--image",
-        image(tmp_path / "i.png"),
-        "--output",
-        tmp_path / "o.gif",
-    )
-    assert done.code == 4 and done.err == ["error: the disk is full; free some space and run it again"]
+    arguments = ("--prompt", "a", "--image", image(tmp_path / "i.png"), "--output", tmp_path / "o.gif")
+    (line,) = wan(*arguments, code=4).err
+    assert str(tmp_path) not in check_json(line, "no_space")["message"]
 
 
 def test_bad_media_of_many_lines_are_read_once(
@@ -323,10 +313,9 @@ def test_bad_media_of_many_lines_are_read_once(
     short, good = frames(tmp_path / "short", 5), frames(tmp_path / "good", 9)
     file = lines_of(tmp_path, {"video": short}, {"video": good}, {"video": short, "seed": 3})
     done = wan("--prompts", file, "--output", tmp_path / "o.gif", code=2)
-    wrong = f"video {short} does not fit the profile; expected 9 frames; found 5; "
-    assert len(done.err) == 2
     for number, line in zip((1, 3), done.err, strict=True):
-        assert line.startswith(f"error: {file}:{number}: {wrong}")
+        named = (f"{file}:{number}: ", f"video {short}")
+        check_json(line, "mismatch", message=named, expected=9, found=5, options="video")
     assert [media.video for media in reads] == [short, good]
 
 
@@ -337,18 +326,18 @@ def test_what_is_there_already_was_made_from_the_same_media(
     one, two = image(tmp_path / "1.png", 1), image(tmp_path / "2.png", 2)
     file = lines_of(tmp_path, {"image": one}, {"image": one, "last_image": two})
     arguments = ("--prompts", file, "--output", tmp_path / "o.gif")
-    assert wan(*arguments).out[-1] == "2 made, 0 skipped, 0 failed"
-    assert wan(*arguments).out[-1] == "0 made, 2 skipped, 0 failed"
+    assert wan(*arguments).counts == (2, 0, 0)
+    assert wan(*arguments).counts == (0, 2, 0)
     one.rename(tmp_path / "moved.png")  # the same image, and what has another name is said to be another
     file = lines_of(tmp_path, {"image": tmp_path / "moved.png"}, {"image": tmp_path / "moved.png"})
     done = wan(*arguments, code=2)
-    assert 'was made otherwise; expected image "moved.png"; found "1.png"' in done.err[0]
-    assert 'was made otherwise; expected image "moved.png"; found "1.png"' in done.err[1]
+    for line in done.err[:2]:
+        check_json(line, "exists", expected='image "moved.png"', found='"1.png"')
     image(one, 3)  # another image of the same name
     lines_of(tmp_path, {"image": one}, {"image": one, "last_image": two, "output": tmp_path / "new.gif"})
     done = wan(*arguments, code=2)
-    assert done.out[-1] == "1 made, 0 skipped, 1 failed"
-    assert f'expected image_sha256 "{file_sha256(one)[:40]}' in done.err[0]
+    assert done.counts == (1, 0, 1)
+    check_json(done.err[0], "exists", expected=f'image_sha256 "{file_sha256(one)[:40]}')
 
 
 def test_other_options_of_a_task_are_noticed(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
@@ -356,7 +345,7 @@ def test_other_options_of_a_task_are_noticed(wan: Call, fake: Fake, artifact: Pa
     arguments = ("--prompts", lines_of(tmp_path, {}), "--output", tmp_path / "o.gif")
     wan(*arguments)
     (line,) = wan(*arguments, "--conditioning-scale", 0.5, code=2).err
-    assert "o.gif exists, and was made otherwise; expected conditioning_scale 0.5; found 1.0" in line
+    check_json(line, "exists", message="o.gif", expected="conditioning_scale 0.5", found=1.0)
 
 
 def test_media_that_change_or_go_while_others_are_made(
@@ -369,9 +358,8 @@ def test_media_that_change_or_go_while_others_are_made(
     file = lines_of(tmp_path, *({"image": path} for path in paths))
     digest = file_sha256(paths[1])
     done = wan("--prompts", file, "--output", tmp_path / "o.gif", code=2)
-    assert done.out[-1] == "2 made, 0 skipped, 2 failed"
-    assert done.err == [
-        f"error: {file}:2: an image or video was changed while the run was going on; expected image_sha256 "
-        f"{digest}; found {file_sha256(paths[1])}; run wanrun again",
-        f"error: {file}:3: image {paths[2]} cannot be read; found no such file or folder",
-    ]
+    assert done.counts == (2, 0, 2)
+    changed, gone = done.err
+    expected, found = f"image_sha256 {digest}", file_sha256(paths[1])
+    check_json(changed, "changed", message=f"{file}:2: ", expected=expected, found=found, remedy="wanrun")
+    check_json(gone, "missing_file", message=(f"{file}:3: ", paths[2]), options="image")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,11 @@ class Run:
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out.splitlines(), complaints(err)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of its last line: videos that were made, were there and failed, and were not tried."""
+        return tuple(map(int, re.findall(r"\d+", self.out[-1])))
 
 
 def run_here(capsys: pytest.CaptureFixture[str], artifact: Path, *arguments: object) -> Run:
