@@ -277,7 +277,7 @@ class CommandLine:
         result = self(*arguments, **environment)
         assert result.returncode == code, f"exit code {result.returncode}: {result.stdout}{result.stderr}"
         errors = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
-        assert len(errors) == 1 and errors[0].startswith("error: "), result.stderr
+        assert len(errors) == 1 and errors[0].startswith(("error: ", '{"error": ')), result.stderr
         assert "internal error" not in errors[0], errors[0]
         return errors[0]
 
