@@ -108,7 +108,7 @@ class Claims:
             name = os.path.realpath(path)
             if name.count(os.sep) > MAX_DEPTH:
                 raise UsageError(
-                    "exists",
+                    "out_of_range",
                     f"the output {str(path)[:80]}... lies too deep",
                     expected=f"at most {MAX_DEPTH} folders",
                     found=name.count(os.sep),
@@ -116,7 +116,7 @@ class Claims:
                 )
             if os.path.islink(name):  # noqa: PTH114 - what is left of a loop
                 raise UsageError(
-                    "exists", f"the output {path} is a link to itself", remedy="choose another place"
+                    "wrong_kind", f"the output {path} is a link to itself", remedy="choose another place"
                 )
             self._check_not_read(path, name)
             other = owner if name in names else self._written.get(name)

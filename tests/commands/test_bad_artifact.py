@@ -16,7 +16,7 @@ from helpers.compiled_once import exported_once
 from helpers.damage import (
     PROFILE,
     PROGRAMS,
-    Refused,
+    Declines,
     edit,
     edit_environment,
     executable,
@@ -34,38 +34,38 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.files import sha256_of
 
 
-def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path) -> None:
+def test_not_an_artifact(declines: Declines, tmp_path: Path, toy_checkpoint: Path) -> None:
     (tmp_path / "file").write_text("x")
-    convert = f"convert it: wanbuild convert {toy_checkpoint} --artifact DIR"
     for folder, found, remedy in (
-        (tmp_path / "missing", "found no such folder", "make one with wanbuild convert"),
-        (tmp_path / "file", "found a file", "make one with wanbuild convert"),
-        (toy_checkpoint, "found a checkpoint", convert),
+        (tmp_path / "missing", "no such folder", "wanbuild convert"),
+        (tmp_path / "file", "a file", "wanbuild convert"),
+        (toy_checkpoint, "a checkpoint", f"wanbuild convert {toy_checkpoint} --artifact"),
     ):
         for options in ((), ("--list",)):
-            line = refused(folder, *options)
-            assert f"{folder} is not an artifact" in line and found in line and remedy in line
+            declines(folder, "wrong_kind", *options, message=folder, found=found, remedy=remedy)
 
 
 @pytest.mark.parametrize(
-    ("content", "part"),
+    ("content", "error", "parts"),
     [
-        (b"", "manifest.json is empty; build the artifact again"),
-        (b'{"format": "wan-art', "cannot be read"),
-        (b"\xff\x00\x80", "cannot be read"),
-        (b'{"a": ' + b"[" * 100_000, "cannot be read"),
-        (b"[1, 2]", "expected format wan-artifact; found no JSON object"),
-        (b"{}", "expected format wan-artifact"),
-        (b'{"format": "other", "format_version": 1}', "found other"),
-        (b'{"format": "wan-artifact", "format_version": 1}', "has another format"),
-        (b'{"format": "wan-artifact", "format_version": 5}', "is damaged"),
+        (b"", "damaged", {"message": "empty"}),
+        (b'{"format": "wan-art', "unreadable", {}),
+        (b"\xff\x00\x80", "unreadable", {}),
+        (b'{"a": ' + b"[" * 100_000, "unreadable", {}),
+        (b"[1, 2]", "wrong_kind", {"expected": "wan-artifact", "found": "JSON"}),
+        (b"{}", "wrong_kind", {"expected": "wan-artifact"}),
+        (b'{"format": "other", "format_version": 1}', "wrong_kind", {"found": "other"}),
+        (b'{"format": "wan-artifact", "format_version": 1}', "other_release", {"found": 1}),
+        (b'{"format": "wan-artifact", "format_version": 5}', "damaged", {"remedy": "build"}),
     ],
 )
-def test_a_manifest_that_cannot_be_used(refused: Refused, tmp_path: Path, content: bytes, part: str) -> None:
+def test_a_manifest_that_cannot_be_used(
+    declines: Declines, tmp_path: Path, content: bytes, error: str, parts: dict[str, object]
+) -> None:
     (tmp_path / "artifact").mkdir()
     (tmp_path / "artifact" / "manifest.json").write_bytes(content)
-    line = refused(tmp_path / "artifact")
-    assert str(tmp_path / "artifact") in line and part in line
+    told = declines(tmp_path / "artifact", error, **parts)
+    assert str(tmp_path / "artifact") in told["message"]
 
 
 def _set(data: dict[str, Any]) -> Any:
@@ -100,12 +100,11 @@ def _first(data: dict[str, Any]) -> Any:
     ],
 )
 def test_an_edited_manifest(
-    refused: Refused, artifact: Path, change: Callable[[dict[str, Any]], object]
+    declines: Declines, artifact: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     edit(artifact, change)
-    line = refused(artifact)
-    assert f"{artifact / 'manifest.json'} was changed after it was written" in line
-    assert "expected content_digest sha256:" in line and "found sha256:" in line
+    expected = "content_digest sha256:"
+    declines(artifact, "changed", message=artifact / "manifest.json", expected=expected, found="sha256:")
 
 
 @pytest.mark.parametrize(
@@ -120,11 +119,10 @@ def test_an_edited_manifest(
     ],
 )
 def test_an_edited_target(
-    refused: Refused, artifact: Path, change: Callable[[dict[str, Any]], object]
+    declines: Declines, artifact: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     edit(artifact, change)
-    line = refused(artifact)
-    assert f"{artifact / 'manifest.json'} was changed after it was written; expected manifest_digest" in line
+    declines(artifact, "changed", message=artifact / "manifest.json", expected="manifest_digest")
 
 
 @pytest.mark.parametrize(
@@ -153,11 +151,11 @@ def test_an_edited_target(
     ],
 )
 def test_a_malformed_manifest(
-    refused: Refused, artifact: Path, change: Callable[[dict[str, Any]], object]
+    declines: Declines, artifact: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     edit(artifact, change)
-    line = refused(artifact)
-    assert f"{artifact / 'manifest.json'} is damaged" in line and "build the artifact again" in line
+    told = declines(artifact, "damaged", message=artifact / "manifest.json", remedy="build")
+    assert "digest" not in told.get("expected", "")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_a_malformed_manifest(
     ],
 )
 def test_a_path_that_reaches_outside(
-    toy_artifact: Path, refused: Refused, tmp_path: Path, place: Callable[..., Any]
+    toy_artifact: Path, declines: Declines, tmp_path: Path, place: Callable[..., Any]
 ) -> None:
     data = json.loads((toy_artifact / "manifest.json").read_text())
     record, key = place(data)
@@ -181,21 +179,19 @@ def test_a_path_that_reaches_outside(
     for name in ("../x", "/etc/passwd", "a/../../x", "a//b", "", "c:x", "a\\b", "a\nb", 7):
         record[key] = name
         (folder / "manifest.json").write_text(json.dumps(data))
-        line = refused(folder)
-        assert str(folder) in line
         if isinstance(name, str):
-            assert "names a path outside the artifact" in line and f"found {name!r}" in line
+            declines(folder, "untrusted", message=folder, found=repr(name))
         else:
-            assert "is damaged: Expected `str`, got `int` - at `$." in line
+            declines(folder, "damaged", message=(folder, "`str`", "`int`", "`$."))
 
 
-def test_a_parameter_that_reaches_outside(artifact: Path, refused: Refused) -> None:
+def test_a_parameter_that_reaches_outside(artifact: Path, declines: Declines) -> None:
     def change(data: dict[str, Any]) -> None:
         parameters = data["components"]["vae"]["parameters"]
         parameters["../../x"] = parameters.pop("decoder/conv_out/bias")
 
     edit(artifact, change)
-    assert "a parameter names a path outside the artifact" in refused(artifact)
+    declines(artifact, "untrusted", message="parameter", found="../../x")
 
 
 @pytest.mark.parametrize(
@@ -208,36 +204,34 @@ def test_a_parameter_that_reaches_outside(artifact: Path, refused: Refused) -> N
 )
 @pytest.mark.usefixtures("no_weights_are_read")
 def test_a_profile_that_is_not_built(
-    refused: Refused, toy_artifact: Path, options: list[str], wanted: str
+    declines: Declines, toy_artifact: Path, options: list[str], wanted: str
 ) -> None:
-    line = refused(toy_artifact, *options)
-    assert "no profile is built for" in line and wanted in line
-    assert f"expected one of {PROFILE}" in line and "wanbuild compile" in line
+    declines(toy_artifact, "not_built", *options, message=wanted, expected=PROFILE, remedy="wanbuild compile")
 
 
 @pytest.mark.usefixtures("no_weights_are_read")
-def test_no_frames_at_all(refused: Refused, toy_artifact: Path) -> None:
+def test_no_frames_at_all(declines: Declines, toy_artifact: Path) -> None:
     """Out of range for every artifact, and so the command line's fault."""
-    line = refused(toy_artifact, "--frames", "0", code=2)
-    assert "--frames is out of range; expected an integer, at least 1; found 0" in line
+    told = declines(toy_artifact, "out_of_range", "--frames", "0", code=2, expected=1, found=0)
+    assert told["options"] == ["--frames"]
 
 
-def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path) -> None:
+def test_no_profile_at_all(declines: Declines, toy_artifact: Path, tmp_path: Path) -> None:
     manifest, folder = read_manifest(toy_artifact), tmp_path / "empty"
     folder.mkdir()
     without_profiles(manifest).write(folder)
-    assert f"{folder} has no profiles; run wanbuild compile" in refused(folder)
+    declines(folder, "not_built", message=folder, remedy="wanbuild compile")
     manifest.changed(targets={}).write(folder)
-    assert f"profile {PROFILE} has no executables for any target" in refused(folder)
+    declines(folder, "not_built", message=PROFILE)
 
 
 @pytest.mark.usefixtures("no_weights_are_read")
-def test_a_target_that_is_not_built(refused: Refused, toy_artifact: Path) -> None:
-    line = refused(toy_artifact, "--target", "tpu7x:2x2x1")
-    assert "target tpu7x:2x2x1 is not built; expected one of cpu; run wanbuild compile --size" in line
-    line = refused(toy_artifact, "--target", "tpu")
-    command = f"wanbuild compile --size 96x64 --frames 9 --guidance --target v6e --artifact {toy_artifact}"
-    assert f"expected one of cpu; targets are chips (docs/targets.md): run {command}" in line
+def test_a_target_that_is_not_built(declines: Declines, toy_artifact: Path) -> None:
+    command, target = "wanbuild compile --size", ("--target", "tpu7x:2x2x1")
+    declines(toy_artifact, "not_built", *target, message=target[1], expected="cpu", remedy=command)
+    told = declines(toy_artifact, "not_built", "--target", "tpu", expected="cpu", remedy="docs/targets.md")
+    command += f" 96x64 --frames 9 --guidance --target v6e --artifact {toy_artifact}"
+    assert command in told["remedy"]
 
 
 # Programs, executables and the tokenizer.
@@ -245,63 +239,55 @@ def test_a_target_that_is_not_built(refused: Refused, toy_artifact: Path) -> Non
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("no_weights_are_read")
-def test_an_executable_that_is_not_whole(refused: Refused, artifact: Path, name: str) -> None:
+def test_an_executable_that_is_not_whole(declines: Declines, artifact: Path, name: str) -> None:
     own(artifact, "executables")
     path = executable(artifact, name)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    line = refused(artifact)
-    assert f"the executable {path} is damaged; expected sha256" in line
+    declines(artifact, "damaged", message=path, expected="sha256")
     path.unlink()
-    line = refused(artifact)
-    assert f"the executable {path} is damaged" in line and "found No such file" in line
+    declines(artifact, "damaged", message=path, found="No such file")
 
 
 @pytest.mark.usefixtures("no_weights_are_read")
-def test_a_missing_folder_of_executables(refused: Refused, artifact: Path) -> None:
+def test_a_missing_folder_of_executables(declines: Declines, artifact: Path) -> None:
     own(artifact, "executables")
     shutil.rmtree(artifact / "executables")
-    assert "found No such file" in refused(artifact)
+    declines(artifact, "damaged", found="No such file")
 
 
 @pytest.mark.parametrize("name", ["decode_video", "prepare"])
 def test_an_executable_with_a_flipped_bit_is_never_loaded(
-    refused: Refused, artifact: Path, name: str
+    declines: Declines, artifact: Path, name: str
 ) -> None:
     own(artifact, "executables")
     path = executable(artifact, name)
     flip(path, path.stat().st_size // 2)
-    line = refused(artifact)
-    assert f"the executable {path} is damaged" in line
-    assert (
-        f"expected sha256 {read_manifest(artifact).targets['cpu'].executables[PROFILE][name].sha256}" in line
-    )
-    assert f"found {sha256_of(path.read_bytes())}" in line and "wanbuild compile" in line
+    expected = read_manifest(artifact).targets["cpu"].executables[PROFILE][name].sha256
+    told = declines(artifact, "damaged", message=path, expected=expected, remedy="wanbuild compile")
+    assert told["found"] == sha256_of(path.read_bytes())
 
 
 @pytest.mark.parametrize("allow", [(), ("--allow-compile",)])
-def test_a_damaged_program(refused: Refused, artifact: Path, allow: tuple[str, ...]) -> None:
+def test_a_damaged_program(declines: Declines, artifact: Path, allow: tuple[str, ...]) -> None:
     """Also with --allow-compile: there is nothing sound to compile from."""
     own(artifact, "programs")
     path = program(artifact, "decode_video")
     flip(path, 1000)
-    line = refused(artifact, *allow)
-    assert f"the program {path} is damaged" in line and "copy the artifact again" in line
+    declines(artifact, "damaged", *allow, message=path, remedy="copy")
     path.unlink()
-    line = refused(artifact, *allow)
-    assert f"the program {path} is damaged" in line and "found No such file" in line
+    declines(artifact, "damaged", *allow, message=path, found="No such file")
 
 
 @pytest.mark.usefixtures("no_weights_are_read")
-def test_another_tokenizer(refused: Refused, artifact: Path) -> None:
+def test_another_tokenizer(declines: Declines, artifact: Path) -> None:
     own(artifact, "tokenizer")
     path = artifact / "tokenizer" / "tokenizer.json"
     flip(path, 4000)
-    line = refused(artifact)
-    assert f"the tokenizer {path} is damaged" in line and "expected sha256" in line
+    declines(artifact, "damaged", message=path, expected="sha256")
     path.unlink()
-    assert "found No such file or directory" in refused(artifact)
+    declines(artifact, "damaged", message=path, found="No such file")
     path.mkdir()
-    assert "found Is a directory" in refused(artifact)
+    declines(artifact, "damaged", message=path, found="Is a directory")
 
 
 def test_compile_does_not_use_a_damaged_program(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from helpers.damage import (
     PROFILE,
-    Refused,
+    Declines,
     flip,
     one_error,
     own,
 )
+from helpers.refusals import check_json
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wancli.console import run
@@ -38,21 +39,16 @@ from wanrun.files import sha256_of
     ],
 )
 def test_a_flipped_bit_in_the_weights(
-    refused: Refused, artifact: Path, component: str, parameter: str
+    declines: Declines, artifact: Path, component: str, parameter: str
 ) -> None:
     own(artifact, "weights")
     manifest = read_manifest(artifact)
     place = manifest.components[component].parameters[parameter].layout
     path = artifact / "weights" / component / array_folder(parameter) / place.chunk_file(0)
     flip(path, place.nbytes // 2)
-    line = refused(artifact)
-    assert f"weights are damaged: {component}/{parameter}" in line and str(path) in line
-    assert (
-        "has the wrong crc32c" in line
-        and "; expected " in line
-        and "found" in line
-        and "copy the artifact again" in line
-    )
+    name = f"{component}/{parameter}"
+    told = declines(artifact, "damaged", message=(name, path, "crc32c"), remedy="copy")
+    assert told["expected"] != told["found"]
 
 
 def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
     flip(artifact / "weights/vae/decoder.conv_in.weight/c/0/0/0/0/0", 77)
     output = tmp_path / "video.mp4"
     line = cli.fails(3, "wanrun", "--artifact", artifact, "--prompt", "a fox", "--output", output)
-    assert "weights are damaged: vae/decoder/conv_in/weight" in line
+    assert "vae/decoder/conv_in/weight" in line
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
 
 
@@ -78,10 +74,10 @@ def layered(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``wanbuild verify`` reads every file: swapped, truncated, missing, and a file in another's place."""
 
-    def verify() -> str:
+    def verify(**parts: object) -> None:
         capsys.readouterr()
-        assert run(wanbuild, ["verify", "--artifact", str(layered)]) == 3
-        return one_error(capsys)
+        assert run(wanbuild, ["verify", "--artifact", str(layered), "--json-errors"]) == 3
+        check_json(one_error(capsys), "damaged", **parts)
 
     def exchange(a: Path, b: Path) -> None:
         spare = layered / "spare"
@@ -92,24 +88,21 @@ def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.
     up = weights / "blocks.ffn.up.weight" / "c"
     first, second = (up / str(layer) / "0" / "0" for layer in (0, 1))
     exchange(first, second)
-    line = verify()
-    assert f"{first} is damaged; expected crc32c " in line and " of row 0;" in line
+    verify(message=first, expected=("crc32c", "row 0"))
     exchange(first, second)
 
     key, query = (weights / f"blocks.attn1.to_{name}.weight" / "c" / "2" / "0" / "0" for name in "kq")
     exchange(key, query)
-    assert " of row 2;" in verify()
+    verify(expected=("crc32c", "row 2"))
     exchange(key, query)
 
     data = second.read_bytes()
     second.write_bytes(data[:-1])
-    line = verify()
-    assert f"{second} is damaged; expected {len(data)} bytes; found {len(data) - 1} bytes" in line
+    verify(message=second, expected=f"{len(data)} bytes", found=f"{len(data) - 1} bytes")
     second.unlink()
-    line = verify()
-    assert f"{second} is damaged; expected a file; found No such file or directory" in line
+    verify(message=second, expected="a file", found="No such file")
     second.mkdir()
-    assert f"{second} is damaged; expected a file; found Is a directory" in verify()
+    verify(message=second, expected="a file", found="Is a directory")
     second.rmdir()
 
     second.write_bytes(data)
@@ -118,14 +111,13 @@ def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.
 
 
 def test_a_storage_error_names_the_file(
-    refused: Refused, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
+    declines: Declines, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("os.preadv", fail)
-    line = refused(toy_artifact)
-    assert "weights are damaged: text_encoder/" in line and "reading failed (Input/output error)" in line
+    declines(toy_artifact, "damaged", message=("text_encoder/", "Input/output error"))
 
 
 def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,28 +128,25 @@ def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) ->
     manifest = read_manifest(artifact)
     record = Recorded(file=file, sha256=sha256_of(b"{ }"))
     manifest.changed(golden={PROFILE: record}).write(artifact)
-    for found in (sha256_of(b"{}"), "No such file or directory"):
-        assert run(wanbuild, ["verify", "--artifact", str(artifact)]) == 3
-        line = one_error(capsys)
-        assert f"{artifact / file} is damaged" in line and f"found {found}" in line
+    for found in (sha256_of(b"{}"), "No such file"):
+        assert run(wanbuild, ["verify", "--artifact", str(artifact), "--json-errors"]) == 3
+        check_json(one_error(capsys), "damaged", message=artifact / file, found=found)
         (artifact / file).unlink(missing_ok=True)
 
 
 def test_latents_that_are_not_finite(
-    artifact: Path, refused: Refused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    artifact: Path, declines: Declines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """NaN weights with matching checksums: nothing is damaged, and still no video is written."""
     own(artifact, "weights")
     write_parameter(artifact, "transformer", "proj_out/bias", np.nan)
-    line = refused(artifact, code=1)
-    assert "the latents are not finite after the first step" in line and "NaN or infinite of" in line
-    assert "wanbuild verify" in line
+    declines(artifact, "not_finite", code=1, message="first step", remedy="wanbuild verify")
     # And an older video is not lost, though it could have been replaced.
     older = tmp_path / "older.gif"
     older.write_bytes(b"the only copy")
     arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 1, "--output", older, "--overwrite"]
-    assert run(wanrun, [str(argument) for argument in arguments]) == 1
-    assert "the latents are not finite" in one_error(capsys)
+    assert run(wanrun, [str(argument) for argument in (*arguments, "--json-errors")]) == 1
+    check_json(one_error(capsys), "not_finite")
     assert older.read_bytes() == b"the only copy"
 
 

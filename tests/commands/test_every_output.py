@@ -10,11 +10,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from helpers.damage import one_error
+from helpers.refusals import check_json
 from wanbuild.check import command as checking
 from wanbuild.check.reference import Check
 from wanbuild.cli import wanbuild
@@ -26,6 +28,7 @@ from wancli.serve import serve
 from wanrun.claims import REPORT, TIMINGS
 from wanrun.timing.timings import Timings
 
+Refused = Callable[..., dict[str, Any]]
 COMMANDS = {"wanrun": wanrun, "wanrun serve": serve, **wanbuild.commands}
 
 ARGUMENTS = {
@@ -64,10 +67,8 @@ PAIRS = [
 
 
 @pytest.fixture
-def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs a command, which has to fail with one line and to leave all as it is; returns the line."""
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command, which has to fail with one error and to leave all as it is; returns the error."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "art" / "weights").mkdir(parents=True)
     (tmp_path / "art" / "manifest.json").write_text('{\n "format": "wan-artifact",\n')
@@ -77,12 +78,12 @@ def refused(
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    def call(name: str, *arguments: str) -> str:
+    def call(name: str, error: str, *arguments: str, **parts: object) -> dict[str, Any]:
         before, command = files(), COMMANDS[name]
-        words = [*ARGUMENTS.get(name, ()), *arguments]
+        words = [*ARGUMENTS.get(name, ()), *arguments, "--json-errors"]
         assert run(command, words) == 2
         assert files() == before
-        return one_error(capsys)
+        return check_json(one_error(capsys), error, **parts)
 
     return call
 
@@ -106,93 +107,91 @@ def test_what_is_declared_is_checked() -> None:
 
 @pytest.mark.parametrize(("name", "param"), OUTPUTS)
 def test_none_is_written_into_an_artifact(
-    refused: Callable[..., str], tmp_path: Path, name: str, param: click.Parameter
+    refused: Refused, tmp_path: Path, name: str, param: click.Parameter
 ) -> None:
     (tmp_path / "link").symlink_to("art/weights")
     (tmp_path / "art" / "weights" / "shared").symlink_to("../..")  # as those of a copy
     inside = ("manifest.json", "model.sig", "new", "weights/new/x", "weights/shared/x")
     for place in (*(f"art/{name}" for name in inside), "link/x"):
-        line = refused(name, *given(param, f"{place}{SUFFIXES.get(param.name or '', '')}"))
-        assert f"lies inside the artifact {tmp_path / 'art'}; write the results elsewhere" in line, line
+        words = given(param, f"{place}{SUFFIXES.get(param.name or '', '')}")
+        refused(name, "exists", *words, message=tmp_path / "art", remedy="elsewhere")
 
 
 @pytest.mark.parametrize(("name", "param"), OUTPUTS)
-def test_a_place_that_no_output_has(refused: Callable[..., str], name: str, param: click.Parameter) -> None:
+def test_a_place_that_no_output_has(refused: Refused, name: str, param: click.Parameter) -> None:
     """An address, save where one is taken; and so many folders that Python cannot make them."""
     suffix = SUFFIXES.get(param.name or "", "")
     if (name, param.name) != ("wanrun", "output"):
         for url in ("s3://bucket/x", "file:///tmp/x"):
-            assert f"{url}{suffix} is an address; name a path here" in refused(
-                name, *given(param, url + suffix)
-            )
-    line = refused(name, *given(param, "d/" * 1900 + f"x{suffix}"))
-    assert "lies too deep; expected at most 500 folders" in line and len(line) < 300, line
+            refused(name, "invalid_value", *given(param, url + suffix), message=url + suffix)
+    told = refused(name, "out_of_range", *given(param, "d/" * 1900 + f"x{suffix}"), expected=500)
+    assert len(told["message"]) < 300, told
 
 
 @pytest.mark.parametrize(("name", "param", "read"), READ)
 def test_none_is_written_that_is_read(
-    refused: Callable[..., str], tmp_path: Path, name: str, param: click.Parameter, read: click.Parameter
+    refused: Refused, tmp_path: Path, name: str, param: click.Parameter, read: click.Parameter
 ) -> None:
-    line = refused(name, *given(param, tmp_path / "notes.txt"), *given(read, "notes.txt"))
-    assert "notes.txt is also that of --" in line and "which is read" in line, line
+    parts = ("notes.txt", max(read.opts, key=len))
+    refused(name, "exists", *given(param, tmp_path / "notes.txt"), *given(read, "notes.txt"), message=parts)
     if read.type.tree:
-        line = refused(name, *given(param, "folder/deep/x"), *given(read, "folder"))
-        assert "folder/deep/x lies inside the folder of --" in line, line
+        parts = ("folder/deep/x", max(read.opts, key=len))
+        refused(name, "exists", *given(param, "folder/deep/x"), *given(read, "folder"), message=parts)
 
 
 @pytest.mark.parametrize(("name", "one", "two"), PAIRS)
 def test_none_is_written_twice(
-    refused: Callable[..., str], tmp_path: Path, name: str, one: click.Parameter, two: click.Parameter
+    refused: Refused, tmp_path: Path, name: str, one: click.Parameter, two: click.Parameter
 ) -> None:
-    line = refused(name, *given(one, "new.mp4"), *given(two, tmp_path / "new.mp4"))
-    assert "new.mp4 is also that of --" in line and line.endswith("give each its own name"), line
+    words = *given(one, "new.mp4"), *given(two, tmp_path / "new.mp4")
+    refused(name, "exists", *words, message=("new.mp4", "--"), remedy="name")
 
 
 @pytest.mark.parametrize(("name", "param"), FILES)
 def test_no_file_of_the_user_is_replaced(
-    refused: Callable[..., str],
+    refused: Refused,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
     param: click.Parameter,
 ) -> None:
-    words, foreign = given(param, "notes.txt"), f"and is no file that {max(param.opts, key=len)} wrote"
-    assert f"notes.txt exists, {foreign}; pass --overwrite to replace it" in refused(name, *words)
+    words, option = given(param, "notes.txt"), max(param.opts, key=len)
+    refused(name, "exists", *words, message=("notes.txt", option), remedy="--overwrite")
     os.mkfifo(tmp_path / "pipe")  # a device, such as /dev/null, would be replaced too
     for place in ("no/where", "pipe", "art/.."):
-        assert "cannot be written; name a file in a writable folder" in refused(name, *given(param, place))
+        refused(name, "unwritable", *given(param, place), message=place, remedy="writable folder")
     for more in (["--overwrite"], []):  # an empty file holds nothing that could be lost
         assert run(COMMANDS[name], [*ARGUMENTS[name], *words, *more]) == 3
         assert "manifest.json" in one_error(capsys)
         (tmp_path / "notes.txt").write_bytes(b"")
 
 
-def test_a_folder_of_something_else_is_left(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("a cat")
-    for name, *words in (("oci", "-o"), ("pull", "-o"), ("toy",)):
-        assert "photos is not " in refused(name, *words, "photos")
+    for name, error, *words in (("oci", "wrong_kind", "-o"), ("pull", "exists", "-o"), ("toy", "exists")):
+        refused(name, error, *words, "photos", message="photos")
     for name, *words in (("oci", "-o"), ("pull", "-o"), ("toy",), ("wanrun serve", "--data")):
-        assert "notes.txt is not a folder; name another one" in refused(name, *words, "notes.txt")
+        refused(name, "wrong_kind", *words, "notes.txt", message="notes.txt", remedy="another")
 
 
-def test_an_artifact_is_not_made_inside_another(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_an_artifact_is_not_made_inside_another(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('source = "nothing"\nartifact = "art/weights/new"\n')
     for words in (["convert", "nothing", "art/weights/new"], ["build", "r.toml"]):
-        assert f"lies inside the artifact {tmp_path / 'art'};" in refused(*words)
+        refused(words[0], "exists", *words[1:], message=tmp_path / "art")
 
 
-def test_an_address_is_an_artifact_too(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_an_address_is_an_artifact_too(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "art" / ".partial-copy.json").write_text(
         json.dumps({"address": "s3://bucket/art@3", "url": "s3://bucket/art@3"})
     )
-    line = refused("wanrun", "-o", "s3://bucket/art/{index}.mp4")
-    assert "--output s3://bucket/art/{index}.mp4 lies inside the artifact s3://bucket/art;" in line
-    assert "lies inside" in refused("wanrun", "-o", f"file://{tmp_path}/art/{{index}}.mp4")
+    output = "s3://bucket/art/{index}.mp4"
+    refused("wanrun", "exists", "-o", output, message=(f"--output {output}", " s3://bucket/art"))
+    refused("wanrun", "exists", "-o", f"file://{tmp_path}/art/{{index}}.mp4", message=f" {tmp_path / 'art'}")
 
 
 def test_what_the_option_has_written_is_replaced(
-    refused: Callable[..., str],
+    refused: Refused,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -212,4 +211,4 @@ def test_what_the_option_has_written_is_replaced(
         assert run(wanbuild, ["verify", "art", "--json", "o.json"]) == 0
         assert json.loads((tmp_path / "o.json").read_text()) == outcome
     (tmp_path / "o.json").write_text('{\n  "profiles": {\n    "mine": {}\n  }\n}\n')
-    assert "o.json exists" in refused("verify", "--json", "o.json")
+    refused("verify", "exists", "--json", "o.json", message="o.json")

@@ -33,7 +33,7 @@ def check_possible(
         )
     if num_frames is not None and (frames := nearest_frames(model, num_frames)) != [num_frames]:
         least, reason = fewest_frames(model)
-        why = f", and at least {least}: {reason}" if num_frames < least else ""
+        why = f", and at least {least}" + (f": {reason}" if reason else "") if num_frames < least else ""
         raise UsageError(
             "unsupported",
             f"{field(name)} {num_frames} cannot be built",
