@@ -12,6 +12,7 @@ import pytest
 from helpers.damage import Refused
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.media_files import frames, image, make_task
+from helpers.refusals import check_json, json_error
 from wanrun.media import prepare
 
 pytestmark = pytest.mark.usefixtures("no_weights_are_read")
@@ -242,7 +243,8 @@ def wan(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> C
     def call(lines: list[dict[str, Any]], *arguments: object) -> Run:
         texts = [{"prompt": "a fox", **{key: _plain(value) for key, value in line.items()}} for line in lines]
         file = write_lines(tmp_path / "p.jsonl", *texts)
-        return run_here(capsys, artifact, "--prompts", file, "--output", tmp_path / "o.gif", *arguments)
+        arguments = ("--prompts", file, "--output", tmp_path / "o.gif", *arguments, "--json-errors")
+        return run_here(capsys, artifact, *arguments)
 
     return call
 
@@ -251,41 +253,38 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def _lines(errors: list[str], file: Path) -> dict[int, str]:
-    """What was said of each line."""
-    told = [error.removeprefix(f"error: {file}:").partition(": ") for error in errors]
-    return {int(number): text for number, _, text in told}
+def _lines(lines: list[str], file: Path) -> dict[int, dict[str, Any]]:
+    """The error of each line."""
+    errors = map(json_error, lines)
+    return {int(error["message"].removeprefix(f"{file}:").partition(":")[0]): error for error in errors}
 
 
 def test_lines_with_wrong_media(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
     make_task(artifact, "i2v")
     good = image(tmp_path / "good.png")
     (tmp_path / "empty.png").touch()
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({}, "image is missing: wan2.2-i2v needs it"),
-        ({"image": tmp_path / "missing.png"}, f"image {tmp_path / 'missing.png'} cannot be read"),
-        ({"image": tmp_path / "empty.png"}, f"image {tmp_path / 'empty.png'} cannot be read; found an empty"),
-        ({"image": tmp_path / "empty.png", "seed": 1}, f"image {tmp_path / 'empty.png'} cannot be read"),
-        ({"image": ""}, 'image is no file name; found ""'),
-        ({"image": 3}, "image has the wrong type; expected a string; found 3"),
-        ({"image": good, "video": good}, "video cannot be used with wan2.2-i2v; expected image, last_image"),
-        ({"image": good, "mode": "replace"}, "mode cannot be used with wan2.2-i2v"),
-        ({"image": good, "conditioning_scale": 2}, "conditioning_scale has no effect: this is no VACE model"),
-        ({"image": good, "segment_overlap": 1}, "segment_overlap has no effect: this is no Animate model"),
-        (
-            {"image": good, "output": good},
-            f"the output {good} is also that of {tmp_path}/p.jsonl:1 (image), ",
-        ),
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({}, "missing_parameter", ": image "),
+        ({"image": tmp_path / "missing.png"}, "missing_file", f": image {tmp_path / 'missing.png'} "),
+        ({"image": tmp_path / "empty.png"}, "unreadable", f": image {tmp_path / 'empty.png'} "),
+        ({"image": tmp_path / "empty.png", "seed": 1}, "unreadable", f": image {tmp_path / 'empty.png'} "),
+        ({"image": ""}, "invalid_value", ": image "),
+        ({"image": 3}, "wrong_type", ": image "),
+        ({"image": good, "video": good}, "unsupported", ": video "),
+        ({"image": good, "mode": "replace"}, "unsupported", ": mode "),
+        ({"image": good, "conditioning_scale": 2}, "no_effect", ": conditioning_scale "),
+        ({"image": good, "segment_overlap": 1}, "no_effect", ": segment_overlap "),
+        ({"image": good, "output": good}, "exists", f" {tmp_path}/p.jsonl:1 (image)"),
     ]
     right = {"image": good, "output": tmp_path / "g-{index}.png"}
-    mixed = [line for case, _ in cases for line in (right, case)]
+    mixed = [line for case, _, _ in cases for line in (right, case)]
     before = good.read_bytes()
     done = wan(mixed, "--overwrite")
     assert done.code == 2 and done.out[-1] == f"{len(cases)} made, 0 skipped, {len(cases)} failed"
     found = _lines(done.err, tmp_path / "p.jsonl")
     assert sorted(found) == list(range(2, 2 * len(cases) + 1, 2))
-    for (line, words), text in zip(cases, found.values(), strict=True):
-        assert text.startswith(words), (line, text)
+    for (line, code, words), error in zip(cases, found.values(), strict=True):
+        assert error["code"] == code and words in error["message"], (line, error)
     assert good.read_bytes() == before
     assert len(list(tmp_path.glob("g-*.png"))) == len(cases) and len(fake.loads) == 1
 
@@ -298,20 +297,18 @@ def test_an_output_must_not_be_what_a_later_line_reads(
     done = wan([{"image": one, "output": two}, {"image": two}], "--overwrite")
     assert done.out[-1] == "1 made, 0 skipped, 1 failed"
     file = tmp_path / "p.jsonl"
-    assert done.err == [
-        f"error: {file}:1: the output {two} is also that of {file}:2 (image), which is read; choose another "
-        "output"
-    ]
+    (line,) = done.err
+    check_json(line, "exists", message=(f"{file}:1: ", f" {two} ", f" {file}:2 (image)"), remedy="another")
 
 
 def test_what_all_lines_have_is_said_once(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
     make_task(artifact, "i2v")
     (tmp_path / "empty.png").touch()
     empty = ["--image", tmp_path / "empty.png"]
-    for arguments, words in (([], "--image is missing"), (empty, f"--image {tmp_path / 'empty.png'} cannot")):
+    for arguments, code in (([], "missing_parameter"), (empty, "unreadable")):
         done = wan([{}, {"seed": 1}, {"prompt": "b"}], *arguments)
         assert done.code == 2 and len(done.err) == 1 and done.out == []
-        assert done.err[0].startswith(f"error: {words}")
+        assert check_json(done.err[0], code)["message"].startswith("--image ")
         # Where one line has its own, it is what is wrong with the others.
         done = wan([{}, {"seed": 1}, {"image": image(tmp_path / "good.png")}], *arguments)
         assert len(done.err) == 2 and done.out[-1] == "1 made, 0 skipped, 2 failed"
@@ -319,9 +316,8 @@ def test_what_all_lines_have_is_said_once(wan: Call, fake: Fake, artifact: Path,
         (tmp_path / "o-3.gif").unlink()
     # Of lines that cannot be read nothing is known, and of media there is nothing to say.
     done = wan([{"seed": "x"}])
-    assert done.err == [
-        f'error: {tmp_path / "p.jsonl"}:1: seed has the wrong type; expected an integer; found "x"'
-    ]
+    (line,) = done.err
+    check_json(line, "wrong_type", message=f"{tmp_path / 'p.jsonl'}:1: seed ", found='"x"')
 
 
 def test_lines_with_another_number_of_reference_images(
@@ -344,7 +340,7 @@ def test_lines_with_another_number_of_reference_images(
         fake.generations.clear()
         done = wan(order, *options, "--overwrite")
         assert _lines(done.err, tmp_path / "p.jsonl").keys() == {3}
-        assert "no profile is built for" in done.err[0] and "3 reference image(s)" in done.err[0]
+        check_json(done.err[0], "not_built", message="3 reference image(s)")
         shapes = [made["inputs"].arrays.get("references", np.empty(0)).shape for made in fake.generations]
         assert [shape[0] for shape in shapes] == numbers
         assert fake.loads[-1]["profile"].endswith(f"-r{numbers[0]}") == (numbers[0] > 0)

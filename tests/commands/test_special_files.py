@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from helpers.damage import Refused, executable, one_error, program
+from helpers.damage import Declines, Refused, executable, one_error, program
 from helpers.fake_pipeline import Fake, run_here
 from helpers.media_files import frames, image, make_task
+from helpers.refusals import check_json
 from helpers.special_files import KINDS, within
 from wanbuild.cli import wanbuild
 from wancli.console import run
@@ -84,14 +85,14 @@ def test_a_video_that_is_none(
         assert str(path) in refused(artifact, *options, code=2)
 
 
-def test_a_file_that_ends_later_than_its_picture(refused: Refused, artifact: Path, tmp_path: Path) -> None:
+def test_a_file_that_ends_later_than_its_picture(declines: Declines, artifact: Path, tmp_path: Path) -> None:
     """All of it would be read for its digest."""
     make_task(artifact, "i2v")
     path = image(tmp_path / "i.png")
     with path.open("rb+") as file:
         file.truncate(2**40)
     with within(30):
-        assert "i.png cannot be read; found it is larger than" in refused(artifact, "--image", path, code=2)
+        declines(artifact, "unreadable", "--image", path, code=2, message="i.png", found="larger")
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])
@@ -165,8 +166,9 @@ def test_a_source_that_becomes_none(
 
     monkeypatch.setattr(module, "read_small_files", replaced)
     with within(30):
-        code = run(wanbuild, ["convert", str(checkpoint), "--artifact", str(tmp_path / "artifact")])
-    assert code == 4 and f"{path} cannot be read: it is not a file" in one_error(capsys)
+        arguments = [str(checkpoint), "--artifact", str(tmp_path / "artifact"), "--json-errors"]
+        assert run(wanbuild, ["convert", *arguments]) == 4
+    check_json(one_error(capsys), "unreadable", message=path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,5 +199,5 @@ def test_a_recipe_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = tmp_path / "recipe.toml"
     KINDS[kind](path)
     with within(30):
-        assert run(wanbuild, ["build", str(path)]) == 2
-    assert f"the recipe {path} cannot be read: it is " in one_error(capsys)
+        assert run(wanbuild, ["build", str(path), "--json-errors"]) == 2
+    check_json(one_error(capsys), "unreadable", message=path)

@@ -222,7 +222,7 @@ def _check_unlisted(path: Path, classes: Mapping[str, tuple[str, str]]) -> None:
     """Refuses a second expert that exists but is not listed, because half of the model would be left out."""
     if LOW_NOISE not in classes and os.path.lexists(path / LOW_NOISE):
         raise SourceError(
-            "unknown_parameter",
+            "mismatch",
             f"{path} holds {LOW_NOISE}, which its model_index.json does not list",
             expected="a low-noise expert that is listed, with a boundary_ratio",
             remedy="use the model_index.json of this checkpoint, or move the folder away",
