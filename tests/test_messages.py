@@ -16,14 +16,14 @@ class LostError(UsageError):
         super().__init__("lost", f"{name} is lost", remedy=REMEDY)
 
 def refused(what, found=None):
-    return UsageError("unfit", f"the artifact {what}", found=found, expected="one" if found else "none")
+    return UsageError("unfit", f"artifact {what}", found=found, expected="one" if found else "none")
 
 def check(name, problems):
-    problem = f"is in {name}" if problems else "is a link"
-    problems.append(f"{name} is no file")
+    problem = f"in {name}" if problems else "a link"
+    problems.append(f"{name} is odd")
     raise refused(problem, found="a socket")
     raise LostError(name)
-    raise RefusedError("too many", 429, code="full")
+    raise RefusedError("many", 429, code="full")
     raise OSError("no word for a user")
 """
 
@@ -34,9 +34,10 @@ def test_the_file_is_what_the_source_says() -> None:
 
 
 def test_words_are_found_wherever_they_are_given() -> None:
-    assert Messages([ast.parse(SOURCE)]).by_code() == {
-        "full": ["too many [HTTP 429]"],
-        "lost": ["{} is lost; look again"],
-        OTHERS: ["{} is no file"],
-        "unfit": ["(is in {}|is a link); found a socket", "the artifact {}; expected (one|none); found {}"],
+    found = Messages([ast.parse(SOURCE)]).by_code()
+    assert {code: [text.split("; ") for text in texts] for code, texts in found.items()} == {
+        "full": [["many [HTTP 429]"]],
+        "lost": [["{} is lost", "look again"]],
+        OTHERS: [["{} is odd"]],
+        "unfit": [["(in {}|a link)", "found a socket"], ["artifact {}", "expected (one|none)", "found {}"]],
     }

@@ -42,8 +42,8 @@ def test_options_on_the_screens_exist(name: str) -> None:
 
 
 def test_a_line_that_is_written_over_is_shown_once_for_each_thing_it_says() -> None:
-    shown = "a\r\nreading (1 of 2), 0 s\rreading (2 of 2), 1 s   \rwriting, 0 s\r            \rdone\r\n"
-    assert seen(shown).split("\n") == ["a", "  ~ reading (2 of 2), 1 s", "  ~ writing, 0 s", "done", ""]
+    shown = "a\r\nread (1/2)\rread (2/2)   \rwrite, 0 s\r            \rdone\r\n"
+    assert seen(shown).split("\n") == ["a", "  ~ read (2/2)", "  ~ write, 0 s", "done", ""]
 
 
 def test_no_path_of_a_machine_is_shown() -> None:

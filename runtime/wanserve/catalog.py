@@ -147,13 +147,16 @@ class Model:
         loaded one, and for a shape that is too large to be built.
         """
         if self.loop is not None and options.get("loop") not in (None, self.loop):
-            raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
+            raise RefusedError(
+                f"this server runs loop {self.loop} alone", param=spell("loop"), code="unsupported"
+            )
         schedule = options.get("schedule")
         if isinstance(schedule, str) and schedule not in self.manifest.schedules:
             names = f"one of {', '.join(self.manifest.schedules)}" if self.manifest.schedules else "none"
             raise RefusedError(
                 f"there is no {spell('schedule')} {schedule[:60]!r}; expected {names}",
                 param=spell("schedule"),
+                code="unknown_name",
             )
         for one in options.get("lora", ()):
             if isinstance(name := one.get("name"), str) and name not in self.loras:
@@ -161,6 +164,7 @@ class Model:
                 raise RefusedError(
                     f"there is no {spell('lora')} {name[:60]!r}; expected {names} (v1/loras)",
                     param=spell("lora"),
+                    code="unknown_name",
                 )
         if "prompt" not in options:
             raise UsageError(

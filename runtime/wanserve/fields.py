@@ -138,7 +138,7 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if len(key) > MAX_NAME:
                 raise unknown(key)
             if key in seen:
-                raise RefusedError(f"{key} is given twice", param=key)
+                raise RefusedError(f"{key} is given twice", param=key, code="conflict")
             seen.add(key)
             yield key, item
 
@@ -176,7 +176,9 @@ def _take_size(given: dict[str, Any], body: Body) -> None:
             raise RefusedError(f"{name} is missing: width and height go together", param=name)
         sizes.append(whole(value, 1, 99_999, name))
     if any(options_by_name().get(name) == "size" for name in given):
-        raise RefusedError("size is given twice: as size, and as width and height", param="size")
+        raise RefusedError(
+            "size is given twice: as size, and as width and height", param="size", code="conflict"
+        )
     body.options["size"], body.spelled["size"] = "x".join(map(str, sizes)), "size"
 
 
@@ -196,7 +198,9 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
         return
     if option in body.options:
         other = body.spell(option)
-        raise RefusedError(f"{name} is given twice" + (f", also as {other}" * (other != name)), param=name)
+        raise RefusedError(
+            f"{name} is given twice" + (f", also as {other}" * (other != name)), param=name, code="conflict"
+        )
     row = next(row for row in wanrun.options() if row.name == option)
     body.options[option], body.spelled[option] = _typed(row, value, text, name), name
     if option == "size":
@@ -333,9 +337,11 @@ def _take_file(file: _File, folder: Path, body: Body) -> None:
         option = next((one for one, (takes, _) in inputs.items() if takes == kind), "")
     if option not in inputs:
         taken = f"images or videos as {', '.join(inputs)} alone" if inputs else "no images or videos"
-        raise RefusedError(f"{name} cannot be used: {body.model.name} takes {taken}", param=name)
+        raise RefusedError(
+            f"{name} cannot be used: {body.model.name} takes {taken}", param=name, code="unsupported"
+        )
     if not inputs[option][1] and any(other.option == option for other in body.media):
-        raise RefusedError(f"{option} is given twice", param=name)
+        raise RefusedError(f"{option} is given twice", param=name, code="conflict")
     body.spelled.setdefault(option, name.removesuffix("[]"))
     number = len(body.media)
     body.media.append(stored_upload(file.source, option, file.name, folder, number))

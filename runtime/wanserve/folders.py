@@ -52,7 +52,7 @@ class Folders:
             ) from None
         except OSError as error:
             raise UsageError(
-                "unsupported",
+                "unwritable",
                 f"the folder {root} cannot be used",
                 found=error.strerror,
                 remedy="give --data another one",

@@ -178,10 +178,10 @@ def _put(fields: dict[str, Any], keys: list[str], value: str, whole: str) -> Non
     for key in path:
         fields = fields.setdefault(key, {})
         if not isinstance(fields, dict):
-            raise RefusedError(f"{whole} is given as a value and as an object", param=whole)
+            raise RefusedError(f"{whole} is given as a value and as an object", param=whole, code="conflict")
     there = fields.get(last)
     if isinstance(there, dict):
-        raise RefusedError(f"{whole} is given as a value and as an object", param=whole)
+        raise RefusedError(f"{whole} is given as a value and as an object", param=whole, code="conflict")
     if there is not None:
         fields[last] = [*(there if isinstance(there, list) else [there]), value]
     else:

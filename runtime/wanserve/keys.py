@@ -139,7 +139,9 @@ def _lines(text: str, where: str) -> list[Client]:
             )
         if len(words[1]) < LEAST:
             raise UsageError(
-                "untrusted", f"the key in line {number} of {where} is short", expected=f"{LEAST} characters"
+                "out_of_range",
+                f"the key in line {number} of {where} is short",
+                expected=f"{LEAST} characters",
             )
         digest = hashlib.sha256(words[1].encode()).digest()
         clients.append(Client(words[0], digest, *map(int, words[2:])))

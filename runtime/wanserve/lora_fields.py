@@ -53,7 +53,7 @@ def single_lora(given: dict[str, Any]) -> tuple[list[dict[str, Any]], str] | Non
     if (named := next((name for name in told if LORA[name] == "name"), None)) is None:
         raise RefusedError(f"{next(iter(told))} is given without lora_name", param=next(iter(told)))
     if (other := next((name for name in given if options_by_name().get(name) == "lora"), None)) is not None:
-        raise RefusedError(f"{named} is given twice, also as {other}", param=named)
+        raise RefusedError(f"{named} is given twice, also as {other}", param=named, code="conflict")
     # SGLang's clients send lists; a form only has texts.
     lists = {name: value if isinstance(value, list) else [value] for name, value in told.items()}
     if len({len(each) for each in lists.values()}) > 1:
@@ -88,7 +88,9 @@ def _lora(value: Any, name: str, text: bool) -> dict[str, Any]:
     found = dict[str, Any]()
     for key, given in value.items():
         if (own := OF_LORA.get(key, key)) in found:
-            raise RefusedError(f"{own} of {name} is given twice, also as {key[:60]!r}", param=name)
+            raise RefusedError(
+                f"{own} of {name} is given twice, also as {key[:60]!r}", param=name, code="conflict"
+            )
         if key in LORA_PATHS:
             raise RefusedError(f"{name} has a {key}; {NO_LORA_PATH}", param=name)
         if own and given is not None:

@@ -241,7 +241,7 @@ class Service:
         try:
             config.load()
         except (OSError, ValueError) as error:
-            raise UsageError("unsupported", "the TLS certificate cannot be used", found=error) from None
+            raise UsageError("unreadable", "the TLS certificate cannot be used", found=error) from None
         return config
 
     @property
@@ -311,7 +311,7 @@ def check_certificate(files: tuple[Path, Path] | None) -> None:
             wanrun.read_bounded(file, MAX_PEM)
     except OSError as error:
         raise UsageError(
-            "unsupported", "the TLS certificate cannot be used", found=error.strerror or error
+            "unreadable", "the TLS certificate cannot be used", found=error.strerror or error
         ) from None
 
 

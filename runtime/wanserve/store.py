@@ -55,7 +55,7 @@ class Store:
         except sqlite3.Error as error:  # another program's file, or a full disk
             remedy = "give --data another folder"
             raise UsageError(
-                "unsupported", f"the database {path} cannot be used", found=error, remedy=remedy
+                "unreadable", f"the database {path} cannot be used", found=error, remedy=remedy
             ) from None
         self._writer = threading.Thread(target=self._write, name="store", daemon=True)
         self._writer.start()

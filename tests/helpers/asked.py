@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from helpers.manifests import (
     full_manifest,
@@ -24,9 +26,23 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile
 from wanserve.catalog import Catalog, Model
+from wanserve.codes import AnyCode
 from wanserve.keys import Keys
+from wanserve.refusal import RefusedError
 from wanserve.service import Service
 from wanserve.settings import Settings
+
+
+@contextmanager
+def denies(code: AnyCode, status: int = 400, **parts: object) -> Iterator[pytest.ExceptionInfo[RefusedError]]:
+    """Checks that a block raises the error of a request, and the code and values in its answer's error."""
+    with pytest.raises(RefusedError) as caught:
+        yield caught
+    error = caught.value.body["error"]
+    assert (caught.value.status, error["code"]) == (status, code), error
+    for name, values in parts.items():
+        for value in values if isinstance(values, tuple) else (values,):
+            assert str(value) in str(error.get(name)), (name, value, error)
 
 
 def catalog(**more: Any) -> Catalog:

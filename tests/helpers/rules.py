@@ -20,7 +20,7 @@ EXEMPTIONS = REPOSITORY / "tests" / "exemptions.tsv"
 MOST_LINES = 400
 SENTENCE = 4
 """Words that make a text one: no code, name or number has as many."""
-CHECKS = ("refuses", "check_refusal", "check_json", "declines")
+CHECKS = ("refuses", "check_refusal", "check_json", "declines", "denies")
 """What takes the values of an error, of ``helpers.refusals`` and in fixtures."""
 
 Counted = Mapping[str, int]

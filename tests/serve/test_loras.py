@@ -109,6 +109,6 @@ def test_what_a_client_sees(tmp_path: Path) -> None:
             assert "lora" not in changed["options"]
             fields["loras"] = str(tmp_path / "more.safetensors")
             _, code, line = await server.refused("POST", "/v1/videos", fields)
-            assert code == "invalid_value" and str(tmp_path) not in line
+            assert code == "unknown_name" and str(tmp_path) not in line
 
     asyncio.run(test())

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from helpers.refusals import refuses
 from helpers.videos import video
-from wanrun.errors import UsageError
 from wanserve import store as stored
 from wanserve.store import Store
 from wanserve.video import Failure, Upload
@@ -104,7 +104,7 @@ def test_what_is_no_database_of_a_server(tmp_path: Path, content: bytes | None) 
     else:
         file.write_bytes(content)
     before = file.read_bytes()
-    with pytest.raises(UsageError, match=r"jobs.sqlite3 cannot be used; found "):
+    with refuses("unreadable", what="jobs.sqlite3"):
         Store(file)
     assert content is None or file.read_bytes() == before
 

@@ -212,8 +212,8 @@ def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[
     device.happens = fails
     _, outcome, goes_on = run(device, tmp_path)
     assert goes_on and isinstance(outcome.error, InternalError)
-    assert str(outcome.error) == "internal error: ValueError; see the server's log"
-    assert "a secret in /srv/x" in capsys.readouterr().err
+    assert "ValueError" in str(outcome.error) and "secret" not in str(outcome.error)
+    assert "/srv/x" in capsys.readouterr().err
 
 
 def test_a_job_begins_behind_the_steps_of_another(device: Device, tmp_path: Path) -> None:
