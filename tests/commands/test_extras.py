@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers.refusals import check_json
 from wanbuild.building import BUILD_EXTRA
 from wanbuild.cli import wanbuild
 
@@ -36,15 +37,15 @@ for arguments in commands:
 json.dump([results, sorted({"jax", "numpy"} & sys.modules.keys())], sys.stdout)
 """
 
-INSTALL = "pip install '.[build]' in the checkout"
+INSTALL = "pip install '.[build]'"
 PACKAGES = sorted({name.partition(".")[0] for name in BUILD_EXTRA})
 
 
 def without(packages: Sequence[str], *commands: Sequence[object]) -> tuple[list[Any], list[str]]:
-    """The exit code, stdout and stderr of each command, and which heavy packages were imported."""
+    """The exit code, stdout and errors as JSON of each command, and which heavy packages were imported."""
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS],
-        input=json.dumps([packages, [list(map(str, arguments)) for arguments in commands]]),
+        input=json.dumps([packages, [[*map(str, arguments), "--json-errors"] for arguments in commands]]),
         capture_output=True,
         text=True,
         timeout=120,
@@ -72,14 +73,9 @@ def test_commands_name_the_extra(toy_checkpoint: Path, toy_artifact: Path, tmp_p
     calls = commands(toy_checkpoint, toy_artifact, tmp_path)
     results, heavy = without(PACKAGES, *calls.values())
     missing = ", ".join(f"no {name}" for name in BUILD_EXTRA)
-    assert results == [
-        [
-            2,
-            "",
-            f"error: wanbuild {name} needs the build extra; found {missing}; {INSTALL}\n",
-        ]
-        for name in calls
-    ]
+    for name, (code, output, line) in zip(calls, results, strict=True):
+        assert (code, output) == (2, "")
+        check_json(line, "not_installed", message=f"wanbuild {name} ", found=missing, remedy=INSTALL)
     assert heavy == []  # and before anything slow
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
@@ -89,7 +85,8 @@ def test_one_package_alone(toy_artifact: Path, name: str) -> None:
     """``verify`` too, though it restores with plain Orbax at its end only."""
     ((code, output, line),), _ = without([name.partition(".")[0]], ["verify", "--artifact", toy_artifact])
     assert (code, output) == (2, "")
-    assert line == f"error: wanbuild verify needs the build extra; found no {name}; {INSTALL}\n"
+    error = check_json(line, "not_installed", message="wanbuild verify ", remedy=INSTALL)
+    assert error["found"] == f"no {name}"
 
 
 def test_help_and_inspect_need_no_extra(toy_artifact: Path) -> None:
