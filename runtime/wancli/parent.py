@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from wancli.early import WORDS
+from wancli.error_line import JSON_ERRORS, error_line
 from wanrun.errors import ClusterError, lost_process
 from wanrun.temporary import remove_abandoned
 from wanrun.undo import end, stand_still
@@ -106,7 +107,7 @@ def _run_as_child() -> NoReturn:
     if code >= 0:
         end(code)
     error = _ended(-code, joined=len(words) > 1)
-    end(error.exit_code, f"error: {error}")
+    end(error.exit_code, error_line(error, str, JSON_ERRORS in sys.argv))
 
 
 def _bind_to_parent(prctl: Callable[[int, int], int], parent: int) -> None:

@@ -92,7 +92,9 @@ def check_media(manifest: Manifest, media: Media) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise UsageError("invalid_value", "; ".join(problem.text for problem in problems))
+        same = len({problem.code for problem in problems}) == 1
+        code = problems[0].code if same else "invalid_value"
+        raise UsageError(code, "; ".join(problem.text for problem in problems))
 
 
 def is_given(media: Media, name: MediaOption) -> bool:

@@ -54,7 +54,7 @@ def test_all_load_the_same(toy_artifact: Path) -> None:
 @pytest.mark.parametrize("option", [{"allow_compile": True}, {"text_encoder_device": "cpu"}])
 def test_nothing_is_done_that_hosts_may_do_otherwise(toy_artifact: Path, option: dict[str, Any]) -> None:
     (name,) = option
-    with refuses("mismatch", what=name):
+    with refuses("conflict", what=name):
         load(toy_artifact, Noting(), LoadPolicy(**option))
 
 
