@@ -13,10 +13,12 @@ import pytest
 
 from helpers.damage import linked
 from helpers.pictures import picture, pictures
+from helpers.refusals import refuses
 from wanbuild.programs.wiring import check_set
 from wanrun.artifact.manifest import read_manifest
+from wanrun.codes import ErrorCode
 from wanrun.denoising.latents import leading_latents
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
@@ -97,7 +99,7 @@ def test_reference_images_choose_the_profile(media_toy: Toys) -> None:
     with load(artifact, prompts=[PROMPT, ""]) as pipeline:
         assert pipeline.profile.num_references == 0
         found = [pipeline.generate(PROMPT, "", media=media, num_steps=2) for media in (references, Media())]
-        with pytest.raises(ArtifactError, match=r"no profile is built for .* 1 reference image"):
+        with refuses("not_built", ArtifactError, what="1 reference image", remedy="wanbuild compile"):
             pipeline.generate(PROMPT, "", media=Media(reference_image=(picture(90, 70),)), num_steps=2)
     for count, media, expected in ((2, references, found[0]), (0, Media(), found[1])):
         with load(artifact, num_references=count, prompts=[PROMPT, ""]) as pipeline:
@@ -179,21 +181,18 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
     with load(artifact, lazy=True) as pipeline:
         manifest, profile = pipeline.manifest, pipeline.profile
 
-        def fails(error: type[Exception], message: str, **given: Any) -> None:
-            with pytest.raises(error, match=message):
+        def fails(kind: type[WanError], code: ErrorCode, what: str, **given: Any) -> None:
+            with refuses(code, kind, what=what):
                 pipeline.generate(PROMPT, num_steps=1, **given)
 
         inputs = load_media(manifest, profile, animation(20))
-        fails(UsageError, "image is missing.*pose_video is missing")
-        fails(UsageError, "exclude each other", media=animation(20), inputs=inputs)
-        fails(UsageError, "segment_overlap is not that of the inputs", inputs=inputs, segment_overlap=5)
+        fails(UsageError, "missing_parameter", field("pose_video"))
+        fails(UsageError, "conflict", "inputs", media=animation(20), inputs=inputs)
+        fails(UsageError, "mismatch", field("segment_overlap"), inputs=inputs, segment_overlap=5)
         other = load_media(manifest, msgspec.structs.replace(profile, num_frames=17), animation(20))
-        fails(
-            ArtifactError,
-            "is given what it does not take",
-            inputs=replace(other, arrays=cut(other.arrays, 5)),
-        )
-        fails(UsageError, "video cannot be used", media=Media(video=pictures(9, 96, 64)))
+        short = replace(other, arrays=cut(other.arrays, 5))
+        fails(ArtifactError, "damaged", "program", inputs=short)
+        fails(UsageError, "invalid_value", field("video"), media=Media(video=pictures(9, 96, 64)))
     older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
     manifest = read_manifest(older)
     sets = {
@@ -207,11 +206,10 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
     changed = manifest.changed(program_sets=sets, targets=targets)
     changed.write(older)
     with load(older, lazy=True) as pipeline:
-        fails(
-            ArtifactError, "has no program for images and videos", media=Media(image=pictures(1, 96, 64)[0])
-        )
+        profile = pipeline.profile
+        fails(ArtifactError, "not_built", profile.name, media=Media(image=pictures(1, 96, 64)[0]))
     (key,) = sets
-    with pytest.raises(ArtifactError, match="programs of role window; expected one; found nothing"):
+    with refuses("mismatch", ArtifactError, what="role window", expected="one", found="nothing"):
         check_set(changed, key)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from helpers.groups import START_SECONDS, Ended, Processes, free_port, lost_in_the_steps, wanrun_commands
+from helpers.refusals import check_json
 
 PROMPT = ("--prompt", "a fox", "--steps", "2", "--seed", "3")
 WINDOWS = (*PROMPT, "--frames", "9", "--window-frames", "5")
@@ -41,10 +42,10 @@ def outputs(tmp_path: Path, count: int) -> list[Path]:
 def together(
     artifacts: Path, tmp_path: Path, count: int, *options: object, **of_each: Sequence[object]
 ) -> tuple[list[Ended], list[Path]]:
-    """Runs processes to their end; returns how they ended, and where each would have written."""
+    """Runs processes to their end, errors as JSON; returns how they ended, and where each would write."""
     videos = outputs(tmp_path, count)
     each = {"output": videos, "artifact": [artifacts] * count, **of_each}
-    commands = wanrun_commands(count, *options, **each)
+    commands = wanrun_commands(count, "--json-errors", *options, **each)
     with Processes(commands, tmp_path) as processes:
         return [processes.ended(index, START_SECONDS) for index in range(count)], videos
 
@@ -109,7 +110,8 @@ def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: 
     with Processes([[*options, str(one)] for one in pattern], tmp_path, slurm_step(2)) as processes:
         second = [processes.ended(index, START_SECONDS) for index in range(2)]
     assert [one.code for one in second] == [0, 0], second
-    assert "is there already" in second[0].output and "1 made, 1 skipped, 0 failed" in second[0].output
+    there, *_, counts = second[0].output.splitlines()
+    assert str(folders[0] / "video-3.npy") in there and re.findall(r"\d+", counts) == ["1", "1", "0"]
     assert second[1].output == "" and second[1].errors == []
     assert (folders[0] / "video-3.npy").read_bytes() == made
     assert same_frames(np.load(folders[0] / "video-4.npy"), expected)
@@ -117,33 +119,20 @@ def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "message"),
+    ("options", "code", "name", "values"),
     [
-        (
-            {"prompt": ["a fox", "a dog"]},
-            2,
-            "the processes were given different requests: prompt; expected 'a fox' as process 0; "
-            "found 'a dog' in process 1; give all of them the same options",
-        ),
-        (
-            {"seed": [3, 4]},
-            2,
-            "the processes were given different requests: seed; expected '3' as process 0; "
-            "found '4' in process 1; give all of them the same options",
-        ),
-        ({"memory": ["auto", "low"]}, 2, "the processes were given different requests: memory; expected "),
-        (
-            {"artifact": ["mesh", "toy"]},
-            3,
-            "the processes have different artifacts: content digest; expected ",
-        ),
+        ({"prompt": ["a fox", "a dog"]}, 2, "prompt", ("'a fox'", "'a dog'")),
+        ({"seed": [3, 4]}, 2, "seed", ("'3'", "'4'")),
+        ({"memory": ["auto", "low"]}, 2, "memory", ("auto", "low")),
+        ({"artifact": ["mesh", "toy"]}, 3, "content digest", ("sha256:", "sha256:")),
     ],
     ids=["prompt", "seed", "memory", "artifact"],
 )
 def test_a_difference_is_named_before_the_first_step(
     options: dict[str, list[Any]],
     code: int,
-    message: str,
+    name: str,
+    values: tuple[str, str],
     mesh_artifact: Path,
     toy_artifact: Path,
     tmp_path: Path,
@@ -155,7 +144,9 @@ def test_a_difference_is_named_before_the_first_step(
     ended, videos = together(mesh_artifact, tmp_path, 2, **each)
     for one in ended:
         assert one.code == code, ended
-        assert len(one.errors) == 1 and one.errors[0].startswith(f"error: {message}"), ended
+        (line,) = one.errors
+        expected, found = ((value, f"process {index}") for index, value in enumerate(values))
+        check_json(line, "mismatch", message=f": {name};", expected=expected, found=found)
         assert one.seconds < 30
     assert not any(list(video.parent.iterdir()) for video in videos)
 
@@ -164,23 +155,29 @@ def test_a_process_that_cannot_start_ends_the_others(mesh_artifact: Path, tmp_pa
     ended, _ = together(mesh_artifact, tmp_path, 2, "--prompt", "a fox", steps=[0, 2])
     assert [one.code for one in ended] == [2, 5]
     assert [len(one.errors) for one in ended] == [1, 1]
-    assert ended[0].errors[0].startswith("error: --steps is out of range")
+    check_json(ended[0].errors[0], "out_of_range", options="--steps", found=0)
 
 
 @pytest.mark.parametrize(
-    ("count", "options", "message"),
+    ("count", "options", "error", "parts"),
     [
-        (3, (), "the 4 devices of this target's mesh, data=2,context=2, cannot be shared evenly"),
-        (2, ("--allow-compile",), "--allow-compile is not possible with several processes"),
+        (3, (), "mismatch", {"message": "data=2,context=2", "found": 3, "remedy": "--mesh"}),
+        (2, ("--allow-compile",), "conflict", {"options": "--allow-compile", "remedy": "wanbuild compile"}),
     ],
 )
 def test_what_several_processes_cannot_have(
-    count: int, options: Sequence[str], message: str, mesh_artifact: Path, tmp_path: Path
+    count: int,
+    options: Sequence[str],
+    error: str,
+    parts: dict[str, object],
+    mesh_artifact: Path,
+    tmp_path: Path,
 ) -> None:
     ended, _ = together(mesh_artifact, tmp_path, count, *PROMPT, *options)
     for one in ended:
         assert one.code == 2, ended
-        assert len(one.errors) == 1 and one.errors[0].startswith(f"error: {message}"), ended
+        (line,) = one.errors
+        check_json(line, error, **parts)
 
 
 @pytest.mark.parametrize(
@@ -193,4 +190,4 @@ def test_one_that_is_lost_in_the_steps_ends_the_other(
     ended = lost_in_the_steps(2, victim, number, mesh_artifact, tmp_path)
     assert ended[victim].code == code
     (line,), other = ended[1 - victim].errors, ended[1 - victim].code
-    assert other == 5 and line.startswith("error: another process of this run has ended")
+    assert other == 5 and check_json(line, "process_lost")["exit_code"] == 5

@@ -126,7 +126,7 @@ def wanrun_commands(count: int, *options: object, **of_each: Sequence[object]) -
 def lost_in_the_steps(
     count: int, victim: int, number: signal.Signals, artifact: Path, folder: Path
 ) -> list[Ended]:
-    """Signals one process of several while they make steps; returns how each ended.
+    """Signals one process of several while they make steps; returns how each ended, with errors as JSON.
 
     Process 0 has to leave the video that it had made before, and the others nothing.
     """
@@ -137,7 +137,8 @@ def lost_in_the_steps(
     lines = [{"prompt": "a fox", "steps": steps, "seed": seed} for seed, steps in enumerate((1, 1000))]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     patterns = [one / "{seed}.npy" for one in folders]
-    commands = wanrun_commands(count, "--artifact", artifact, "--prompts", prompts, output=patterns)
+    options = ("--artifact", artifact, "--prompts", prompts, "--json-errors")
+    commands = wanrun_commands(count, *options, output=patterns)
     with Processes(commands, folder) as processes:
         processes.wait_for(0, "wrote", "out")  # the first; the second takes minutes
         time.sleep(1)
