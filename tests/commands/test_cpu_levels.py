@@ -13,13 +13,13 @@ import pytest
 
 from helpers.artifacts import same_profile, with_cpu_levels
 from helpers.damage import edit_environment
+from helpers.refusals import refuses
 from wanbuild.options import CompileRequest
 from wanbuild.programs import entry_compiler
 from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import UsageError
 from wanrun.machine import environment
 from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.replay.golden import replayed
@@ -92,7 +92,7 @@ def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.Monk
         pytest.skip("this CPU has nothing beyond the level")
     monkeypatch.setattr(environment, "cpu_features", lambda: CPU_LEVEL_FEATURES[LEVEL])
     _, (line,) = latents(both)
-    assert line.startswith(f"target {LEVEL}; others do not fit: cpu (CPU features ")
+    assert line.startswith(f"target {LEVEL}; ") and " cpu (" in line
 
 
 def test_code_beyond_a_level_is_compiled_again(
@@ -106,7 +106,7 @@ def test_code_beyond_a_level_is_compiled_again(
     monkeypatch.setattr("wanbuild.targets.target.CPU_LEVELS", levels)
     monkeypatch.setattr(entry_compiler, "beyond", lambda entry, allowed: ["GFNI"])
     lines: list[str] = []
-    with pytest.raises(UsageError, match=r"cannot be compiled for cpu-v3 .*SSE4_2 alone; found GFNI"):
+    with refuses("unsupported", what=LEVEL, expected="SSE4_2", found="GFNI"):
         compile_artifact(request(artifact), lines.append)
     (line,) = (line for line in lines if "GFNI" in line)
-    assert line.endswith(f"code for AVX needs GFNI, which {LEVEL} lacks; compiled for SSE4_2")
+    assert all(name in line for name in ("AVX", LEVEL, "SSE4_2"))
