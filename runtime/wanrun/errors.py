@@ -56,6 +56,10 @@ def quoted(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
+def _spelled(text: str, spell: Callable[[str], str]) -> str:
+    return _FIELD.sub(lambda match: spell(match[1]), text)
+
+
 class WanError(Exception):
     """A failure that a user can act on.
 
@@ -94,12 +98,12 @@ class WanError(Exception):
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """Returns the message with ``spell`` applied to each option's Python name."""
-        return _FIELD.sub(lambda match: spell(match[1]), self.text)
+        return _spelled(self.text, spell)
 
     def words(self, spell: Callable[[str], str] = str) -> dict[str, str]:
         """Returns what of ``expected``, ``found`` and ``remedy`` the message has, spelled as the message."""
         return {
-            name: _FIELD.sub(lambda match: spell(match[1]), " ".join(str(part).split()))
+            name: _spelled(" ".join(str(part).split()), spell)
             for name in ("expected", "found", "remedy")
             if (part := self.parts[name]) is not None
         }

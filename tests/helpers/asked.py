@@ -21,6 +21,7 @@ from helpers.manifests import (
     with_profiles,
     without_past,
 )
+from helpers.refusals import check_parts
 from serve_client import Answer, encoded
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.model import Chunking
@@ -40,9 +41,7 @@ def denies(code: AnyCode, status: int = 400, **parts: object) -> Iterator[pytest
         yield caught
     error = caught.value.body["error"]
     assert (caught.value.status, error["code"]) == (status, code), error
-    for name, values in parts.items():
-        for value in values if isinstance(values, tuple) else (values,):
-            assert str(value) in str(error.get(name)), (name, value, error)
+    check_parts(error, **parts)
 
 
 def catalog(**more: Any) -> Catalog:

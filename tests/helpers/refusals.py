@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,10 +40,15 @@ def check_json(line: str, code: str, **parts: object) -> dict[str, Any]:
     """Checks and returns the error of a line of ``--json-errors``; several values are a tuple."""
     error = json_error(line)
     assert error["code"] == code, error
+    check_parts(error, **parts)
+    return error
+
+
+def check_parts(error: Mapping[str, Any], **parts: object) -> None:
+    """Checks values in the parts of an error, by name; several values are a tuple."""
     for name, values in parts.items():
         for value in values if isinstance(values, tuple) else (values,):
             assert str(value) in str(error.get(name)), (name, value, error)
-    return error
 
 
 def json_error(line: str) -> dict[str, Any]:

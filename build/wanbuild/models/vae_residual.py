@@ -58,7 +58,6 @@ def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
     repeated here.
     """
     B, T, H, W, C = x.shape
-    B, T, H, W, C = x.shape
     each = time * space**2
     # Output channel o at place p is channel (each · o + p) // repeats.
     index = np.arange(out_dim * each).reshape(out_dim, each) // (out_dim * each // C)
