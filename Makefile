@@ -124,7 +124,7 @@ $(LIVE)/artifact:
 	$(BIN)/wanbuild compile --artifact $(LIVE)/new --target cpu --size 96x64 --frames 45
 	mv $(LIVE)/new $(LIVE)/artifact
 
-# Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
+# Marks at the tests decide which of the three has them: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint
 	$(PYTEST) -m "not thorough" tests
 

@@ -29,7 +29,7 @@ from helpers.damage import Declines, Refused, linked, one_error
 from helpers.devices import on_devices
 from helpers.loaded_once import loaded_once
 from helpers.refusals import check_json
-from helpers.tiers import Tiers
+from helpers.tiers import mark
 
 if TYPE_CHECKING:
     from helpers.fake_pipeline import Fake
@@ -61,15 +61,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    tiers, record = Tiers(), config.getoption("--record-times")
-    config.pluginmanager.register(tiers, "tiers")
-    config.pluginmanager.register(Cost(tiers.times, Path(record) if record else None), "cost")
+    record = config.getoption("--record-times")
+    config.pluginmanager.register(Cost(Path(record) if record else None), "cost")
     if config.getoption("--without-torch"):
         from helpers.without_torch import sitecustomize
 
         assert not sitecustomize.PACKAGES & sys.modules.keys()
         folders = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items)
 
 
 @pytest.fixture(scope="session")

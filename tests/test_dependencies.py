@@ -88,6 +88,7 @@ def foreign(folder: str, everywhere: bool) -> dict[str, str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("folder", EXTRAS)
 def test_imports_are_declared(folder: str) -> None:
     always, asked = EXTRAS[folder]

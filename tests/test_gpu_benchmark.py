@@ -346,6 +346,7 @@ def test_wanbuild_is_told_of_a_gpu_that_only_jax_sees(
     assert bench.environment.get("JAX_PLATFORMS") == told
 
 
+@pytest.mark.thorough
 def test_a_smoke_run_comes_to_its_end(
     gpu: Any, artifact: Path, golden: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -27,11 +27,6 @@ FOR_PARITY = {
 }
 """Helpers that have torch too."""
 
-WITHOUT_LOGIC = {
-    *("__main__.py", "generation/result.py", "jobs/run.py", "request/request.py", "request/values.py"),
-}
-"""The entry point, and records without a method."""
-
 
 def imported(file: Path) -> set[str]:
     """The top packages that a file imports, and the helpers by their own names."""
@@ -46,6 +41,7 @@ def imported(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in names} | helpers | torch
 
 
+@pytest.mark.thorough
 def test_tests_with_torch_are_in_parity() -> None:
     files = [file for file in TESTS.rglob("*.py") if "parity" not in file.relative_to(TESTS).parts]
     with_torch = {file for file in files if imported(file) & {*WITH_TORCH, *FOR_PARITY}}
@@ -54,14 +50,12 @@ def test_tests_with_torch_are_in_parity() -> None:
 
 
 @pytest.mark.parametrize(("package", "tests"), RUNTIME.items())
-def test_each_module_has_a_test_of_its_name(package: str, tests: str) -> None:
+def test_each_room_has_its_tests(package: str, tests: str) -> None:
     missing, root = [], TESTS.parent / package
-    for module in sorted(root.rglob("*.py")):
-        place = module.relative_to(root)
-        if module.stem != "__init__" and place.as_posix() not in WITHOUT_LOGIC:
-            test = TESTS / tests / place.parent / f"test_{module.stem}.py"
-            if not test.is_file():
-                missing.append(str(test.relative_to(TESTS)))
+    for room in sorted(file.parent.relative_to(root) for file in root.rglob("__init__.py")):
+        place = TESTS / tests / room
+        if not (list(place.glob("test_*.py")) or place.with_name(f"test_{place.name}.py").is_file()):
+            missing.append(str(room))
     assert missing == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from helpers.messages import FILE, OTHERS, Messages, messages
 
 SOURCE = """
@@ -28,6 +30,7 @@ def check(name, problems):
 """
 
 
+@pytest.mark.thorough
 def test_the_file_is_what_the_source_says() -> None:
     """After a change of a message: PYTHONPATH=tests python tests/helpers/messages.py"""
     assert FILE.read_text(encoding="utf-8").splitlines() == messages().splitlines()

@@ -148,6 +148,7 @@ def places(folder: str) -> dict[str, int]:
     return {name: layer for layer, names in enumerate(PACKAGES[folder].layers) for name in names.split()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_imports_go_one_way(folder: str) -> None:
     root, layer = REPOSITORY / folder, places(folder)

@@ -120,6 +120,7 @@ def test_every_chip_is_in_the_tables() -> None:
             assert row in TEXT and page("docs/small-cards.md").count(row) == 2, name
 
 
+@pytest.mark.slow
 def test_sections_that_are_named_exist() -> None:
     """In the pages, and in what the code says of them: the page, a comma, and the section in quotes."""
     for path in (*CODE, *(REPOSITORY / name for name in PAGES)):
@@ -129,6 +130,7 @@ def test_sections_that_are_named_exist() -> None:
             assert " ".join(section.split()) in headings(there.read_text(encoding="utf-8")), (path, section)
 
 
+@pytest.mark.thorough
 def test_a_reader_comes_to_a_video(toy_checkpoint: Path, tmp_path: Path) -> None:
     """Each command as it stands, from the checkpoint to the video, and then the Python beside it."""
     bin_folder = Path(sys.executable).parent

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+import pytest
+
 WANRUN = Path(__file__).parents[1] / "runtime" / "wanrun"
 
 TASKS = frozenset({"t2v", "i2v", "flf2v", "ti2v", "vace", "animate", "s2v"})
@@ -67,10 +69,12 @@ def found(wrong: Callable[[str], bool], but: Collection[str] = ()) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_task_is_named() -> None:
     assert found(lambda text: bool(words(text) & TASKS)) == []
 
 
+@pytest.mark.slow
 def test_no_option_of_some_models_is_named() -> None:
     assert found(OPTIONS.__contains__, but=(MEDIA, SAMPLES, ELSEWHERE)) == []
 

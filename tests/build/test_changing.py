@@ -41,6 +41,7 @@ def left(artifact: Path) -> list[Path]:
     return list(unlisted(open_artifact(artifact)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
 def test_a_signal(artifact_copy: Path, number: signal.Signals) -> None:
     with subprocess.Popen(

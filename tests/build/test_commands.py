@@ -160,6 +160,7 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert calls[-1] == ("compile", (request,), {})  # nothing runs here
 
 
+@pytest.mark.slow
 def test_a_recipe_is_built_again_if_something_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +200,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[CompileRequest]:
     return requests
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", variants())
 def test_the_default_profile_is_the_variant_s(
     tmp_path: Path, compiled: list[CompileRequest], variant: str
@@ -308,6 +310,7 @@ def test_a_toy_of_an_unknown_variant(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_inspect_shows_both_guidance_scales(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", "wan2.2-t2v")
     convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))

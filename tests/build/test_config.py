@@ -291,6 +291,7 @@ def test_the_good_configs_are_taken(cls: Any) -> None:
     parse_config(cls, _good(cls), "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "name", "good"), NUMBERS, ids=[f"{cls.__name__}-{name}" for cls, name, _ in NUMBERS]
 )

@@ -110,6 +110,7 @@ def test_a_build_looks_at_a_checkpoints_files_alone(tmp_path: Path) -> None:
     assert fingerprint(read) != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MODEL)))
 def test_what_the_model_cannot_have_is_found_before_it_is_converted(
     number: int,

@@ -106,6 +106,7 @@ for content in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [False, True])
 def test_a_read_only_artifact_is_replaced_and_blocks_no_later_build(tmp_path: Path, left: bool) -> None:
     """Also one that an earlier build could not remove."""
@@ -294,6 +295,7 @@ def test_too_little_free_space_is_refused_early(
 # --- replacing an artifact ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_artifact_is_replaced_only_with_force(
     toy_checkpoint: Path, converted: Path, tmp_path: Path
 ) -> None:
@@ -313,6 +315,7 @@ def test_an_artifact_is_replaced_only_with_force(
 TOY_DTYPES = {"transformer": "float32", "text_encoder": "float32"}  # those of the toy artifact
 
 
+@pytest.mark.slow
 def test_force_keeps_programs_and_executables_that_are_valid(
     artifact_copy: Path, other_checkpoint: Path
 ) -> None:
@@ -339,6 +342,7 @@ def test_force_keeps_programs_and_executables_that_are_valid(
     assert after.components == fresh.components
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("solver", "shift"), [("unipc", 7.5), ("euler", 3.0)])
 def test_force_keeps_programs_where_the_scheduler_alone_differs(
     artifact_copy: Path, tmp_path: Path, solver: str, shift: float
@@ -359,6 +363,7 @@ def test_force_keeps_programs_where_the_scheduler_alone_differs(
     )
 
 
+@pytest.mark.slow
 def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: Path) -> None:
     write_toy(tmp_path / "deeper", configs={"transformer": {"num_layers": 4}})
     for checkpoint, dtypes in ((tmp_path / "deeper", TOY_DTYPES), (tmp_path / "deeper", {})):
@@ -369,6 +374,7 @@ def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: 
         assert not (artifact_copy / "executables").exists()
 
 
+@pytest.mark.slow
 def test_what_a_user_put_into_the_folder_is_not_deleted(
     artifact_copy: Path, toy_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -397,6 +403,7 @@ def test_what_a_user_put_into_the_folder_is_not_deleted(
     convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
 
 
+@pytest.mark.slow
 def test_what_is_taken_over_from_a_read_only_artifact_is_not_read_only(
     artifact_copy: Path, other_checkpoint: Path
 ) -> None:
@@ -409,6 +416,7 @@ def test_what_is_taken_over_from_a_read_only_artifact_is_not_read_only(
     assert all(path.stat().st_mode & stat.S_IWUSR for path in folders)
 
 
+@pytest.mark.slow
 def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, toy_checkpoint: Path) -> None:
     """Other defaults change no program; a model that takes an image has others."""
     before = read_manifest(artifact_copy)
@@ -420,6 +428,7 @@ def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, t
     assert not after.profiles and after.model == before.model
 
 
+@pytest.mark.slow
 def test_force_drops_programs_of_another_dtype(artifact_copy: Path, toy_checkpoint: Path) -> None:
     after = convert(ConvertRequest(toy_checkpoint, artifact_copy, force=True))
     assert not after.profiles

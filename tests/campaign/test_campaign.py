@@ -23,6 +23,7 @@ from campaign.sources import Sample, toy
 SECONDS = 6.0
 
 
+@pytest.mark.thorough
 def test_every_fault_is_survived(toy_artifact: Path, toy_checkpoint: Path, ti2v_checkpoint: Path) -> None:
     """A fault that fails is told with the options that repeat it, of which the seed is one."""
     seed = datetime.datetime.now(datetime.UTC).date().toordinal()

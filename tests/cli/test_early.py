@@ -150,6 +150,7 @@ def interrupted(
     return process.returncode, out, err, time.monotonic() - sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_each_signal_has_its_word_and_code(number: signal.Signals, tmp_path: Path) -> None:
     code, _, err, _ = interrupted("sleep", tmp_path, number)
@@ -157,6 +158,7 @@ def test_each_signal_has_its_word_and_code(number: signal.Signals, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "out"),
@@ -180,6 +182,7 @@ def test_a_signal_ends_whatever_is_done(where: str, out: str, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["failing", "beginning"])
 def test_a_second_signal_changes_nothing(where: str, tmp_path: Path) -> None:
     code, _, err, _ = interrupted(where, tmp_path, signal.SIGINT, signal.SIGTERM, signal.SIGINT)
@@ -201,6 +204,7 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
         assert process.wait(20) == 143
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ffmpeg_ends_before_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would write its file after this has been removed."""

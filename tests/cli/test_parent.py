@@ -59,6 +59,7 @@ def test_an_exit_code_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (done.communicate()[1], done.returncode) == ("", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "state", "code", "words"),
     [
@@ -77,6 +78,7 @@ def test_a_child_that_is_ended(number: int, state: str, code: int, words: str, t
     assert state != "joined" or not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [

@@ -49,6 +49,7 @@ def test_the_first_prompt_decides_what_is_loaded(
     assert load["prompts"] == ["one"] and load["inputs"] is None  # no negative prompt without guidance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -70,6 +71,7 @@ def test_how_it_is_loaded(wan: Call, fake: Fake, arguments: list[str], expected:
     assert fake.asked == ["a fox", "closed"]
 
 
+@pytest.mark.slow
 def test_profiles_of_later_prompts_are_told_when_one_is_loaded(
     wan: Call, fake: Fake, artifact: Path, tmp_path: Path
 ) -> None:

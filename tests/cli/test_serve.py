@@ -44,6 +44,7 @@ def refused(*arguments: object, **environment: str) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_a_folder_of_loras_is_looked_at_first(toy_artifact: Path, tmp_path: Path) -> None:
     code, lines = refused(toy_artifact, "--loras", tmp_path)
     assert code == 2 and "no adapters" in lines[-1]
@@ -79,6 +80,7 @@ def content(server: Server, id: str) -> bytes:
     return answer.body
 
 
+@pytest.mark.thorough
 def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
     """One line each, with the exit codes of wanrun, and nothing is left running."""
     toy, empty, file = toy_artifact, tmp_path / "empty", tmp_path / "file"
@@ -135,6 +137,7 @@ def test_without_the_extra(toy_artifact: Path, tmp_path: Path) -> None:
     assert code == 2 and " starlette; " in lines[-1] and "pip install '.[serve]'" in lines[-1]
 
 
+@pytest.mark.thorough
 def test_sigterm_lets_the_running_job_end(toy_artifact: Path, tmp_path: Path) -> None:
     """It takes no new jobs meanwhile, and the waiting one is made after the next start."""
     with served(tmp_path / "data", toy_artifact) as server:
@@ -151,6 +154,7 @@ def test_sigterm_lets_the_running_job_end(toy_artifact: Path, tmp_path: Path) ->
         server.until(waiting, "completed")
 
 
+@pytest.mark.thorough
 def test_what_runs_too_long_waits_for_the_next_start(toy_artifact: Path, tmp_path: Path) -> None:
     with served(tmp_path / "data", toy_artifact, "--grace", 0.2) as server:
         id = ask(server, num_steps=LONG)
@@ -167,6 +171,7 @@ def test_what_runs_too_long_waits_for_the_next_start(toy_artifact: Path, tmp_pat
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.thorough
 def test_kill_minus_nine(toy_artifact: Path, start: Callable[..., Server]) -> None:
     """Of the server and of its worker: every job ends once, with the bytes that it would have had."""
     jobs, server = list[str](), start(toy_artifact)
@@ -208,6 +213,7 @@ def test_kill_minus_nine(toy_artifact: Path, start: Callable[..., Server]) -> No
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_each_time(toy_artifact: Path, tmp_path: Path) -> None:
     """As for want of memory: its job fails after some attempts, and the next one is made."""
     with served(tmp_path / "data", toy_artifact, "--attempts", 2) as server:
@@ -225,6 +231,7 @@ def test_a_worker_that_is_killed_each_time(toy_artifact: Path, tmp_path: Path) -
         server.until(ask(server), "completed")
 
 
+@pytest.mark.thorough
 def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[..., Server]) -> None:
     """Two workers make two jobs at once. One that gets no more memory fails its job; the next is made."""
     server = start(toy_artifact, "--workers", 2, "--attempts", 1)  # a worker may die before it tells
@@ -245,6 +252,7 @@ def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[...,
     assert server.call("GET", "/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_an_artifact_that_is_damaged_later(toy_artifact: Path, tmp_path: Path) -> None:
     """Its jobs fail with wanrun's line, without a path; those of another model are made."""
     broken = linked(toy_artifact, tmp_path / "broken")
@@ -256,6 +264,7 @@ def test_an_artifact_that_is_damaged_later(toy_artifact: Path, tmp_path: Path) -
         server.until(ask(server, model="good"), "completed")
 
 
+@pytest.mark.slow
 def test_pages_of_another_site(toy_artifact: Path, start: Callable[..., Server]) -> None:
     """They call the API if they are allowed to, and not otherwise."""
     site, other = "https://videos.example", "https://evil.example"
@@ -271,6 +280,7 @@ def test_pages_of_another_site(toy_artifact: Path, start: Callable[..., Server])
         assert answer.status in (403, 405) and "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.slow
 def test_keys_limits_and_tls(toy_artifact: Path, start: Callable[..., Server], tmp_path: Path) -> None:
     keys, key, certificate = tmp_path / "keys", tmp_path / "key.pem", tmp_path / "cert.pem"
     keys.write_text(f"alice {KEY}a 2\nbob {KEY}b\n")

@@ -158,6 +158,7 @@ def test_a_malformed_manifest(
     assert "digest" not in told.get("expected", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -237,6 +238,7 @@ def test_a_target_that_is_not_built(declines: Declines, toy_artifact: Path) -> N
 # Programs, executables and the tokenizer.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("no_weights_are_read")
 def test_an_executable_that_is_not_whole(declines: Declines, artifact: Path, name: str) -> None:
@@ -290,6 +292,7 @@ def test_another_tokenizer(declines: Declines, artifact: Path) -> None:
     declines(artifact, "damaged", message=path, found="Is a directory")
 
 
+@pytest.mark.thorough
 def test_compile_does_not_use_a_damaged_program(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A target that has to be compiled again refuses StableHLO which is not what was exported."""
     own(artifact, "programs")
@@ -318,6 +321,7 @@ def programs_are_exported_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("programs_are_exported_once")
 def test_a_compilation_cut_short_keeps_the_old_executables(
     artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

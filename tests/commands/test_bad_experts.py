@@ -241,6 +241,7 @@ CASES: dict[str, tuple[str, Change, str, Parts]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "change", "error", "parts"), CASES.values(), ids=CASES)
 def test_a_checkpoint_of_2_2_that_cannot_be_used(
     refused: Converts,
@@ -281,6 +282,7 @@ def test_whole_experts_of_different_sizes(
     refused(tmp_path / "source", "mismatch", expected=expected, found=found)
 
 
+@pytest.mark.slow
 def test_an_artifact_is_not_replaced_by_half_a_model(
     refused: Converts, toys: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -291,6 +293,7 @@ def test_an_artifact_is_not_replaced_by_half_a_model(
     refused(source, "missing_file", "--force", message="/transformer_2 ")
 
 
+@pytest.mark.slow
 def test_the_published_forms_are_accepted(toys: dict[str, Path], tmp_path: Path) -> None:
     """What the entries may be left out for, and both ends of the boundary's range."""
     forms: list[tuple[str, Change]] = [

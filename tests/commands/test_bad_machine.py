@@ -77,6 +77,7 @@ def test_every_fact_that_differs_is_in_one_line(declines: Declines, artifact: Pa
     assert "libtpu" not in line  # which no program of a CPU depends on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "package"),
     [
@@ -108,6 +109,7 @@ def no_device(cli: Any, code: int, *command: Any, message: str = "cpu", platform
     check_json(line, "unsupported" if code == 2 else "wrong_machine", message=message, **parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("named", "option"), [("cuda", "--overwrite"), ("tpu", "--allow-compile")])
 def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path, named: str, option: str) -> None:
     command = ("wanrun", "--artifact", toy_artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
@@ -115,6 +117,7 @@ def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path, named: s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_no_such_platform_to_build_on(cli: Any, artifact: Path) -> None:
     before = (artifact / "manifest.json").read_bytes()
     no_device(cli, 2, "wanbuild", "compile", "--artifact", artifact, "--target", "cpu", message="target cpu")
@@ -166,6 +169,7 @@ def _generate(
     return lines, json.loads(timing.read_text())
 
 
+@pytest.mark.thorough
 def test_a_mismatch_may_be_compiled_around(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +203,7 @@ def test_a_mismatch_may_be_compiled_around(
         assert (tmp_path / name).read_bytes() == strict.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_damaged_executable_may_be_compiled_again(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +235,7 @@ def test_an_overlay_that_cannot_be_written(
 # Weights that are what was built, and no good.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "warnings"), [([], 1), (["--no-embedding-cache"], 0)])
 def test_a_user_without_a_home(
     toy_artifact: Path,

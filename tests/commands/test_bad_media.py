@@ -58,6 +58,7 @@ def test_a_task_without_media(check: Check, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_media_that_are_missing_or_not_taken(check: Check, tmp_path: Path) -> None:
     missing = tmp_path / "missing.png"
     both = ["--image", missing, "--last-image", missing]
@@ -126,6 +127,7 @@ def test_the_number_of_reference_images_chooses_the_profile(check: Check, tmp_pa
 # What is read.
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_used(check: Check, tmp_path: Path) -> None:
     good, whole = image(tmp_path / "good.png"), (tmp_path / "good.png").read_bytes()
     (tmp_path / "empty.png").touch()
@@ -151,6 +153,7 @@ def test_images_that_cannot_be_used(check: Check, tmp_path: Path) -> None:
     check("vace", (references, [f"--reference-image {tmp_path / 'text.png'} is not an"]), references=(2,))
 
 
+@pytest.mark.thorough
 def test_videos_that_cannot_be_used(check: Check, tmp_path: Path) -> None:
     good, short = frames(tmp_path / "good", 9), frames(tmp_path / "short", 5)
     long, one = frames(tmp_path / "long", 10), frames(tmp_path / "one", 1)
@@ -302,6 +305,7 @@ def test_an_output_must_not_be_what_a_later_line_reads(
     check_json(line, "exists", message=(f"{file}:1: ", f" {two} ", f" {file}:2 (image)"), remedy="another")
 
 
+@pytest.mark.slow
 def test_what_all_lines_have_is_said_once(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
     make_task(artifact, "i2v")
     (tmp_path / "empty.png").touch()
@@ -321,6 +325,7 @@ def test_what_all_lines_have_is_said_once(wan: Call, fake: Fake, artifact: Path,
     check_json(line, "wrong_type", message=f"{tmp_path / 'p.jsonl'}:1: seed ", found='"x"')
 
 
+@pytest.mark.thorough
 def test_lines_with_another_number_of_reference_images(
     wan: Call, fake: Fake, artifact: Path, tmp_path: Path
 ) -> None:

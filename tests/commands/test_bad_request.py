@@ -24,6 +24,8 @@ from helpers.fake_pipeline import make_two_experts
 from wancli.console import run
 from wancli.run import wanrun
 
+pytestmark = pytest.mark.slow
+
 LATENTS = (1, 16, 3, 8, 12)
 
 # Runs each list of arguments with wanrun, here, and tells what came out of it and whether jax was imported.

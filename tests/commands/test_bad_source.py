@@ -106,6 +106,7 @@ def test_every_problem_of_the_keys_is_in_one_line(refused: Refused, source: Path
         assert any(all(word in part for word in words) for part in parts), (words, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("component", "change", "error", "parts"),
     [
@@ -145,6 +146,7 @@ def test_a_pipeline_of_another_class(refused: Refused, source: Path, tmp_path: P
     refused(4, "unsupported", *convert, expected="WanPipeline", found="FluxPipeline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 7, 1000, -1])
 def test_a_truncated_weight_file(refused: Refused, source: Path, tmp_path: Path, kept: int) -> None:
     file = source / VAE
@@ -160,6 +162,7 @@ def test_pickled_weights(refused: Refused, source: Path, tmp_path: Path) -> None
     refused(4, "untrusted", *convert, message="diffusion_pytorch_model.bin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "key", "value"),
     [
@@ -192,6 +195,7 @@ def test_an_existing_artifact_is_kept(refused: Refused, toy_checkpoint: Path, co
     refused(2, "exists", *convert, message=converted, remedy="--force")
 
 
+@pytest.mark.slow
 def test_an_artifact_is_not_replaced_by_a_bad_source(refused: Refused, source: Path, converted: Path) -> None:
     def change(tensors: dict[str, np.ndarray]) -> None:
         tensors["decoder.conv_out.bias"] = np.float32([0.1, np.nan, 0.2])
@@ -201,6 +205,7 @@ def test_an_artifact_is_not_replaced_by_a_bad_source(refused: Refused, source: P
     refused(4, "not_finite", *convert, message="decoder.conv_out.bias")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [(), ("--force",)])
 def test_what_is_no_artifact_is_never_replaced(
     refused: Refused, source: Path, tmp_path: Path, force: tuple[str, ...]
@@ -217,6 +222,7 @@ def test_a_parent_that_does_not_exist(refused: Refused, source: Path, tmp_path: 
     refused(2, "missing_file", *convert, message=tmp_path / "missing", remedy="create")
 
 
+@pytest.mark.slow
 def test_as_a_user_runs_it(cli: Any, source: Path, tmp_path: Path) -> None:
     """The same through the installed command: one line, no traceback, no progress."""
     edit_json(source / "vae" / "config.json", lambda data: data.update(window=7))
@@ -225,6 +231,7 @@ def test_as_a_user_runs_it(cli: Any, source: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error", "parts"),
     [

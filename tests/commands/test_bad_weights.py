@@ -27,6 +27,7 @@ from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
 from wanrun.files import sha256_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("component", "parameter"),
     [
@@ -51,6 +52,7 @@ def test_a_flipped_bit_in_the_weights(
     assert told["expected"] != told["found"]
 
 
+@pytest.mark.slow
 def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
     """The same through the installed command, for the component that is restored last."""
     own(artifact, "weights")
@@ -71,6 +73,7 @@ def layered(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return folder
 
 
+@pytest.mark.slow
 def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``wanbuild verify`` reads every file: swapped, truncated, missing, and a file in another's place."""
 
@@ -134,6 +137,7 @@ def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) ->
         (artifact / file).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_latents_that_are_not_finite(
     artifact: Path, declines: Declines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def blocked(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return observe(True, toy_artifact, tmp_path_factory.mktemp("blocked") / "run")
 
 
+@pytest.mark.thorough
 def test_the_same_video_without_them(
     blocked: tuple[bytes, dict[str, Any]], toy_artifact: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_same_video_without_them(
     assert "scipy.linalg" not in seen["submodules"]  # JAX would import it for LAPACK, in a fifth of a second
 
 
+@pytest.mark.thorough
 def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> None:
     """What JAX traces are the calls of the exported programs, once each; every compilation is one of them."""
     programs = list(USED)

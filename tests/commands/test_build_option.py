@@ -20,6 +20,7 @@ from wanrun.media.write_video import read_metadata
 LACKING = "96x64x1-b1-cfg"
 
 
+@pytest.mark.thorough
 def test_a_shape_is_built_and_made(
     artifact_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,8 @@ import wanrun
 from helpers import UNPRIVILEGED
 from helpers.said import complaints
 
+pytestmark = pytest.mark.thorough
+
 USED = 5  # of the programs: one length of encode_text
 SEED = 7
 

@@ -101,6 +101,7 @@ def replace_with(data: bytes) -> Change:
 # --- weights ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
@@ -138,6 +139,7 @@ def test_an_artifact_that_is_moved_away(declines: Declines, artifact: Path, open
     assert opens.left == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "parts"),
     [

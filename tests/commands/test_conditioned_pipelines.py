@@ -26,6 +26,8 @@ from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media
 from wanrun.timing.timings import Timings
 
+pytestmark = pytest.mark.slow
+
 Toys = Callable[[str], tuple[Path, Path]]
 VARIANTS = ("wan2.1-flf2v", "wan2.1-vace", "wan2.2-animate")
 PROMPT = "a fox in the snow"
@@ -42,6 +44,7 @@ def media_of(pipeline: Pipeline) -> Media:
     return media
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_inputs_are_encoded_once(media_toy: Toys, variant: str) -> None:
     _, artifact = media_toy(variant)
@@ -75,6 +78,7 @@ def test_guidance_is_as_published_by_default(media_toy: Toys, variant: str, expe
         assert pipeline.profile.guidance is expected
 
 
+@pytest.mark.thorough
 def test_from_nothing(media_toy: Toys, ti2v_artifact: Path) -> None:
     """VACE encodes that there is no video; TI2V from text alone encodes nothing, and reads no VAE ahead."""
     timings = Timings()
@@ -92,6 +96,7 @@ def test_from_nothing(media_toy: Toys, ti2v_artifact: Path) -> None:
         assert np.array_equal(text.frames, pipeline.generate(PROMPT, "", num_steps=2).frames)
 
 
+@pytest.mark.thorough
 def test_reference_images_choose_the_profile(media_toy: Toys) -> None:
     """Of the same pipeline: with two of them, and without."""
     _, artifact = media_toy("wan2.1-vace")
@@ -108,6 +113,7 @@ def test_reference_images_choose_the_profile(media_toy: Toys) -> None:
         assert np.array_equal(alone.frames, expected.frames)
 
 
+@pytest.mark.thorough
 def test_profiles_share_what_was_encoded(media_toy: Toys) -> None:
     """With guidance and without, the same inputs are encoded by the same programs, and so once."""
     _, artifact = media_toy("wan2.2-animate")
@@ -135,6 +141,7 @@ def animation(frames: int, **changes: Any) -> Media:
     )
 
 
+@pytest.mark.thorough
 def test_segments_encode_the_image_once(media_toy: Toys) -> None:
     """Also where the image encoder is let go of as soon as it has run."""
     _, artifact = media_toy("wan2.2-animate")
@@ -150,6 +157,7 @@ def test_segments_encode_the_image_once(media_toy: Toys) -> None:
     assert results[0].frames.shape[:2] == (1, 30) and results[0].options["segment_frames"] == 13
 
 
+@pytest.mark.thorough
 def test_given_latents_are_the_first_segments(media_toy: Toys) -> None:
     with load(media_toy("wan2.2-animate")[1], prompts=[PROMPT]) as pipeline:
         noise = np.random.default_rng(0).standard_normal(pipeline.latents_shape, np.float32)
@@ -162,6 +170,7 @@ def test_given_latents_are_the_first_segments(media_toy: Toys) -> None:
         assert not np.array_equal(one[:, 14:], other[:, 14:])  # the seed's
 
 
+@pytest.mark.thorough
 def test_one_expert_at_a_time(media_toy: Toys) -> None:
     """Two experts see the same condition, whether both are in memory or not."""
     _, artifact = media_toy("wan2.2-i2v")

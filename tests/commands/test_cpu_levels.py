@@ -24,6 +24,8 @@ from wanrun.machine import environment
 from wanrun.machine.cpu import CPU_LEVEL_FEATURES
 from wanrun.replay.golden import replayed
 
+pytestmark = pytest.mark.slow
+
 LEVEL = "cpu-v3"
 
 
@@ -95,6 +97,7 @@ def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.Monk
     assert line.startswith(f"target {LEVEL}; ") and " cpu (" in line
 
 
+@pytest.mark.thorough
 def test_code_beyond_a_level_is_compiled_again(
     both: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ import pytest
 from helpers.groups import START_SECONDS, Ended, Processes, free_port, lost_in_the_steps, wanrun_commands
 from helpers.refusals import check_json
 
+pytestmark = pytest.mark.slow
+
 PROMPT = ("--prompt", "a fox", "--steps", "2", "--seed", "3")
 WINDOWS = (*PROMPT, "--frames", "9", "--window-frames", "5")
 
@@ -64,6 +66,7 @@ def same_frames(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(levels.max() <= 1 and np.count_nonzero(levels) <= 10)
 
 
+@pytest.mark.thorough
 def test_the_video_is_that_of_one_process(
     mesh_artifact: Path, alone: list[np.ndarray], tmp_path: Path
 ) -> None:
@@ -84,6 +87,7 @@ def test_the_video_is_that_of_one_process(
     assert times["cache_misses"] == 0 and times["cache_hits"] >= 4
 
 
+@pytest.mark.thorough
 def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: Path) -> None:
     """The other process sees another disk, without the first video. JAX finds both, as Slurm describes them.
 
@@ -118,6 +122,7 @@ def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: 
     assert not list(folders[1].iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "code", "name", "values"),
     [
@@ -158,6 +163,7 @@ def test_a_process_that_cannot_start_ends_the_others(mesh_artifact: Path, tmp_pa
     check_json(ended[0].errors[0], "out_of_range", options="--steps", found=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("count", "options", "error", "parts"),
     [
@@ -180,6 +186,7 @@ def test_what_several_processes_cannot_have(
         check_json(line, error, **parts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("victim", "number", "code"), [(0, signal.SIGKILL, -9), (1, signal.SIGTERM, 143)], ids=["kill", "term"]
 )

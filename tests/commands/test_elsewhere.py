@@ -84,6 +84,7 @@ def verdicts() -> list[Path]:
     return sorted((user_cache() / "verdicts").glob("*.json"))
 
 
+@pytest.mark.thorough
 def test_what_is_right_is_used_and_remembered(
     make: Make, toy_artifact: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_what_is_right_is_used_and_remembered(
     assert run(wanbuild, ["attest", str(elsewhere)]) == 3  # whatever is known
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_or_was_left_to_the_chip_is_compiled_here(
     make: Make, toy_artifact: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ def test_what_is_wrong_or_was_left_to_the_chip_is_compiled_here(
     assert reasons == {"prepare": "the", "denoise_step": "XLA"}
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the breakpoints are of x86")
 def test_one_that_ends_its_process(
     make: Make, elsewhere: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +148,7 @@ def test_one_that_ends_its_loader(make: Make, elsewhere: Path, monkeypatch: pyte
     check_json(done.err[1], "wrong_machine", found=("SIGABRT", LOADING.reason), remedy="--allow-compile")
 
 
+@pytest.mark.slow
 def test_what_is_refused_may_be_compiled(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the StableHLO, with the seconds; the next process finds it in the user's cache."""
     dies(monkeypatch, LOADING)
@@ -157,6 +161,7 @@ def test_what_is_refused_may_be_compiled(elsewhere: Path, monkeypatch: pytest.Mo
         assert [line.startswith("compiled prepare in ") for line in warnings[1:]] == [True] * misses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("facts", "named"),
     [
@@ -193,6 +198,7 @@ def test_another_device_than_that_of_the_trial(make: Make, elsewhere: Path) -> N
     check_json(line, "wrong_machine", message="platform version", expected="old", found="cpu")
 
 
+@pytest.mark.slow
 def test_beside_a_native_target_this_one_is_not_chosen(
     make: Make, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

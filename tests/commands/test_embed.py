@@ -43,6 +43,8 @@ from wanrun.text.embeddings import (
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.tokenizer import PromptTokenizer
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["a red fox", "", "tom &amp; jerry — “猫”"]
 CLEANED = ["a red fox", "", 'tom & jerry — "猫"']
 NEGATIVE = ""
@@ -118,6 +120,7 @@ def check_whole(artifact: Path) -> Manifest:
 # --- what is added ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
     """For float32 and bfloat16, from the artifact and from the cache, with the real encoder."""
     lines: list[str] = []
@@ -279,6 +282,7 @@ def test_record_embeds_the_negative_prompt(
     assert {record.prompt for record in recorded.embeddings.values()} == {"a fox", "blurry, dark"}
 
 
+@pytest.mark.thorough
 def test_compile_keeps_what_is_listed(listed: Path) -> None:
     for folder in ("programs", "executables"):
         own(listed, folder)
@@ -343,6 +347,7 @@ def test_a_path_that_reaches_outside(listed: Path, name: object) -> None:
         read_manifest(listed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [
@@ -478,6 +483,7 @@ def closed(listed: Path) -> Iterator[Path]:
     (listed / "embeddings").chmod(0o755)
 
 
+@pytest.mark.thorough
 def test_without_rights(closed: Path) -> None:
     """The parent folder can be written, so that the lock can be had."""
     before = {path: path.read_bytes() for path in (closed / "embeddings").iterdir()}

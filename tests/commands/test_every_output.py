@@ -128,6 +128,7 @@ def test_a_place_that_no_output_has(refused: Refused, name: str, param: click.Pa
     assert len(told["message"]) < 300, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "param", "read"), READ)
 def test_none_is_written_that_is_read(
     refused: Refused, tmp_path: Path, name: str, param: click.Parameter, read: click.Parameter

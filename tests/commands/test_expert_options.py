@@ -98,6 +98,7 @@ def test_one_transformer(
     assert metadata["loop"] == "step" and not {"guidance_scale_2", "boundary"} & metadata.keys()
 
 
+@pytest.mark.slow
 def test_the_artifact_s_defaults_and_what_is_given(two: Call, fake: Fake, tmp_path: Path) -> None:
     names = ("guidance_scale", "guidance_scale_2", "boundary", "loop")
     expected: list[tuple[list[object], tuple[object, ...]]] = [
@@ -117,6 +118,7 @@ def test_the_artifact_s_defaults_and_what_is_given(two: Call, fake: Fake, tmp_pa
         assert fake.loads[-1]["profile"].endswith("-nocfg") == (values[0] == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expert"),
     [
@@ -142,6 +144,7 @@ def test_the_expert_that_comes_first_is_told(
     assert [load["first_expert"] for load in fake.loads] == [expert]
 
 
+@pytest.mark.slow
 def test_lines_have_their_own(two: Call, fake: Fake, tmp_path: Path) -> None:
     lines: list[tuple[dict[str, Any], tuple[float, float, float] | dict[str, object]]] = [
         ({}, (4.0, 2.0, 0.5)),
@@ -191,6 +194,7 @@ def test_a_default_that_is_too_many_steps_is_the_matter_of_its_line(
     assert len(fake.loads) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected", "found"),
     [
@@ -223,6 +227,7 @@ def test_a_plan_without_jobs_asks_for_no_expert(two: Call, fake: Fake, tmp_path:
     assert fake.loads == []
 
 
+@pytest.mark.slow
 def test_both_forms_of_the_loop_as_a_user_runs_them(
     toy_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_commands_name_the_extra(toy_checkpoint: Path, toy_artifact: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILD_EXTRA)
 def test_one_package_alone(toy_artifact: Path, name: str) -> None:
     """``verify`` too, though it restores with plain Orbax at its end only."""
@@ -89,6 +90,7 @@ def test_one_package_alone(toy_artifact: Path, name: str) -> None:
     assert error["found"] == f"no {name}"
 
 
+@pytest.mark.slow
 def test_help_and_inspect_need_no_extra(toy_artifact: Path) -> None:
     names = sorted(wanbuild.commands)
     asked = [["--help"], ["--version"], *([name, "--help"] for name in names)]

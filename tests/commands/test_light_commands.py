@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
     for program in ("wanrun", "wanbuild"):
@@ -57,6 +59,7 @@ def _seconds(command: list[str], runs: int = 7) -> float:
     return statistics.median(times)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("code", "arguments", "most"),
     [

@@ -72,6 +72,7 @@ def test_help_has_them(wan: Call) -> None:
     assert "--conditioning-scale X " in shown and "--segment-overlap 1|5 " in shown
 
 
+@pytest.mark.slow
 def test_an_image_is_read_once_and_given_to_load_and_to_generate(
     wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_image_is_read_once_and_given_to_load_and_to_generate(
     assert json.loads((tmp_path / "t.json").read_text())["read_media_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_without_media(wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path) -> None:
     """Text alone is nothing to read, nor to pass on."""
     for task in ("t2v", "ti2v"):
@@ -105,6 +107,7 @@ def test_without_media(wan: Call, fake: Fake, reads: list[Any], artifact: Path, 
     assert fake.generations[-1]["inputs"].arrays["image"].shape == (1, 64, 96, 3)
 
 
+@pytest.mark.slow
 def test_control_of_vace(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
     make_task(artifact, "vace", references=(0, 2))
     video, mask = frames(tmp_path / "video", 9, 1), frames(tmp_path / "mask", 9, 2)
@@ -126,6 +129,7 @@ def test_control_of_vace(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) 
     assert facts["reference_image"] == ["r0.png", "r1.png"] and facts["mask"] == "mask"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "segments"), [(1, 3), (5, 4)])
 def test_segments_of_animate(
     wan: Call,
@@ -161,6 +165,7 @@ def animate(artifact: Path, tmp_path: Path) -> dict[str, str]:
     return {"image": str(image(tmp_path / "i.png")), **videos}
 
 
+@pytest.mark.slow
 def test_segments_of_another_length_make_another_video(
     wan: Call, fake: Fake, animate: dict[str, str], tmp_path: Path
 ) -> None:
@@ -173,6 +178,7 @@ def test_segments_of_another_length_make_another_video(
     check_json(line, "exists", expected="segment_frames 9", found=13, remedy="--overwrite")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("poses", "matters"), [(9, False), (30, True)])
 def test_the_seed_beside_initial_latents(
     wan: Call, fake: Fake, animate: dict[str, str], tmp_path: Path, poses: int, matters: bool
@@ -193,6 +199,7 @@ def test_the_seed_beside_initial_latents(
         assert done.counts == (0, 1, 0)
 
 
+@pytest.mark.slow
 def test_animate_in_mode_replace(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
     make_task(artifact, "animate")
     videos = {name: frames(tmp_path / name, 9, 10 + index) for index, name in enumerate("pfbm")}
@@ -208,6 +215,7 @@ def test_animate_in_mode_replace(wan: Call, fake: Fake, artifact: Path, tmp_path
 # Prompts files.
 
 
+@pytest.mark.slow
 def test_lines_that_share_media_get_the_same_object(
     wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +232,7 @@ def test_lines_that_share_media_get_the_same_object(
     assert [media.image for media in reads] == [one, two, two, one]
 
 
+@pytest.mark.slow
 def test_of_what_is_there_nothing_is_decoded(
     wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path
 ) -> None:
@@ -257,6 +266,7 @@ def test_of_what_is_there_nothing_is_decoded(
     check_json(line, "wrong_kind", message=f"--video {paths[0] / '3.png'}", expected="image", found="folder")
 
 
+@pytest.mark.slow
 def test_animate_is_decoded_to_compare_it(
     wan: Call, fake: Fake, reads: list[Any], animate: dict[str, str], tmp_path: Path
 ) -> None:
@@ -271,6 +281,7 @@ def test_animate_is_decoded_to_compare_it(
     assert fake.loads[-1]["inputs"] is fake.generations[-1]["inputs"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_let_go(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +317,7 @@ def test_what_fails_while_media_are_read_is_not_said_of_the_output(
     assert str(tmp_path) not in check_json(line, "no_space")["message"]
 
 
+@pytest.mark.slow
 def test_bad_media_of_many_lines_are_read_once(
     wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path
 ) -> None:
@@ -319,6 +331,7 @@ def test_bad_media_of_many_lines_are_read_once(
     assert [media.video for media in reads] == [short, good]
 
 
+@pytest.mark.slow
 def test_what_is_there_already_was_made_from_the_same_media(
     wan: Call, fake: Fake, artifact: Path, tmp_path: Path
 ) -> None:
@@ -348,6 +361,7 @@ def test_other_options_of_a_task_are_noticed(wan: Call, fake: Fake, artifact: Pa
     check_json(line, "exists", message="o.gif", expected="conditioning_scale 0.5", found=1.0)
 
 
+@pytest.mark.slow
 def test_media_that_change_or_go_while_others_are_made(
     wan: Call, fake: Fake, artifact: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,8 @@ from helpers.refusals import check_json
 from wanbuild.options import BuildOptions, CompileRequest
 from wanrun.artifact.manifest import read_manifest
 
+pytestmark = pytest.mark.thorough
+
 TARGET = "cpu-data2-context2"
 WINDOWS = ("--frames", 9, "--window-frames", 5)
 

@@ -177,6 +177,7 @@ def paths(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.line)
 def test_a_mistake_ends_in_a_line_that_leads_on(
     mistake: Mistake,

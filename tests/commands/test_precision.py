@@ -32,6 +32,8 @@ from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 4
 ROUNDING = 2.0**-9
 """The most that rounding to bfloat16 changes a number, relative to it: it has eight significant bits."""

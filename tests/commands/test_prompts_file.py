@@ -48,6 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # The real pipeline.
 
 
+@pytest.mark.thorough
 def test_lines_of_several_profiles(wan: Call, two_experts_artifact: Path, tmp_path: Path) -> None:
     """With guidance and without, in both forms of the loop: read once, and what single runs make."""
     shared = {"steps": 4, "flow_shift": 3, "boundary": 0.8}
@@ -74,6 +75,7 @@ def test_lines_of_several_profiles(wan: Call, two_experts_artifact: Path, tmp_pa
         assert np.array_equal(np.load(alone), np.load(tmp_path / f"o-{index}.npy"))
 
 
+@pytest.mark.thorough
 def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
     """Per-line options through one loaded pipeline, against a run of wanrun for each."""
     lines: list[dict[str, Any]] = [
@@ -113,6 +115,7 @@ def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
         assert read_metadata(name) == read_metadata(alone)
 
 
+@pytest.mark.thorough
 def test_text_from_standard_input_as_a_user_runs_it(toy_artifact: Path, tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("wanrun")),
@@ -136,6 +139,7 @@ def test_text_from_standard_input_as_a_user_runs_it(toy_artifact: Path, tmp_path
     assert re.findall(rb"\d+", done.stdout.splitlines()[-1]) == [b"2", b"0", b"1"]
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_and_run_again(wan: Call, toy_artifact: Path, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.txt", *(f"fox {index}" for index in range(4)))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -170,6 +174,7 @@ def test_killed_in_the_middle_and_run_again(wan: Call, toy_artifact: Path, tmp_p
     assert {name: data for name, data in contents(killed).items() if name[:5] != ".wanr"} == contents(whole)
 
 
+@pytest.mark.slow
 def test_an_embedding_that_is_not_there_yet(wan: Call, tmp_path: Path) -> None:
     """The first prompt needs no text encoder any more, the second does; and the other way round."""
     shared = ("--steps", 1, "--output")
@@ -184,6 +189,7 @@ def test_an_embedding_that_is_not_there_yet(wan: Call, tmp_path: Path) -> None:
 # What goes wrong.
 
 
+@pytest.mark.slow
 def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tmp_path: Path) -> None:
     folder = tmp_path / "folder.mp4"
     folder.mkdir()
@@ -331,6 +337,7 @@ def test_outputs_that_change_meanwhile(wan: Call, fake: Fake, tmp_path: Path) ->
     assert np.load(new).shape == np.load(tmp_path / "o-4.npy").shape == SIZE
 
 
+@pytest.mark.thorough
 def test_a_folder_that_cannot_be_written_to(toy_artifact: Path, tmp_path: Path) -> None:
     """As a user to whom permissions apply: one line where it is everybody's, else the line's."""
     read_only = tmp_path / "read-only"
@@ -356,6 +363,7 @@ def test_a_folder_that_cannot_be_written_to(toy_artifact: Path, tmp_path: Path) 
 # Run again.
 
 
+@pytest.mark.thorough
 def test_what_is_there_is_not_made_again(
     wan: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +409,7 @@ def test_what_is_there_is_not_made_again(
         file.write_text("one\ntwo\nthree\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected", "found"),
     [
@@ -432,6 +441,7 @@ def test_whatever_differs_is_noticed(
     check_json(line, "exists", message=("p.txt:1: ", "o.gif"), expected=expected, found=found)
 
 
+@pytest.mark.slow
 def test_other_weights_or_noise_are_noticed(
     wan: Call, fake: Fake, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,6 +538,7 @@ def test_a_single_prompt_takes_fields_and_is_never_skipped(wan: Call, fake: Fake
     check_json(line, "exists", message=path, remedy="--overwrite")
 
 
+@pytest.mark.slow
 def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "negative_prompt": "snow"})
     output = ("--prompts", file, "--overwrite", "--output", tmp_path / "o.gif")

@@ -39,6 +39,7 @@ def read_only(artifact_copy: Path) -> Path:
     return artifact_copy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [
@@ -58,6 +59,7 @@ def test_a_read_only_artifact(read_only: Path, command: tuple[str, ...]) -> None
     assert [path.name for path in read_only.parent.iterdir()] == [read_only.name]
 
 
+@pytest.mark.slow
 def test_a_toy_in_a_read_only_folder(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     toy = tmp_path / "closed" / "toy"
@@ -74,6 +76,7 @@ def test_a_toy_on_a_full_disk(tmp_path: Path, nbytes: int, capsys: pytest.Captur
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "spare"),
     [
@@ -102,6 +105,7 @@ def test_an_artifact_on_a_full_disk(
         assert {path.name for path in tmp_path.iterdir()} == {"artifact"}
 
 
+@pytest.mark.thorough
 def test_a_video_is_there_though_nothing_can_be_printed(toy_artifact: Path, tmp_path: Path) -> None:
     arguments = ["--artifact", toy_artifact, "--prompt", "a fox", "--steps", "1", "--timing"]
     command = [sys.executable, "-m", "wanrun", *arguments]
@@ -117,6 +121,7 @@ def test_a_video_is_there_though_nothing_can_be_printed(toy_artifact: Path, tmp_
     assert (tmp_path / "stdout.npy").read_bytes() == (tmp_path / "stderr.npy").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("wanrun", "--list"), ("wanbuild", "inspect")])
 def test_a_result_that_cannot_be_printed(toy_artifact: Path, command: tuple[str, ...]) -> None:
     program, *rest = command

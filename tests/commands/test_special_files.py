@@ -34,6 +34,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("place", "kind"),
     [*((place, "a pipe") for place in PLACES), *(("chunk", kind) for kind in KINDS if kind != "a pipe")],
@@ -55,6 +56,7 @@ def test_a_run_refuses_it(place: str, kind: str, artifact_copy: Path, tmp_path: 
     assert path.name in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_weights_are_read")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("option", ["--latents", "--image", "--last-image"])
@@ -69,6 +71,7 @@ def test_an_input_that_is_none(
         assert str(path) in refused(artifact, *given, option, path, code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_weights_are_read")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["video", "video/00001.png", "mask"])
@@ -95,6 +98,7 @@ def test_a_file_that_ends_later_than_its_picture(declines: Declines, artifact: P
         declines(artifact, "unreadable", "--image", path, code=2, message="i.png", found="larger")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])
 @pytest.mark.parametrize("name", ["o.npy", "o.npy.json", "z.npy"])
 @pytest.mark.parametrize("overwrite", [False, True])

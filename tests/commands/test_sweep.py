@@ -99,6 +99,7 @@ def compiling() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(duration)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fixture", ["toy_artifact", "two_experts_artifact", "ti2v_artifact"])
 def test_no_option_needs_an_executable(
     fixture: str, request: pytest.FixtureRequest, record_property: Any

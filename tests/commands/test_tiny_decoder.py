@@ -39,6 +39,7 @@ def read(timings: Timings) -> set[str | None]:
     return {span.label for span in timings.labelled_spans if span.phase == "restore"}
 
 
+@pytest.mark.thorough
 def test_what_is_not_asked_for_is_not_read(artifact: Path) -> None:
     videos: dict[str, Any] = {}
     looked: list[tuple[np.ndarray, np.ndarray]] = []
@@ -70,6 +71,7 @@ def test_what_is_not_asked_for_is_not_read(artifact: Path) -> None:
     assert tiny.frames.std() > 10 and not np.array_equal(tiny.frames, full.frames)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("decoders", "unread"),
     [({"tiny"}, {"vae"}), ({"full"}, {TINY_VAE}), ({"tiny", "full"}, set()), (None, set())],
@@ -81,6 +83,7 @@ def test_a_copy_fetches_the_decoder_that_runs(
     assert {"vae", TINY_VAE, "transformer", "text_encoder"} - components == unread
 
 
+@pytest.mark.thorough
 def test_its_cost_is_its_own(artifact: Path) -> None:
     tiny, full = (resolve(artifact, PROMPT, decoder=name).cost() for name in ("tiny", "full"))
     assert tiny.calls["decode_tiny"] == full.calls["decode_first"] == 1 and full.calls["decode"] == 2
@@ -88,6 +91,7 @@ def test_its_cost_is_its_own(artifact: Path) -> None:
     assert tiny.flops["cpu"] < full.flops["cpu"]
 
 
+@pytest.mark.thorough
 def test_it_is_recorded_and_its_licence_is_told(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -22,6 +22,8 @@ from wanhub.address import UnreachableError
 from wanrun.errors import ArtifactError, ClusterError, NoSpaceError, UsageError, WanError
 from wanserve.service import ROUTES
 
+pytestmark = pytest.mark.slow
+
 FOLDER: Final = DEPLOY / "kubernetes"
 KUBECTL: Final = Path(sys.executable).with_name("kubectl")
 VERSION: Final = "1.36"

@@ -67,6 +67,7 @@ def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
         pass
 
 
+@pytest.mark.thorough
 def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     """Without Ray: what an actor does."""
     maker = VideoMaker(str(toy_artifact), str(tmp_path / "videos"), ".npy")
@@ -147,6 +148,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
         VideoMaker(str(toy_artifact), "s3://bucket/videos", "mp4")
 
 
+@pytest.mark.thorough
 def test_each_prompt_has_a_video_though_a_worker_is_killed(toy_artifact: Path, tmp_path: Path) -> None:
     """In a process of its own: Ray forks, which JAX warns of."""
     pytest.importorskip("ray")

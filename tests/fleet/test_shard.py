@@ -60,6 +60,7 @@ def shared(
     return make_worklist(lambda: open_artifact(artifact), run, {"num_steps": 1}, Timings())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_each_prompt_is_of_one_job(
     artifact: Path,
@@ -154,6 +155,7 @@ def test_a_share_needs_a_file(artifact: Path, tmp_path: Path) -> None:
         make_worklist(lambda: open_artifact(artifact), run, {}, Timings())
 
 
+@pytest.mark.thorough
 def test_processes_share_a_file_and_a_killed_one_is_repeated(toy_artifact: Path, tmp_path: Path) -> None:
     """No video is missing, none is made twice, and what was finished stays."""
     (tmp_path / "prompts.txt").write_text("".join(f"cat {number}\n" for number in range(6)))

@@ -58,6 +58,7 @@ def refusing(name: str, left: Iterator[str], function: Callable[..., Any]) -> Ca
     return refused
 
 
+@pytest.mark.slow
 def test_a_run_puts_videos_into_a_store_and_keeps_finished_ones(
     toy_artifact: Path, tmp_path: Path, here: Path
 ) -> None:

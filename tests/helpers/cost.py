@@ -10,8 +10,8 @@ import importlib
 import json
 import os
 import resource
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -19,13 +19,10 @@ from typing import Any
 
 import pytest
 
-from helpers.tiers import Times, function
+from helpers.tiers import tier
 
-SURPRISING_SECONDS = 20.0
-"""What a test of a recorded file may take that nothing is recorded of itself, on any machine."""
-
-SURPRISING_TIMES = 10.0
-"""How many times what was recorded a test may take: a slow or busy machine with empty caches stays below."""
+SURPRISING_SECONDS: Mapping[str, float] = {"fast": 20.0, "test": 60.0}
+"""What a case of a tier may take on a slow or busy machine with empty caches."""
 
 
 def cpu_seconds() -> float:
@@ -44,18 +41,17 @@ def part(name: str) -> AbstractContextManager[None]:
 
 
 class Cost:
-    """A plug-in that measures, and fails a test that takes far more than was recorded of it.
+    """A plug-in that measures, and fails a test that takes far more than its mark says.
 
     Args:
-        times: what was recorded.
-        file: gets a line of JSON for each test as it ends: CPU seconds of the test, of what is ``shared`` by
-            name, and of its process so far. None if nothing is recorded now.
+        file: gets a line of JSON for each test as it ends: its tier and shared fixtures, CPU seconds of the
+            test, of what is ``shared`` by name, and of its process so far. None if nothing is recorded now.
     """
 
-    def __init__(self, times: Times, file: Path | None) -> None:
-        self._times, self._file = times, file
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
         self._inner = [0.0]
-        self._shared: Counter[str] = Counter()
+        self._shared: defaultdict[str, float] = defaultdict(float)
         self._began = cpu_seconds()
         _COST.set(self)
 
@@ -103,25 +99,34 @@ class Cost:
         finally:
             seconds = cpu_seconds() - item.stash[_BEGAN] - self._inner[-1]
             self._check(item, seconds)
-            shared = {name: round(spent, 3) for name, spent in self._shared.items()}
-            cost = {"seconds": round(seconds, 3), "shared": shared, "process": os.getpid()}
-            item.user_properties.append(("cost", cost | {"so_far": round(cpu_seconds() - self._began, 1)}))
+            cost = {
+                "tier": tier(item),
+                "seconds": round(seconds, 3),
+                "shared": {name: round(spent, 3) for name, spent in self._shared.items()},
+                "fixtures": sorted(_shared_fixtures(item)),
+                "process": os.getpid(),
+                "so_far": round(cpu_seconds() - self._began, 1),
+            }
+            item.user_properties.append(("cost", cost))
             self._shared.clear()
 
     def _check(self, item: pytest.Item, seconds: float) -> None:
-        file, name = function(item.nodeid)
-        recorded = self._times.of(file, name)
-        known = self._file is None and file in self._times.tests
-        if known and seconds > max(SURPRISING_SECONDS, SURPRISING_TIMES * recorded):
-            pytest.fail(
-                f"takes {seconds:.1f} CPU s, and {recorded:.1f} are recorded: run its file with "
-                "--record-times FILE, then `python tests/helpers/tiers.py FILE`"
-            )
+        limit = SURPRISING_SECONDS.get(tier(item))
+        if self._file is None and limit is not None and seconds > limit:
+            pytest.fail(f"takes {seconds:.1f} CPU s: make it cheaper, or mark it slow or thorough")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._file is not None and report.when == "teardown" and "PYTEST_XDIST_WORKER" not in os.environ:
             with self._file.open("a") as lines:
-                print(json.dumps({"test": report.nodeid, **dict(report.user_properties)["cost"]}), file=lines)
+                costs: dict[str, Any] = dict(report.user_properties)  # type: ignore[arg-type]
+                print(json.dumps({"test": report.nodeid, **costs["cost"]}), file=lines)
+
+
+def _shared_fixtures(item: Any) -> Iterator[str]:
+    """The fixtures of a module or of the session that a test has, in any way."""
+    for *_, fixture in item._fixtureinfo.name2fixturedefs.values():
+        if fixture.scope != "function":
+            yield f"{fixture.baseid}::{fixture.argname}"
 
 
 _IMPORTED = ("jax", "flax.nnx", "torch", "transformers", "diffusers")

@@ -71,6 +71,7 @@ def fetch(copy: Copy, name: str) -> bool:
     return (copy.artifact.folder / name).is_file()
 
 
+@pytest.mark.slow
 def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     published: UploadHub, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_text_encoder_stays_where_it_is_if_embeddings_suffice(
     published: UploadHub, two_targets: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> N
     assert not (copy.artifact.folder / name).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut", "reset", "status"])
 def test_a_cut_connection_resumes(
     published: UploadHub, cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +219,7 @@ def test_a_cut_connection_resumes(
     assert raised.value.exit_code == 1  # it may answer later
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, two_targets: Path) -> None:
     copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = copy.artifact.manifest.tokenizer.file
@@ -292,6 +296,7 @@ def test_an_address_that_changes_is_not_what_was_pinned(
         open_copy(address, cache, quiet)
 
 
+@pytest.mark.slow
 def test_a_pin_is_compared_with_the_copy_that_is_there(
     two_targets: Path, tmp_path: Path, cache: Path
 ) -> None:
@@ -339,6 +344,7 @@ def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Pa
     assert wanhub.open_artifact(folder).origin == f"file://{artifact}"
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_fetched_again(published: UploadHub, cache: Path) -> None:
     copy, came = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet))), list[int]()
     names = list(copy.artifact.named())
@@ -352,6 +358,7 @@ def test_what_is_damaged_is_fetched_again(published: UploadHub, cache: Path) -> 
     assert [request.name for request in published.requests] == [weight(copy.artifact.manifest)]
 
 
+@pytest.mark.slow
 def test_a_parameter_of_which_a_file_is_there(
     toy_checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +387,7 @@ def test_a_copy_is_not_changed_by_a_build(published: UploadHub, cache: Path) -> 
     check_refusal(result.exception, "damaged", what=folder, remedy="wanbuild pull")
 
 
+@pytest.mark.slow
 def test_python_takes_an_address(published: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with refuses("wrong_kind", what=f"'{ADDRESS}'", remedy="wanhub.load"):
         wanrun.load(ADDRESS)

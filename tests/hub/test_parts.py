@@ -192,6 +192,7 @@ def signed(two_targets: Path, keys: Path, tmp_path: Path) -> Path:
     return artifact
 
 
+@pytest.mark.slow
 def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, tmp_path: Path) -> None:
     require_signature(signed, keys / "a.pub")
     moved = signed.rename(tmp_path / "another name")
@@ -200,6 +201,7 @@ def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, 
         require_signature(moved, keys / "b.pub")
 
 
+@pytest.mark.slow
 def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
     """Of weights, a program, an executable, a recorded result, the tokenizer, manifest and signature."""
     names = [one.name for one in open_artifact(signed).named()]
@@ -288,6 +290,7 @@ def test_keys_and_signatures_that_are_none(signed: Path, keys: Path, tmp_path: P
         assert not is_signed(signed)
 
 
+@pytest.mark.slow
 def test_kinds_of_keys(signed: Path, keys: Path) -> None:
     """One with a password, and those that this format does not have; before the artifact is read."""
     for command in (

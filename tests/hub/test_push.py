@@ -64,6 +64,7 @@ def pushed(hub: UploadHub, two_targets: Path) -> UploadHub:
     return hub
 
 
+@pytest.mark.slow
 def test_what_is_pushed_and_pulled_is_the_artifact(hub: UploadHub, two_targets: Path, tmp_path: Path) -> None:
     printed = run("push", two_targets, NAME, "--private", "--licence", "apache-2.0")
     assert f"pushed hf://{NAME}@{hub.head(NAME)}" in printed and hub.private == {NAME}
@@ -82,6 +83,7 @@ def test_what_is_pushed_and_pulled_is_the_artifact(hub: UploadHub, two_targets: 
     run("verify", tmp_path / "pulled")
 
 
+@pytest.mark.slow
 def test_a_second_push_sends_what_is_new(pushed: UploadHub, two_targets: Path, tmp_path: Path) -> None:
     before = pushed.head(NAME)
     push(PushRequest(two_targets, NAME), quiet)
@@ -95,6 +97,7 @@ def test_a_second_push_sends_what_is_new(pushed: UploadHub, two_targets: Path, t
     assert json.loads(pushed.files(NAME)["manifest.json"])["tool"]["version"] == "9"
 
 
+@pytest.mark.slow
 def test_one_target_travels(pushed: UploadHub, two_targets: Path, tmp_path: Path) -> None:
     printed = run("pull", f"hf://{NAME}", "-o", tmp_path / "one")
     assert printed.splitlines()[-2].endswith("targets: cpu")
@@ -117,6 +120,7 @@ def test_one_target_travels(pushed: UploadHub, two_targets: Path, tmp_path: Path
     assert not any(ELSEWHERE in name for name in files)
 
 
+@pytest.mark.thorough
 def test_a_push_cut_off_at_any_moment_leaves_the_old_revision(
     pushed: UploadHub, two_targets: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_push_cut_off_at_any_moment_leaves_the_old_revision(
     assert not any(name.startswith("golden/") for name in pushed.files(NAME))
 
 
+@pytest.mark.slow
 def test_two_pushes_at_once_end_in_one_of_the_two(
     pushed: UploadHub, two_targets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +188,7 @@ def test_two_pushes_at_once_end_in_one_of_the_two(
     assert pushed.files(NAME)["manifest.json"] == (artifacts[won] / "manifest.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_manifest_does(
     pushed: UploadHub, two_targets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +221,7 @@ def test_the_card_says_what_the_manifest_does(
     assert pushed.files(NAME)["README.md"] == b"all mine"
 
 
+@pytest.mark.slow
 def test_what_else_a_repository_has_stays(hub: UploadHub, two_targets: Path) -> None:
     """What an earlier push has put there goes if it is no longer of the artifact."""
     mine = {
@@ -241,6 +248,7 @@ def test_what_else_a_repository_has_stays(hub: UploadHub, two_targets: Path) -> 
     assert "manifest.json" in said[-1] and "programs/x" in hub.files(NAME)
 
 
+@pytest.mark.thorough
 def test_a_signature_travels_with_the_whole(hub: UploadHub, two_targets: Path, tmp_path: Path) -> None:
     key, public = tmp_path / "k.pem", tmp_path / "k.pub"
     for command in (
@@ -303,6 +311,7 @@ def test_what_is_refused_sends_nothing(hub: UploadHub, two_targets: Path, tmp_pa
     refused("unreachable", "convert", NAME, "--artifact", tmp_path / "artifact", exit_code=1)
 
 
+@pytest.mark.slow
 def test_a_pull_goes_on_and_spares_what_is_not_its_own(
     pushed: UploadHub, two_targets: Path, tmp_path: Path
 ) -> None:

@@ -69,7 +69,6 @@ def path(
     return make
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("name", FRAMES)
 def test_latents_and_frames(path: Make, name: str, record_property: Any) -> None:
     made = path(name != "without guidance")

@@ -123,6 +123,7 @@ def test_every_motion_parameter_matters(toy: Pair, path: str) -> None:
 compiled_orthonormal = jax.jit(orthonormal)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(512, 20), (14, 5), (6, 6), (3, 1)])
 @pytest.mark.parametrize("kind", ["normal", "uneven", "orthonormal", "triangular"])
 def test_orthonormal(shape: tuple[int, int], kind: str) -> None:

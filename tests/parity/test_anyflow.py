@@ -95,6 +95,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> WholePath:
     return WholePath((checkpoint, artifact), commands, tmp_path_factory.mktemp("made"), cases, scale=1.0)
 
 
+@pytest.mark.thorough
 def test_a_published_layout_is_converted_with_its_sampling(path: WholePath) -> None:
     model = read_manifest(path.artifact).model
     assert (model.variant, model.flow_map, model.options) == ("anyflow-wan2.1", True, {})
@@ -103,6 +104,7 @@ def test_a_published_layout_is_converted_with_its_sampling(path: WholePath) -> N
     assert found.flow_shift == SHIFT and found.timesteps is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loop", forms_of("all"))
 @pytest.mark.parametrize("steps", STEPS)
 def test_any_number_of_steps_of_one_executable(
@@ -111,6 +113,7 @@ def test_any_number_of_steps_of_one_executable(
     path.check(str(steps), record_property, loop)
 
 
+@pytest.mark.thorough
 def test_the_reference_checks_it(path: WholePath, commands: Any, tmp_path: Path) -> None:
     """Each expert's velocity and the whole path, of a checkpoint as NVlabs uploaded it first."""
     source = as_first_uploaded(path.artifact.with_name("shared-anyflow"), tmp_path / "first")

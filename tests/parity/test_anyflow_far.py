@@ -31,6 +31,8 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.solvers import COLUMNS, solver_table
 from wanrun.media.types import Media
 
+pytestmark = pytest.mark.thorough
+
 STEPS, SHIFT, PARTITION = 2, 5.0, (1, 3, 3, 3, 3, 2)
 FIELDS: Mapping[str, Any] = {
     "num_attention_heads": 2,

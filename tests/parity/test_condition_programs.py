@@ -98,12 +98,14 @@ def toy_of(media_toy: Toys, request: pytest.FixtureRequest) -> Callable[[str], T
     return get
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS_WITH_MEDIA)
 def test_the_cache_is_what_a_step_would_compute(toy_of: Callable[[str], Toy], variant: str) -> None:
     toy = toy_of(variant)
     assert relative_error(toy.step(), toy.step(cached=False)) < SAME
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("variant", "multiple"), PADDED)
 def test_padded_image_tokens(toy_of: Callable[[str], Toy], variant: str, multiple: int) -> None:
     toy = toy_of(variant)

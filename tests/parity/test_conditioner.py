@@ -149,6 +149,7 @@ def test_image() -> None:
     assert_close(found["channels"], expected_image_condition(last=False), slice(4))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_optional_last_image(chunk: int) -> None:
     """All of the chunks; the tasks below encode with the same function."""
@@ -215,6 +216,7 @@ def expected_control(has_video: bool, references: int) -> tuple[torch.Tensor, np
     return control, stacked
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("has_video", "references", "chunk"),
     [(False, 0, 2), (True, 0, 2), (False, 2, 2), (True, 2, 2)],
@@ -276,6 +278,7 @@ def expected_segment(mode: str, overlap: int, later: bool) -> tuple[torch.Tensor
     return torch.cat([character, segment], 2), pose
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mode", "overlap", "later", "chunk"),
     [
@@ -292,6 +295,7 @@ def test_segment(mode: str, overlap: int, later: bool, chunk: int) -> None:
     assert_close(found["pose"], pose, slice(0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["i2v22", "animate"])
 def test_memory_does_not_grow_with_frames(task: str) -> None:
     """Beside inputs and outputs: a video in float32, twelve bytes a pixel, would be more than the limit."""
@@ -321,6 +325,7 @@ def keeping(frames: int, chunk: int) -> Any:
     return decode.lower(vae().params, jax.ShapeDtypeStruct((1, 16, frames, 4, 6), np.float32)).compile()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("frames", "chunk"), [(6, 1), (6, 2), (2, 1), (1, 2)])
 def test_last_frames_are_kept(frames: int, chunk: int) -> None:
     model = vae()

@@ -13,6 +13,8 @@ from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun.artifact.manifest import read_manifest
 from wanrun.machine.cpu import cpu_level_rank
 
+pytestmark = pytest.mark.thorough
+
 LIMIT = 1e-5
 
 

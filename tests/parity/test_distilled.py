@@ -20,6 +20,8 @@ from wanbuild.cli import wanbuild
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 
+pytestmark = pytest.mark.thorough
+
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "form"), CASES)
 def test_the_transformer(dtype: str, form: str) -> None:
     sizes = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 96, "num_layers": 3}
@@ -136,6 +137,7 @@ def test_the_text_encoder(dtype: str) -> None:
     assert relative_error(made, expected) < FLOAT32
 
 
+@pytest.mark.thorough
 def test_long_videos_go_through_a_chip_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One video after the other, and tokens of the feed-forward in parts: what all at once give."""
     module = WanTransformer(TransformerConfig(2, 24, 80, 3, 32, freq_dim=64), jnp.float32)

@@ -45,6 +45,7 @@ def test_the_published_config(published: Pair, filled: int) -> None:
     assert relative_error(published.forward(published.params, *given), expected) < FLOAT32
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("batch", "shape", "tokens"), [(1, (2, 4, 4), 128), (2, (3, 2, 6), 129)])
 def test_a_smaller_chunk(published: Pair, batch: int, shape: tuple[int, int, int], tokens: int) -> None:
     """As in a pyramid: the past keeps its size."""

@@ -148,6 +148,7 @@ def test_base(pair: Pair, shift: str | None) -> None:
     assert relative_error(Chunks(pair, guidance=2.0).make(stages, stages), reference) < FLOAT32
 
 
+@pytest.mark.thorough
 def test_mid(pair: Pair) -> None:
     """Three resolutions with CFG-Zero*, whose first steps of a chunk have no velocity."""
     scheduler = HeliosScheduler(gamma=GAMMA, use_dynamic_shifting=True, time_shift_type="linear")

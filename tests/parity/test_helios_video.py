@@ -21,6 +21,8 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Media
 from wanrun.replay.samples import sample_image, sample_video
 
+pytestmark = pytest.mark.thorough
+
 LATENTS = 1e-5  # seen: 1.5e-6
 FRAMES, STEPS, SEED, SIZE = 65, 2, 3, (128, 64)
 OPTIONS: dict[str, Any] = {"num_steps": STEPS, "seed": SEED}

@@ -94,6 +94,7 @@ def toy() -> Reference:
     return reference(TOY_IMAGE_ENCODER)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONFIGS)
 def test_against_reference(name: str) -> None:
     expected = reference(CONFIGS[name])

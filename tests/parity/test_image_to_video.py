@@ -80,7 +80,6 @@ def paths(
     return path
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize(("variant", "name"), NAMES)
 def test_latents_and_frames(
     paths: Callable[[str], WholePath], variant: str, name: str, record_property: Any
@@ -91,6 +90,7 @@ def test_latents_and_frames(
     assert added is not None or variant.startswith("wan2.2")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("variant", "name"), [item for item in NAMES if item[0] == "wan2.2-ti2v"])
 def test_both_loops_are_the_same(paths: Callable[[str], WholePath], variant: str, name: str) -> None:
     """One executable for all steps computes what one for each does: on the CPU to the bit.

@@ -155,6 +155,7 @@ def control(request: pytest.FixtureRequest) -> Control:
     return Control(request.param)
 
 
+@pytest.mark.thorough
 def test_control(control: Control) -> None:
     assert relative_error(control.ours(), control.theirs()) < FLOAT32
 
@@ -168,6 +169,7 @@ def test_control_bfloat16(control: Control) -> None:
     assert 1e-4 < relative_error(control.ours(dtype=jnp.bfloat16), control.theirs()) < BFLOAT16
 
 
+@pytest.mark.thorough
 @ONE
 def test_weights_as_bits(control: Control) -> None:
     """The control blocks' weights as uint16, as a CPU program takes them, are the same weights."""

@@ -219,6 +219,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("scale", [1.0, -0.6])
 def test_a_layout_against_diffusers(

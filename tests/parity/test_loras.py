@@ -93,7 +93,6 @@ def _own_name(key: str, parameters: Any) -> str:
     return next(one for one in spelled if one in parameters)
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize(
     ("variant", "memories"),
     [

@@ -53,7 +53,6 @@ def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return shared(tmp_path_factory, "bfloat16-artifact", build)
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("solver", WITH_REFERENCE)
 def test_whole_path(
     reference: Reference, toy_artifact: Path, cli: Any, commands: Any, tmp_path: Path, solver: str
@@ -70,6 +69,7 @@ def test_whole_path(
     check(np.load(tmp_path / "latents.npy"), np.load(tmp_path / "video.npy"), expected)
 
 
+@pytest.mark.thorough
 def test_without_guidance_two_videos(
     reference: Reference, without_guidance: Path, commands: Any, tmp_path: Path
 ) -> None:
@@ -91,6 +91,7 @@ def test_without_guidance_two_videos(
     assert timing["cache_misses"] == 0 and timing["cache_hits"] == 5
 
 
+@pytest.mark.thorough
 def test_two_videos_of_lcm(
     reference: Reference, without_guidance: Path, commands: Any, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_two_videos_of_lcm(
     assert relative_error(np.load(tmp_path / "latents.npy"), expected.latents) < LATENTS
 
 
+@pytest.mark.thorough
 def test_bfloat16(
     bfloat16: Path, toy_artifact: Path, tmp_path: Path, record_property: Any, commands: Any
 ) -> None:

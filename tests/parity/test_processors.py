@@ -239,6 +239,7 @@ def compare_video(path: Path) -> int:
     return len(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [("-pix_fmt", "yuv420p"), ("-c:v", "libx264", "-pix_fmt", "yuv420p10le")])
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
 def test_videos_are_read_as_by_load_video(suffix: str, options: tuple[str, ...], tmp_path: Path) -> None:
@@ -246,12 +247,14 @@ def test_videos_are_read_as_by_load_video(suffix: str, options: tuple[str, ...],
     assert compare_video(path) == 7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [[0.05, 0.1, 0.2, 0.033, 0.4, 0.1], [1.0, 0.04, 0.04, 0.04, 0.5, 0.04]])
 def test_a_variable_rate_is_read_as_by_load_video(seconds: list[float], tmp_path: Path) -> None:
     path = write_variable(pictures(6, 66, 50), tmp_path / "variable.mp4", seconds)
     assert compare_video(path) != 6  # frames are repeated or dropped
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("angle", ["90", "180"])
 def test_a_rotated_video_is_read_as_by_load_video(angle: str, tmp_path: Path) -> None:
     upright = write_video(pictures(4, 66, 50), tmp_path / "upright.mp4")
@@ -261,6 +264,7 @@ def test_a_rotated_video_is_read_as_by_load_video(angle: str, tmp_path: Path) ->
     assert next(read_video(tmp_path / "rotated.mp4", "video")).size == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("suffix", ["webp", "png"])
 def test_animations_are_read_as_by_load_video(suffix: str, tmp_path: Path) -> None:
     first, *rest = pictures(4, 50, 34)

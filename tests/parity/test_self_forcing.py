@@ -31,6 +31,8 @@ from wanbuild.models.self_forcing import SelfForcingConfig, SelfForcingTransform
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.model import Chunking
 
+pytestmark = pytest.mark.thorough
+
 FRAMES, ROWS, COLUMNS = 3, 4, 6
 LATENT_FRAMES, WINDOW = 12, 9
 TIMESTEPS = (1000.0, 937.5, 2500 / 3, 625.0)

@@ -16,6 +16,7 @@ from wanbuild.models.params import bind
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder, relative_position_buckets
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("buckets", "max_distance"), [(8, 128), (32, 128), (16, 40)])
 def test_against_reference(buckets: int, max_distance: int) -> None:
     config = UMT5Config(

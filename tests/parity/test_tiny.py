@@ -59,6 +59,7 @@ def theirs(variant: str) -> Made:
     return checkpoint.Reference(variant).generate(PROMPT, STEPS, seed=SEED)
 
 
+@pytest.mark.thorough
 def test_whole_path(ours: wanrun.Result, theirs: Made, variant: str, record_property: Any) -> None:
     error = relative_error(ours.latents, theirs.latents)
     made, expected = ours.frames[0], theirs.levels[0]
@@ -88,6 +89,7 @@ def in_float64() -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 def test_as_near_to_float64_as_the_reference_is(ours: wanrun.Result, theirs: Made, variant: str) -> None:
     """Seen 0.4 to 0.7. With values as they are, 512 of which are mostly alike, the sums gave 2.0 to 2.3."""
     with in_float64():

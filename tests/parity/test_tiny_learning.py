@@ -126,6 +126,7 @@ def test_a_bank_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert torch.equal(latents.conditions(tmp_path, made.first_frames), given)
 
 
+@pytest.mark.thorough
 def test_training_lowers_the_loss(
     tmp_path: Path, captions: text.Captions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_training_lowers_the_loss(
     assert not torch.equal(learned, words)  # the text encoder learns too
 
 
+@pytest.mark.thorough
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +275,7 @@ def test_a_student_s_file_is_the_student(tmp_path: Path) -> None:
     assert float((found - expected).abs().max() / expected.abs().max()) < 2e-3  # the file is float16
 
 
+@pytest.mark.thorough
 def test_a_student_learns_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "EVERY", 10)
     monkeypatch.setattr(student, "BATCH", 4)

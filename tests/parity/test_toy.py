@@ -61,6 +61,7 @@ def _configs() -> Iterator[Any]:
         yield pytest.param(name, {**toys[variant][name], **change}, id=f"{variant}-{name}-{min(change)}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("component", "config"), list(_configs()))
 def test_shapes_are_the_reference_s(component: str, config: Mapping[str, Any]) -> None:
     shapes = component_shapes(component, config)
@@ -97,6 +98,7 @@ def _load(cls: Any, folder: Path) -> Any:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("variant", TOY_VARIANTS)
 def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: int) -> None:

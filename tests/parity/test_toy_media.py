@@ -57,6 +57,7 @@ GIVEN: Mapping[str, Mapping[str, Callable[[int], Any]]] = {
 """What is given to the pipelines, made of a seed."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", GIVEN)
 def test_what_is_given_shows_in_the_result(tmp_path: Path, variant: str) -> None:
     """Each input by itself moves the latents by more than 1 % of them: parity is tested far below it."""

@@ -82,6 +82,7 @@ def run_reference(pair: Pair, x: np.ndarray, timestep: Any, embeddings: np.ndarr
         ].numpy()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("latent", [(1, 2, 6), (3, 6, 10), (4, 8, 2)])
 @pytest.mark.parametrize("timestep", [999, 500, 13])
 def test_float32(pair: Pair, latent: tuple[int, int, int], timestep: int) -> None:
@@ -97,6 +98,7 @@ def test_fractional_timestep(pair: Pair) -> None:
     assert error < FLOAT32
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("groups", ["frame", "token"])
 def test_a_timestep_per_token(pair: Pair, groups: str) -> None:
     """The reference takes one per token; ours one for each group of tokens in a row, here all different."""

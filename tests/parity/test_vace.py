@@ -58,7 +58,6 @@ def path(
     return make
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("name", [*NAMES, *PLAIN])
 def test_latents_and_frames(path: Make, name: str, record_property: Any) -> None:
     made = path(name)
@@ -68,7 +67,6 @@ def test_latents_and_frames(path: Make, name: str, record_property: Any) -> None
     assert frames.shape[0] == 9
 
 
-@pytest.mark.essential
 def test_two_experts(
     media_toy: Callable[[str], tuple[Path, Path]],
     commands: Any,

@@ -42,6 +42,7 @@ def vae(num_res_blocks: int = 1, **more: Any) -> Pair:
     return pair(**{"base_dim": 16, "dim_mult": (1, 2, 2, 4), "num_res_blocks": num_res_blocks} | more)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("frames", "chunk", "blocks"), [(1, 2, 1), (4, 1, 1), (4, 2, 2)])
 def test_decode_matches_reference(frames: int, chunk: int, blocks: int) -> None:
     model = vae(blocks)
@@ -53,6 +54,7 @@ def test_decode_matches_reference(frames: int, chunk: int, blocks: int) -> None:
     assert relative_error(model.decode(latents, chunk), expected) < TOLERANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("frames", "chunk", "blocks"), [(1, 2, 1), (4, 2, 2), (4, ALL, 1)])
 def test_encode_matches_reference(frames: int, chunk: int, blocks: int) -> None:
     model = vae(blocks)
@@ -61,6 +63,7 @@ def test_encode_matches_reference(frames: int, chunk: int, blocks: int) -> None:
         assert relative_error(found, expected) < TOLERANCE
 
 
+@pytest.mark.thorough
 def test_winograd_matches_reference() -> None:
     """The CPU's form, whose first level sees odd sizes (3x5, one frame per piece)."""
     model = vae(decoder_base_dim=32)
@@ -77,6 +80,7 @@ def test_narrow_channels_match_reference() -> None:
     assert relative_error(found, decoded(model.reference, latents)) < TOLERANCE
 
 
+@pytest.mark.thorough
 def test_pieces_are_converted_one_by_one() -> None:
     model = vae()
     latents = model.draw_latents(4)
@@ -145,6 +149,7 @@ def test_memory_does_not_grow_with_frames() -> None:
     assert temporary[1] - temporary[0] <= 2 * (output_bytes + latent_bytes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(2, 4, 6, 8), (1, 1, 5, 7), (1, 3, 601, 31)])
 def test_convolution_forms_agree(shape: tuple[int, int, int, int]) -> None:
     """Odd sizes, and a picture so tall that it is cut into bands."""

@@ -52,6 +52,7 @@ def vae(**changes: Any) -> Pair:
     return pair(**CONFIG | changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("frames", "chunk", "size", "changes"),
     [
@@ -74,6 +75,7 @@ def test_decode_matches_reference(
     assert relative_error(model.decode(latents, chunk), expected) < TOLERANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("frames", "chunk", "size", "changes"),
     [
@@ -102,6 +104,7 @@ def test_pieces_make_the_whole() -> None:
         assert relative_error(found, np.asarray(expected)) < TOLERANCE / 2
 
 
+@pytest.mark.thorough
 def test_winograd_matches_reference() -> None:
     """The CPU's form, of two videos at once."""
     model = vae()

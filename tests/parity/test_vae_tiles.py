@@ -25,6 +25,7 @@ def tiled(model: Pair, side: int) -> Iterator[None]:
         model.reference.disable_tiling()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "side", "size", "alike"),
     [
@@ -45,6 +46,7 @@ def test_tiles_are_the_judge_s(form: str, side: int, size: tuple[int, int], alik
     assert relative_error(whole, expected) > 100 * TOLERANCE  # tiles are not the whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "side", "size"), [("plain", 32, (5, 7)), ("patches", 32, (5, 4))])
 def test_tiles_of_what_is_encoded(form: str, side: int, size: tuple[int, int]) -> None:
     """diffusers' tiles of the form with patches are of patches: twice the pixels."""

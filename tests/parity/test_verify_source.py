@@ -66,7 +66,6 @@ def failed(error: str) -> list[str]:
     return [part.rsplit(" ", 3)[0] for part in rest.split("; ")[0].split(", ")]
 
 
-@pytest.mark.essential
 def test_one_transformer(toy_artifact: Path, toy_checkpoint: Path, verify: Verify, tmp_path: Path) -> None:
     code, checks, _ = verify(toy_artifact, toy_checkpoint, "--report", tmp_path / "r.html")
     page = Seen((tmp_path / "r.html").read_text())
@@ -77,6 +76,7 @@ def test_one_transformer(toy_artifact: Path, toy_checkpoint: Path, verify: Verif
     assert checks["final latents"]["error"] < LATENTS and checks["final latents"]["note"] == "4 steps"
 
 
+@pytest.mark.thorough
 def test_two_experts(
     two_experts_artifact: Path, two_experts_checkpoint: Path, verify: Verify, tmp_path: Path
 ) -> None:
@@ -106,6 +106,7 @@ def test_swapped_experts(
     assert failed(error) == ["transformer", "transformer_2", "final latents", "video"]
 
 
+@pytest.mark.thorough
 def test_a_timestep_per_token(ti2v_artifact: Path, ti2v_checkpoint: Path, verify: Verify) -> None:
     """From text alone and from an image."""
     code, checks, _ = verify(ti2v_artifact, ti2v_checkpoint, "--steps", 2)
@@ -113,6 +114,7 @@ def test_a_timestep_per_token(ti2v_artifact: Path, ti2v_checkpoint: Path, verify
     assert all(checks[f"final latents ({sample})"]["error"] < LATENTS for sample in ("text", "image"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "expected"),
     [

@@ -93,6 +93,7 @@ def judge(two_experts_checkpoint: Path) -> Judge:
     return Judge(two_experts_checkpoint, "wan2.2-t2v", (96, 64))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])
 def test_strengths(experts: wanrun.Pipeline, judge: Judge, solver: str) -> None:
     """Of one transformer: one step, three, and all. Frames of another size are brought to the video's."""
@@ -116,6 +117,7 @@ def test_two_experts(experts: wanrun.Pipeline, judge: Judge) -> None:
     assert relative_error(found.latents, judge(video, "unipc", strength)) > 100 * LATENTS
 
 
+@pytest.mark.thorough
 def test_a_timestep_per_token(ti2v_checkpoint: Path, ti2v_artifact: Path) -> None:
     video = sample_video(160, 96, 13, 5)
     expected = Judge(ti2v_checkpoint, "wan2.2-ti2v", (160, 96))(video, "unipc", 0.7)

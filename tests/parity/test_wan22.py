@@ -106,7 +106,6 @@ def without_guidance(
     return WholePath(toy, commands, tmp_path_factory.mktemp("nocfg"), WITHOUT_GUIDANCE, scale=1.0)
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", TWO_EXPERTS)
 def test_two_experts(experts: WholePath, name: str, loop: str, record_property: Any) -> None:
@@ -121,6 +120,7 @@ def test_two_experts_without_guidance(
     check(without_guidance, name, loop, record_property)
 
 
+@pytest.mark.thorough
 def test_the_scale_of_the_high_noise_expert_decides(experts: WholePath, two_experts_artifact: Path) -> None:
     """In Python too: with one of at most 1 there is no guidance, in neither expert.
 
@@ -186,7 +186,6 @@ def per_token(ti2v_checkpoint: Path, ti2v_artifact: Path, commands: Any, tmp_pat
     return WholePath(toy, commands, tmp_path_factory.mktemp("ti2v"), PER_TOKEN, (160, 96, 13))
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", PER_TOKEN)
 def test_a_timestep_per_token(per_token: WholePath, name: str, loop: str, record_property: Any) -> None:

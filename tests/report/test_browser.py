@@ -25,6 +25,8 @@ from wanreport.page import html
 from wanreport.report import Report, Section
 from wanreport.waterfall import waterfall
 
+pytestmark = pytest.mark.thorough
+
 ARTIFACT, SHOTS = os.environ.get("WAN_REPORT_ARTIFACT"), os.environ.get("WAN_REPORT_SHOTS")
 PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "a red ball rolls to the right over green ground", "seed": 1},

@@ -71,6 +71,7 @@ def test_images_are_among_the_options() -> None:
     assert "mask" not in values
 
 
+@pytest.mark.slow
 def test_merged_loras_are_named(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Fake
 ) -> None:
@@ -83,6 +84,7 @@ def test_merged_loras_are_named(
     assert str(lora) in text and lora.sha256 in text
 
 
+@pytest.mark.slow
 def test_chosen_loras_are_named(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Fake
 ) -> None:
@@ -107,6 +109,7 @@ def test_chosen_loras_are_named(
     assert refused.code == 2 and "wanbuild lora" in refused.err[0]
 
 
+@pytest.mark.slow
 def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: Path) -> None:
     """Made, there already, failed, no usable line; a prompt is a text; what differs has a column."""
     first = write_lines(tmp_path / "p.jsonl", {"prompt": HOSTILE, "seed": 1}, {"prompt": "two"})
@@ -134,6 +137,7 @@ def test_every_line_of_a_prompts_file_is_a_row(wan: Call, fake: Fake, tmp_path: 
     assert links == [f"#{name}" for name in names] == ["#video-1-0", "#video-2-0", "#video-5-0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [WanError("not_finite", "the latents are not finite"), ArtifactError("damaged", "it is damaged")]
 )
@@ -154,6 +158,7 @@ def test_a_run_that_ends_early_has_a_report(
         assert [row[2] for row in page.rows[1:3]] == ["failed", "not tried" if ended else "made"]
 
 
+@pytest.mark.slow
 def test_a_video_that_is_gone_is_said(wan: Call, fake: Fake, tmp_path: Path) -> None:
     fake.happens["two"] = lambda: (tmp_path / "o-1.gif").unlink()
     assert wan("--prompts", write_lines(tmp_path / "p.txt", "one", "two")).code == 0

@@ -15,6 +15,8 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.intact import check_intact
 
+pytestmark = pytest.mark.slow
+
 COMMAND = """
 import sys
 sys.modules |= {"wanbuild": None, "orbax": None, "flax": None, "torch": None}

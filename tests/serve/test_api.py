@@ -42,6 +42,7 @@ def make(server: Server, **fields: Any) -> dict[str, Any]:
     return dict(answer.json)
 
 
+@pytest.mark.slow
 def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: Path) -> None:
     """It makes, lists over three pages, downloads and deletes videos; only its base URL is changed.
 

@@ -30,6 +30,7 @@ def later(server: Server, id: str) -> dict[str, Any]:
     return job
 
 
+@pytest.mark.thorough
 def test_a_video_of_clips(media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     image, output = tmp_path / "image-0.png", tmp_path / "o.mp4"  # as the server names it
     picture(90, 70).save(image)

@@ -67,6 +67,7 @@ def test_the_job_of_another_key_is_not_there(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_every_field_of_any_type(tmp_path: Path) -> None:
     """One line with a status of 4xx, or a video: no error of our own."""
     names = {*options_by_name(), *MEDIA, *MERGED, *NO_EFFECT, *INSTEAD, *OWN, "position"}

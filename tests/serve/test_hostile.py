@@ -329,6 +329,7 @@ def test_an_endless_body_and_a_slow_one(server: Server) -> None:
     assert server.call("GET", "/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read(server: Server) -> None:
     """Its connection is closed, and holds nobody up."""
     before = len(server.lines)
@@ -370,6 +371,7 @@ def test_a_refused_body_that_never_ends(server: Server) -> None:
         assert time.monotonic() - began < 8
 
 
+@pytest.mark.slow
 def test_large_texts_hold_nobody_up(server: Server) -> None:
     """Names, escapes, numbers and objects of megabytes are refused in little memory; others are served."""
     many = b'{"timesteps": [' + b"{}," * 20_000_000

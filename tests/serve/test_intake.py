@@ -137,6 +137,7 @@ def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_each_seed_is_a_job_of_its_own(tmp_path: Path) -> None:
     """All or none of them wait, each with the files; the same key has them all again."""
     full = catalog().models["full"]

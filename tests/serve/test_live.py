@@ -83,6 +83,7 @@ def test_a_live_video_plays_while_it_is_made(tmp_path: Path, monkeypatch: pytest
     run(test())
 
 
+@pytest.mark.slow
 def test_it_is_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """H.264 with its metadata, whole or without the fragments that are not kept."""
 
@@ -201,6 +202,7 @@ def test_a_prompt_changes_the_next_chunk(tmp_path: Path, monkeypatch: pytest.Mon
     run(test())
 
 
+@pytest.mark.slow
 def test_readers_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty are cut off, and twenty are slow: nothing hangs, and those who stay get the same bytes."""
 
@@ -234,6 +236,7 @@ def test_readers_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run(test())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reads", [0, 4, 1], ids=["nobody comes", "the last one goes", "the last one is dead"]
 )

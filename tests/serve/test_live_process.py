@@ -15,6 +15,7 @@ from serve_client import served
 from wanrun.media.read_video import read_video
 
 
+@pytest.mark.thorough
 def test_a_model_behind_processes(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The same bytes for the same seed; a worker that is killed leaves a video, and the next one serves."""
     live = {"prompt": "a fox", "live": True, "num_steps": 1, "seed": 3}

@@ -27,6 +27,8 @@ from serve_client import Server, served
 from wanrun.artifact.adapter import SamplingDefaults
 from wanrun.artifact.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 SHOTS = os.environ.get("WAN_PAGE_SHOTS")
 LONG = "5000"
 PROMPT = "a red ball rolls to the right over green ground"
@@ -344,6 +346,7 @@ def test_live(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert plays(page.locator("#viewer video"))
 
 
+@pytest.mark.thorough
 def test_every_state_looks_well(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
     """Idle, running, done, an error, a phone, dark: by axe-core, and as the pictures of docs/serving.md."""
     artifact, steps, long = os.environ.get("WAN_PAGE_ARTIFACT"), "30", "400"
@@ -386,6 +389,7 @@ def test_every_state_looks_well(browser: Browser, toy_artifact: Path, tmp_path: 
         context.close()
 
 
+@pytest.mark.thorough
 def test_a_restart_while_it_is_open(browser: Browser, toy_artifact: Path, tmp_path: Path) -> None:
     """The page says that the connection is lost, finds the server again, and its job goes on; with keys."""
     keys = tmp_path / "keys"

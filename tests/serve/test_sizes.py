@@ -18,6 +18,7 @@ def nested(depth: int) -> Any:
     return [nested(depth - 1)] if depth > 1 else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [
@@ -34,6 +35,7 @@ def test_what_is_taken(value: Any) -> None:
     check_json(json.dumps(value, ensure_ascii=False).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -53,6 +55,7 @@ def test_base64_of_clients_that_escape_or_break_it(old: str, new: str) -> None:
     assert check_json(text.replace(old, new).encode()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blank", ["", "\n", "\r\n", " ", "\t"])
 def test_fields_of_forms_that_are_files_or_hold_them(blank: str) -> None:
     lines = blank.join(FILE[start : start + 64] for start in range(0, len(FILE), 64))
@@ -63,6 +66,7 @@ def test_fields_of_forms_that_are_files_or_hold_them(blank: str) -> None:
         assert plain_bytes(prompt) == len(prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -96,6 +96,7 @@ def pipelines(device: Device, folder: Path) -> Pipelines:
     return Pipelines(artifacts, {}, device.load, lambda: None)
 
 
+@pytest.mark.thorough
 def test_the_least_used_is_released_for_want_of_memory(device: Device, tmp_path: Path) -> None:
     held = pipelines(device, tmp_path)
     for name in "abab":
@@ -111,6 +112,7 @@ def test_the_least_used_is_released_for_want_of_memory(device: Device, tmp_path:
     assert held.loaded == []
 
 
+@pytest.mark.slow
 def test_room_is_made_before_where_it_is_known(device: Device, toy_artifact: Path) -> None:
     """By the bytes of the weights in the manifest."""
     manifest = wanrun.open_artifact(toy_artifact).manifest

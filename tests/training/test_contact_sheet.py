@@ -24,6 +24,7 @@ def test_frames_are_in_a_row_from_the_first_to_the_last() -> None:
     assert sheet[-25:].min() < 100  # the text is there
 
 
+@pytest.mark.slow
 def test_a_short_video_has_fewer_frames_and_a_long_text_is_cut() -> None:
     sheet = contact_sheet(np.zeros((1, 64, 96, 3), np.uint8), "word " * 200)
     assert sheet.size[0] == 192 + 2 * MARGIN
@@ -55,6 +56,7 @@ def test_a_wrong_video_fails(tmp_path: Path) -> None:
     assert text.endswith("the score is 0.75; expected at least 0.90\n")
 
 
+@pytest.mark.slow
 def test_a_badly_drawn_video_fails_though_its_score_is_1(tmp_path: Path) -> None:
     video, sheet = tmp_path / "drawn.npy", tmp_path / "sheet.png"
     run("draw", CAPTION, "--output", str(video))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from tinywan.captions import caption
 from tinywan.endless import BLOCK, block_frames, centred, changed, draw_story, judge_blocks, random_story
 from tinywan.scenes import Scene, Thing
@@ -12,6 +13,7 @@ def _scene(motion: str, colour: str = "red") -> Scene:
     return Scene((Thing(colour, "ball", motion),), "grey", "plain")
 
 
+@pytest.mark.slow
 def test_every_block_shows_its_caption() -> None:
     """The thing goes out at one side, comes in at the other, and turns at once."""
     scenes = [_scene("right")] * 3 + [_scene("up", "blue")] * 2 + [_scene("circle"), _scene("shrink")]

@@ -51,6 +51,7 @@ DAMAGES: Mapping[str, tuple[Damage, set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_flaw_is_seen_where_the_facts_hold(damage: str) -> None:
     rng = np.random.default_rng(1)
@@ -62,6 +63,7 @@ def test_a_flaw_is_seen_where_the_facts_hold(damage: str) -> None:
     assert {flaw.name for flaw in verdict.badly_drawn} == names
 
 
+@pytest.mark.slow
 def test_drawn_videos_have_none() -> None:
     """Less than half of what is taken of a model's."""
     rng = np.random.default_rng(2)

@@ -53,6 +53,7 @@ def every_look() -> list[Scene]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [unchanged, blurred, noisy])
 def test_drawn_videos(change: Callable[..., np.ndarray]) -> None:
     rng = np.random.default_rng(2)
@@ -63,6 +64,7 @@ def test_drawn_videos(change: Callable[..., np.ndarray]) -> None:
     assert np.mean([verdict.score == 1 for verdict in found]) >= 0.97
 
 
+@pytest.mark.thorough
 def test_wrong_captions() -> None:
     """One word is changed, and the fact of that word alone must not hold."""
     rng = np.random.default_rng(4)
@@ -100,6 +102,7 @@ def test_what_stands_still_does_not_move() -> None:
     assert {name: (one.shape, one.motion) for name, one in seen.items()} == {"red": ("ball", None)}
 
 
+@pytest.mark.slow
 def test_a_video_backwards_goes_the_other_way() -> None:
     rng = np.random.default_rng(8)
     opposite = {
@@ -115,6 +118,7 @@ def test_a_video_backwards_goes_the_other_way() -> None:
         assert look(video[::-1])["blue"].motion == other
 
 
+@pytest.mark.thorough
 def test_ways_without_a_name_show_no_motion() -> None:
     """So no training video shows, unnamed, what is held out."""
     rng = np.random.default_rng(9)

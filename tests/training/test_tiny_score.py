@@ -22,6 +22,8 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.options import BuildOptions, CompileRequest
 from wancli.console import run
 
+pytestmark = pytest.mark.thorough
+
 LEAST = 0.95
 """Of the mean score of the first captions; of all of them the benchmark says it."""
 

@@ -11,6 +11,7 @@ from tinywan.yardstick import captions, gmsd, psnr, ssim
 VIDEO = draw(read_caption("a red star grows on checked grey ground"), 5, 64, 96, np.random.default_rng(0))
 
 
+@pytest.mark.thorough
 def test_captions_are_fixed_and_mixed() -> None:
     texts = captions()
     assert texts == captions()

@@ -102,6 +102,7 @@ VARIANTS = {
 """By variant, the parameters that have no slot: kernels of convolutions, which no published file changes."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_layer_of_a_variant(variant: str, converted: Callable[[str], Made], tmp_path: Path) -> None:
     """Pairs on every product, and changes of every bias, norm and table."""
@@ -135,6 +136,7 @@ FILES = {
 """By what is tried, whose layout, and for which model."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", FILES)
 def test_published_layouts(case: str, converted: Callable[[str], Made], tmp_path: Path) -> None:
     name, variant = FILES[case]
@@ -200,6 +202,7 @@ def products(path: Path) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 def test_several_files_become_one_adapter(artifact: Path, ran: Ran, tmp_path: Path) -> None:
     """Of other ranks and layers, each with its scale: their matrices lie one behind the other."""
     first, second = of(artifact, tmp_path, rank=3), of(artifact, tmp_path, "musubi", seed=1, rank=5)
@@ -238,6 +241,7 @@ def test_layers_of_other_ranks_are_padded(artifact: Path, ran: Ran, tmp_path: Pa
     assert not a[1, 2:].any() and not b[1, :, 2:].any() and a[1, :2].all()
 
 
+@pytest.mark.slow
 def test_matrices_have_the_dtype_of_computing(
     converted: Callable[[str], Made], ran: Ran, artifact: Path, tmp_path: Path
 ) -> None:
@@ -256,6 +260,7 @@ def test_matrices_have_the_dtype_of_computing(
         assert half[name].dtype == (ml_dtypes.bfloat16 if matrix else np.float32)
 
 
+@pytest.mark.slow
 def test_layers_that_the_model_lacks(
     converted: Callable[[str], Made], ran: Ran, artifact: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +279,7 @@ def test_layers_that_the_model_lacks(
     assert "--strict" in ran(path, "--name", "none", "--strict", code=4)
 
 
+@pytest.mark.slow
 def test_a_way_to_sample(
     converted: Callable[[str], Made],
     ran: Ran,
@@ -313,6 +319,7 @@ def test_all_defaults_of_a_generation_can_be_brought() -> None:
     assert set(SamplingDefaults.__struct_fields__) == names
 
 
+@pytest.mark.slow
 def test_experts_of_one_file(converted: Callable[[str], Made], tmp_path: Path, ran: Ran) -> None:
     """A file of one expert alone changes no other; one for both is in each."""
     _, base = converted("wan2.2-t2v")
@@ -331,6 +338,7 @@ def test_experts_of_one_file(converted: Callable[[str], Made], tmp_path: Path, r
 # --- names, places ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_and_their_files(artifact: Path, ran: Ran, tmp_path: Path) -> None:
     """Named after its file; another of the name is refused, or takes its place and its file away."""
     path = of(artifact, tmp_path)
@@ -357,6 +365,7 @@ def test_names_and_their_files(artifact: Path, ran: Ran, tmp_path: Path) -> None
     assert "no LoRA file" in ran(code=2)
 
 
+@pytest.mark.slow
 def test_what_a_conversion_keeps(
     converted: Callable[[str], Made], artifact: Path, ran: Ran, tmp_path: Path
 ) -> None:
@@ -383,6 +392,7 @@ def test_inspect_lists_adapters(
         assert part in line
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter_is_found(artifact: Path, ran: Ran, tmp_path: Path) -> None:
     ran(of(artifact, tmp_path), "--name", "x")
     flip(artifact / read_manifest(artifact).adapters["x"].file, -1)
@@ -391,6 +401,7 @@ def test_a_damaged_adapter_is_found(artifact: Path, ran: Ran, tmp_path: Path) ->
         listed_adapter(artifact, "x")
 
 
+@pytest.mark.slow
 def test_an_artifact_that_cannot_be_changed(
     converted: Callable[[str], Made],
     artifact: Path,
@@ -420,6 +431,7 @@ def test_an_artifact_that_cannot_be_changed(
 Q, ARRAY = "diffusion_model.blocks.0.self_attn.q", np.ones((40, 40), np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [("diff",), ("diff", "lora_down.weight", "lora_up.weight")])
 def test_a_change_of_a_whole_matrix(artifact: Path, ran: Ran, tmp_path: Path, keys: tuple[str, ...]) -> None:
     tensors = {f"{Q}.{key}": ARRAY for key in keys}
@@ -448,6 +460,7 @@ def test_pairs_of_convolutions(converted: Callable[[str], Made], ran: Ran, tmp_p
     assert "motion_encoder.conv_out.weight" in line and "wanbuild convert --lora" in line
 
 
+@pytest.mark.slow
 def test_another_model(artifact: Path, ran: Ran, tmp_path: Path) -> None:
     """One short line with the widths; and that of the matcher for what is no LoRA."""
     wide = {
@@ -465,6 +478,7 @@ def test_values_that_overflow(artifact: Path, ran: Ran, tmp_path: Path) -> None:
     assert "in float32" in line and "smaller scales" in line
 
 
+@pytest.mark.slow
 def test_a_build_that_is_stopped_changes_nothing(
     artifact: Path, ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

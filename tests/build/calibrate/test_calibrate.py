@@ -57,6 +57,7 @@ def told(request: CalibrateRequest) -> list[str]:
     return lines
 
 
+@pytest.mark.thorough
 def test_schedules_are_chosen_once_and_run_with_what_is_built(
     request_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_schedules_are_chosen_once_and_run_with_what_is_built(
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).rglob("figures.jsonl"))  # nothing is kept of it
 
 
+@pytest.mark.slow
 def test_a_budget(request_of: Make) -> None:
     request = request_of(minutes=0, evaluations=[8, 6])
     left_out = [line for line in told(request) if "left out" in line]
@@ -111,12 +113,14 @@ def test_a_budget(request_of: Make) -> None:
     assert read_manifest(request.artifact).schedules == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluations", [[2], [8, 2000]])
 def test_evaluations_out_of_range(request_of: Make, evaluations: list[int]) -> None:
     with refuses("out_of_range", what="--evaluations", expected="4 to ", found=evaluations[-1]):
         told(request_of(evaluations=evaluations))
 
 
+@pytest.mark.slow
 def test_an_artifact_that_was_built_anew_meanwhile(request_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_of(minutes=0)
     resolved = Runs.resolved

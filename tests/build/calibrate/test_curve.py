@@ -29,6 +29,7 @@ def test_the_lines_of_an_artifact() -> None:
     assert of_schedules({"mine": schedule(6)}) == {}
 
 
+@pytest.mark.slow
 def test_a_panel_for_each_title(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {"one": [Point(8, 30.0, 29.0, 31.0), Point(16, 40.0, 39.0, 41.0)], "two": [Point(8, 25.0)]}
     picture, wider = draw({"a": lines}, AXIS), draw({"a": lines, "b": lines}, AXIS)

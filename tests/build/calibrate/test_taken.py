@@ -37,6 +37,7 @@ def source(artifact_copy: Path, tmp_path: Path) -> Path:
     return other
 
 
+@pytest.mark.thorough
 def test_they_are_measured_on_the_new_model(
     artifact_copy: Path, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

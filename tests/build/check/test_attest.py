@@ -30,6 +30,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
     monkeypatch.setattr(trial, "CHILD", (sys.executable, "-c", code))
 
 
+@pytest.mark.slow
 def test_what_is_right_is_recorded_until_it_is_refused(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

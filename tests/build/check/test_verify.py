@@ -129,6 +129,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_file_is_opened(whole: Path) -> None:
     opened, listening = set[str](), [True]
 
@@ -142,6 +143,7 @@ def test_every_file_is_opened(whole: Path) -> None:
     assert {str(path) for path in files(whole)} <= opened
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_of_every_kind_of_file(whole: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a kind is damaged in all of the ways, others in one of them in turn: some of each component.
@@ -172,6 +174,7 @@ def test_damage_of_every_kind_of_file(whole: Path, kind: str, monkeypatch: pytes
         assert caught.value.exit_code == 3, (path, way)
 
 
+@pytest.mark.slow
 def test_the_plain_form_of_a_program_is_checked_too(artifact_copy: Path) -> None:
     put_attention(artifact_copy)
     check(artifact_copy)
@@ -180,6 +183,7 @@ def test_the_plain_form_of_a_program_is_checked_too(artifact_copy: Path) -> None
         check(artifact_copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -205,6 +209,7 @@ def test_a_file_that_does_not_belong_there(
     assert one_error(capsys).startswith(f"error: {path} does not")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["programs/old", "tokenizer/old"])
 def test_a_folder_that_does_not_belong_there(whole: Path, name: str) -> None:
     (whole / name).mkdir()
@@ -224,12 +229,14 @@ def test_no_platform_is_started_that_is_not_here(monkeypatch: pytest.MonkeyPatch
     assert started == ["cpu"]
 
 
+@pytest.mark.slow
 def test_what_a_user_puts_beside_the_manifest_is_no_damage(whole: Path) -> None:
     (whole / "LICENSE").touch()
     check(whole)
     (whole / "LICENSE").unlink()
 
 
+@pytest.mark.slow
 def test_a_build_that_is_reached_by_a_link(whole: Path, tmp_path: Path) -> None:
     link, path = tmp_path / "link", whole / "programs" / "new"
     link.symlink_to(whole)
@@ -241,6 +248,7 @@ def test_a_build_that_is_reached_by_a_link(whole: Path, tmp_path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.slow
 def test_a_manifest_that_a_build_replaces_meanwhile(whole: Path) -> None:
     manifest = read_manifest(whole)
     before = (whole / MANIFEST).read_bytes()
@@ -251,6 +259,7 @@ def test_a_manifest_that_a_build_replaces_meanwhile(whole: Path) -> None:
     check_spelling(Artifact(manifest, whole))
 
 
+@pytest.mark.slow
 def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
     """It is not listed yet; a lock that nobody holds, as a killed build leaves it, is no build."""
     lines: list[str] = []
@@ -268,6 +277,7 @@ def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
         lock.unlink()
 
 
+@pytest.mark.slow
 def test_another_spelling_of_the_manifest(whole: Path) -> None:
     """Of the same meaning, but not what was written."""
     path = whole / "manifest.json"

@@ -73,6 +73,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 # --- an artifact that is whole ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_whole_artifact(converted: Path) -> None:
     manifest = read_manifest(converted)
     lines: list[str] = []
@@ -98,6 +99,7 @@ def test_through_links(converted: Path, tmp_path: Path) -> None:
     weights.check_with_orbax(Artifact(manifest, artifact), silent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
 def test_orbax_has_a_batch_at_a_time(converted: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain Orbax never holds more than a batch, and every parameter is in one."""
@@ -143,6 +145,7 @@ METADATA_DAMAGES: Mapping[str, Callable[[Path], object]] = MappingProxyType(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", METADATA_DAMAGES)
 @pytest.mark.parametrize("name", [f"{STACK}/zarr.json", "transformer/_METADATA", "vae/_CHECKPOINT_METADATA"])
 def test_damaged_metadata(damaged: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +173,7 @@ def _loop(path: Path) -> None:
     path.symlink_to(path.parent)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir, _loop])
 @pytest.mark.parametrize(
     "name", ["notes.txt", "vae/manifest.ocdbt", f"{STACK}/.zarray", f"{STACK}/c/3", f"{STACK}/c/0/1"]
@@ -228,6 +232,7 @@ ORBAX_DAMAGES: Mapping[str, tuple[Callable[[Path], object], dict[str, str]]] = M
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ORBAX_DAMAGES)
 def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our own checks before it, which are more exact about what is wrong."""

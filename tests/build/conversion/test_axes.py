@@ -21,7 +21,10 @@ from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError
 
+pytestmark = pytest.mark.slow
 
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", variants())
 def test_axes_are_the_modules(variant: str, tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", variant)

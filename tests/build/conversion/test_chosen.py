@@ -39,6 +39,7 @@ def modules_of(repository: str) -> dict[str, Any]:
     return modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repository", PUBLISHED_MODELS)
 def test_the_table(repository: str) -> None:
     """All matrices of a transformer's blocks, and of the text encoder two of seven; nothing else."""
@@ -55,6 +56,7 @@ def test_the_table(repository: str) -> None:
         assert set(layers.values()) <= {"int8"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("repository", PUBLISHED_MODELS)
 @pytest.mark.parametrize("form", EIGHT_BITS)
 def test_a_transformer_has_half_of_its_bytes(repository: str, form: str) -> None:
@@ -113,6 +115,7 @@ def expected_of(checkpoint: Path, manifest: Manifest, name: str) -> Mapping[str,
     return flat(load_params(load_state(checkpoint / name), kind.rules, module))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", EIGHT_BITS)
 def test_an_artifact_holds_rounded_rows(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both experts, with control blocks; in blocks of few rows, and the same bytes with other threads."""

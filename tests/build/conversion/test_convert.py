@@ -75,6 +75,7 @@ def kinds_of_source() -> list[Any]:
     return [*every, *itertools.product([first, *others], ["mixed"], [3])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "dtype", "shards", "dtypes"),
     [
@@ -91,6 +92,7 @@ def test_conversion_equals_the_naive_one(
     assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
 @pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.1-flf2v", "wan2.1-vace"])
 def test_the_original_naming_equals_the_naive_conversion(
@@ -111,6 +113,7 @@ def test_the_original_naming_equals_the_naive_conversion(
     assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
 
 
+@pytest.mark.slow
 def test_large_layouts_equal_the_naive_conversion(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +181,7 @@ def test_the_manifest_holds_no_absolute_path(converted: Path, toy_checkpoint: Pa
             assert f"{parent}/" not in text
 
 
+@pytest.mark.slow
 def test_what_changes_the_digest(converted: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
     digests = {"as it is": read_manifest(converted).content_digest}
 
@@ -213,6 +217,7 @@ def set_weight(checkpoint: Path, component: str, key: str, value: float) -> None
     save_file(state, file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("component", "key", "value"),
     [

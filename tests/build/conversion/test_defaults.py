@@ -176,6 +176,7 @@ def test_nothing_is_fetched_for_defaults_that_cannot_be(
         convert(request)
 
 
+@pytest.mark.slow
 def test_the_manifest_and_what_shows_it(tmp_path: Path) -> None:
     """From the command line and from a recipe; the content's digest covers the defaults."""
     write_toy(tmp_path / "toy", "wan2.2-t2v")
@@ -221,6 +222,7 @@ def test_a_shift_that_the_scheduler_s_file_lacks_is_told(toy_artifact: Path) -> 
     assert not [*recognised_lines(lacking, ["flow_shift"])]
 
 
+@pytest.mark.slow
 def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wanbuild.check import verify
 

@@ -85,6 +85,7 @@ def assert_whole(artifact: Path) -> Manifest:
 # --- kills, signals, two at once ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_builds_that_are_killed_or_compete(checkpoints: tuple[Path, Path], place: Path) -> None:
     result = subprocess.run(
         [sys.executable, FAULT_RUNS, place, *checkpoints],
@@ -105,6 +106,7 @@ def free_space(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=nbytes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.999])
 def test_a_disk_that_gets_full(
     checkpoints: tuple[Path, Path],
@@ -140,6 +142,7 @@ def test_a_disk_that_is_too_small(
         assert names(place) == set()
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files(
     checkpoints: tuple[Path, Path], converted: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_limit_on_the_size_of_files(
     assert digests(artifact) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", ["write", "fsync", "mkdir", "rename"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
 def test_a_disk_that_fails(
@@ -234,6 +238,7 @@ def change_in_the_middle(monkeypatch: pytest.MonkeyPatch, change: Callable[[], o
     monkeypatch.setattr(Progress, "advance", advance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [truncate, empty])
 @pytest.mark.parametrize("component", WEIGHTS)
 def test_a_source_that_is_cut_off_meanwhile(
@@ -254,6 +259,7 @@ def test_a_source_that_is_cut_off_meanwhile(
     assert names(place) == {"source"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", [*WEIGHTS.values(), "vae/config.json", "tokenizer/tokenizer.json", ""])
 def test_a_source_that_is_deleted_meanwhile(
     checkpoints: tuple[Path, Path], converted: Path, place: Path, file: str, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +272,7 @@ def test_a_source_that_is_deleted_meanwhile(
     assert assert_whole(place / "artifact").content_digest == read_manifest(converted).content_digest
 
 
+@pytest.mark.slow
 def test_a_config_that_is_replaced_meanwhile(
     checkpoints: tuple[Path, Path], converted: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +287,7 @@ def test_a_config_that_is_replaced_meanwhile(
 # --- threads ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_threads_make_no_difference(
     checkpoints: tuple[Path, Path], converted: Path, place: Path, threads: int
@@ -305,6 +313,7 @@ for source, artifact in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_without_rights(checkpoints: tuple[Path, Path], place: Path) -> None:
     """Files and folders that may not be read, and a folder in which nothing may be written."""
     cases: list[tuple[Path, str]] = []
@@ -352,6 +361,7 @@ def test_without_rights(checkpoints: tuple[Path, Path], place: Path) -> None:
 # --- zeros --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointer", [ocp.PyTreeCheckpointer, ocp.StandardCheckpointer])
 def test_weights_that_are_all_zero(
     checkpoints: tuple[Path, Path], place: Path, checkpointer: type[Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ dtypes = st.sampled_from(sorted(ITEM_BYTES))
 shapes = st.lists(st.integers(1, 300_000), min_size=1, max_size=5).map(tuple)
 
 
+@pytest.mark.slow
 @relaxed
 @given(shape=shapes, dtype=dtypes)
 def test_a_stacked_row_is_a_layer(shape: tuple[int, ...], dtype: str) -> None:

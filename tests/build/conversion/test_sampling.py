@@ -134,6 +134,7 @@ def test_a_model_that_it_is_not_for_is_a_warning() -> None:
     assert doubts("lightning-4", base, merged=True) == doubts("causvid-3", distilled) == 0
 
 
+@pytest.mark.slow
 def test_the_commands_take_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_toy(tmp_path / "toy")
     arguments = [

@@ -150,6 +150,7 @@ def test_only_what_is_read_is_downloaded(
     assert capsys.readouterr() == ("", "")  # no bar of huggingface_hub's either
 
 
+@pytest.mark.slow
 def test_what_a_file_takes_the_place_of_is_not_downloaded(
     hub: Hub, toy: Repository, toy_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_tokenizer_of_the_hub(hub: Hub, toy: Repository, tmp_path: Path) -> No
         locate_tokenizer(Path("owner/other"))
 
 
+@pytest.mark.slow
 def test_what_images_need_is_downloaded_too(hub: Hub, toy: Repository, tmp_path: Path) -> None:
     """The image encoder and its processor, whose settings are checked before any weight is asked for."""
     write_toy(tmp_path / "toy", "wan2.1-i2v")
@@ -218,6 +220,7 @@ def test_what_is_no_revision(revision: str, hub: Hub, toy: Repository, cache: Pa
     assert hub.listings == 0 and not cache.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "header", "value"),
     [
@@ -335,6 +338,7 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], ErrorCode, dict[str, str]]] =
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_the_weights(case: str, hub: Hub, toy: Repository, files: Files) -> None:
     change, code, parts = REFUSED[case]
@@ -352,6 +356,7 @@ def test_a_file_that_needs_xet(hub: Hub, files: Files, monkeypatch: pytest.Monke
 # Transfers that break off.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut", "stall"])
 def test_a_lost_connection_is_taken_up_in_the_same_run(
     fault: str,
@@ -369,6 +374,7 @@ def test_a_lost_connection_is_taken_up_in_the_same_run(
     assert sum(seen) == sum(len(files[name]) for name in files.keys() - NOT_READ if name.endswith(LARGE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "value", "code", "what"),
     [
@@ -411,6 +417,7 @@ def _partly_done(
     return process, parts[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "code", "fault"),
     [
@@ -501,6 +508,7 @@ def test_a_hub_that_does_not_answer(
     assert not cache.exists()
 
 
+@pytest.mark.thorough
 def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
     """It is an error unless everything is there."""
 
@@ -538,6 +546,7 @@ def test_an_answer_of_a_thousand_brackets() -> None:
 # Offline.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", [None, "main", "v1", "commit"])
 def test_offline_with_everything(
     revision: str | None, hub: Hub, toy: Repository, files: Files, offline: Callable[[], None]
@@ -552,6 +561,7 @@ def test_offline_with_everything(
     assert (hub.listings, hub.requests) == (0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["model_index.json", INDEX, SECOND, "vae/config.json", "tokenizer/tokenizer.json"]
 )
@@ -605,6 +615,7 @@ def test_a_file(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 # The command.
 
 
+@pytest.mark.thorough
 def test_convert(
     hub: Hub, toy: Repository, cache: Path, tmp_path: Path, cli: Any, toy_checkpoint: Path
 ) -> None:

@@ -340,6 +340,7 @@ print(hashlib.sha256(values).hexdigest())
 """
 
 
+@pytest.mark.thorough
 def test_bits_depend_on_neither_blocks_nor_threads(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     shape, rank = (150, 203), 64
@@ -687,6 +688,7 @@ def test_loras_of_one_expert() -> None:
 # --- converting -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_digest_does_not_depend_on_threads_or_blocks(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -703,6 +705,7 @@ def test_the_digest_does_not_depend_on_threads_or_blocks(
     assert digest("5") != first
 
 
+@pytest.mark.slow
 def test_the_command_line(toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, artifact = write(tmp_path, lora()[0]), tmp_path / "artifact"
     arguments = ["convert", str(toy_checkpoint), "--artifact", str(artifact)]

@@ -222,6 +222,7 @@ def assign_published(name: str, shapes: Shapes | None = None) -> tuple[tuple[Ass
     return assign(kind.rules, shapes or component_shapes(component, config), module, component)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_missing_or_misshapen_key_is_found(name: str) -> None:
     """A mistake in any one key of a published list is one problem that names it; a sample of the keys."""

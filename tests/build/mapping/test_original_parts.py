@@ -41,6 +41,7 @@ def rename(folder: Path, resnets: int) -> None:
         save_file(original, folder / component / f"{name}.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.2-ti2v"])
 def test_the_artifact_is_the_same(variant: str, tmp_path: Path) -> None:
     for name in ("published", "original"):

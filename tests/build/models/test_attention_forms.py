@@ -76,6 +76,7 @@ def difference(found: jax.Array, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [case for case in CASES if case != "odd lengths"])
 def test_flash(case: str, dtype: str = "float32") -> None:
     """Queries are given as the kernel takes them, scaled and then rounded."""
@@ -93,6 +94,7 @@ def test_flash(case: str, dtype: str = "float32") -> None:
         assert difference(sums, total) < FLASH_TOLERANCES[dtype]
 
 
+@pytest.mark.slow
 def test_flash_attention_to_no_key() -> None:
     """A part of a ring may have padding alone: its result is finite and has no weight."""
     (q, k, v), _, _ = arrays("few keys", "float32")
@@ -100,6 +102,7 @@ def test_flash_attention_to_no_key() -> None:
     assert np.isfinite(out).all() and np.isfinite(sums).all() and (sums < -1e29).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_at_odd_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a ring whose number of keys is not known while tracing; scores grow from block to block.
@@ -120,6 +123,7 @@ def test_every_form_at_odd_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert difference(sums, total) < 3e-5  # seen: 1.6e-5 of flash, which adds rounded weights; else 5e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slack", [0, SLACK])
 def test_weights_of_blocks_of_a_kernel_in_mosaic_gpu(slack: float) -> None:
     """Of no key at all the sum has no weight, also where XLA multiplies and subtracts at once, as ptxas does.
@@ -156,6 +160,7 @@ def cudnn(calls: list[Any]) -> Callable[..., jax.Array]:
     return attention
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case", ["odd lengths", "blocks of padding", "padding that is not known while tracing"]
 )
@@ -168,6 +173,7 @@ def test_what_cudnn_is_asked_for(monkeypatch: pytest.MonkeyPatch, case: str) -> 
     assert calls == ["cudnn"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("case", "dtype"), [("few keys", "bfloat16"), ("padding", "float32")])
 def test_what_kernels_of_gpus_do_not_take(monkeypatch: pytest.MonkeyPatch, case: str, dtype: str) -> None:
     """None is called: neither cuDNN nor one in Mosaic GPU runs here. Those of Mosaic GPU share the choice."""
@@ -181,6 +187,7 @@ def test_what_kernels_of_gpus_do_not_take(monkeypatch: pytest.MonkeyPatch, case:
     assert calls == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, 0])
 def test_what_cudnn_is_asked_for_of_a_part(monkeypatch: pytest.MonkeyPatch, mask: int | None) -> None:
     """Of no key at all cuDNN has no answer, and JAX's public function rounds the sums."""

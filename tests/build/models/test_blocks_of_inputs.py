@@ -18,7 +18,10 @@ from wanbuild.models.loops import LayerSlice, to_bits
 from wanbuild.models.params import bind, bind_layer, scan_layers, stacked
 from wanbuild.models.products import FEW_ROWS, product
 
+pytestmark = pytest.mark.slow
 
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", [Forms(), Forms(widened=True), Forms(cpu=False, rounded=True)])
 @pytest.mark.parametrize("tokens", [7, FEW_ROWS + 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -43,12 +43,14 @@ def arguments() -> tuple[Any, Any]:
     return jax.tree.map(to_bits, weights), jnp.asarray(rng.standard_normal((ROWS, IN)), jnp.bfloat16)
 
 
+@pytest.mark.slow
 def test_a_widened_product_is_the_same(arguments: tuple[Any, Any]) -> None:
     _, native = run(False, *arguments)
     _, widened = run(True, *arguments)
     assert float(jnp.max(jnp.abs(native - widened))) <= 2e-6 * float(jnp.max(jnp.abs(native)))
 
 
+@pytest.mark.slow
 def test_one_layer_is_widened_at_a_time(arguments: tuple[Any, Any]) -> None:
     native, widened = (run(wide, *arguments)[0] for wide in (False, True))
     assert "optimization_barrier" in widened.as_text() and "optimization_barrier" not in native.as_text()
@@ -86,6 +88,7 @@ def stacked_layer(rows: int, dtype: Any = jnp.bfloat16) -> tuple[Any, Any, np.nd
     return jax.jit(function).lower(jax.tree.map(to_bits, weights), x), (weights, x), exact
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("rows", [6, FEW_ROWS, FEW_ROWS + 2])
 def test_a_weight_is_sliced_by_block_for_few_rows(rows: int, widened: bool) -> None:
@@ -98,6 +101,7 @@ def test_a_weight_is_sliced_by_block_for_few_rows(rows: int, widened: bool) -> N
     assert (block in text, whole in text) == (rows <= FEW_ROWS, rows > FEW_ROWS)
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others() -> None:
     """Bitwise, so that an embedding is that of its prompt alone."""
     lowered, (weights, x), _ = stacked_layer(64)
@@ -108,12 +112,14 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert float(jnp.max(jnp.abs(several[1] - changed[1]))) > 1
 
 
+@pytest.mark.slow
 def test_float32_is_sliced_by_block_too() -> None:
     lowered, (weights, x), exact = stacked_layer(8, jnp.float32)
     found = lowered.compile()(weights, x)
     np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-6 * np.abs(exact).max())
 
 
+@pytest.mark.slow
 def test_a_rounded_product() -> None:
     """It is rounded once, with its bias; XLA sees a product whose result is bfloat16."""
     rng = np.random.default_rng(5)

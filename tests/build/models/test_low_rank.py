@@ -103,6 +103,7 @@ def exact(params: dict[str, Any], stored: str | None, x: np.ndarray, slots: bool
     return np.asarray(x.astype(np.float64) @ weight.swapaxes(1, 2) + wide["layers/bias"][:, None])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stored", "dtype", "form", "rows"), CASES)
 def test_against_float64(stored: str | None, dtype: str, form: str, rows: int) -> None:
     """And zeros: what a program without slots computes, to the bit."""
@@ -136,6 +137,7 @@ def test_a_gpu_rounds_products_with_slots_as_others(stored: str | None, own: tup
     assert kinds == [own, ("bfloat16", "bfloat16"), ("bfloat16", "bfloat16")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["cpu", "widened"])
 def test_small_changes_are_kept_that_a_merge_into_bfloat16_loses(form: str) -> None:
     """Changes of a thousandth of the weights, beside float64's merge; merged, most is rounded away."""

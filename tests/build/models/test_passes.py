@@ -12,6 +12,8 @@ import pytest
 from wanbuild.models.passes import Passes, Unrotated
 from wanbuild.models.tpu_passes import TpuPasses
 
+pytestmark = pytest.mark.slow
+
 PLAIN, TPU = Passes(), TpuPasses(interpret=True)
 
 
@@ -19,6 +21,7 @@ def array(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tokens", "heads", "width", "parts"),
     [(700, 3, 128, 1), (37, 12, 128, 2), (20, 18, 128, 2), (9, 4, 32, 2)],

@@ -23,6 +23,7 @@ def expected(x: np.ndarray, weight: np.ndarray, dtype: str) -> np.ndarray:
     return stored.astype(np.float64) @ weight.astype(np.float64).T * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize("dtype", ROWS)
 def test_against_numpy(dtype: str, cpu: bool) -> None:
@@ -41,6 +42,7 @@ def test_against_numpy(dtype: str, cpu: bool) -> None:
     np.testing.assert_allclose(found / size, exact / size, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ROWS)
 def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:

@@ -27,6 +27,7 @@ def function(rows: jax.Array) -> dict[str, jax.Array]:
     return {"k": wide.astype(jnp.bfloat16), "v": wide.reshape(*rows.shape[:2], 3, -1) * 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("lengths", "pieces"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
+
 from helpers.devices import on_devices
 
 DEVICES = 4
@@ -55,5 +57,6 @@ def compare() -> None:
         print("compared", *sizes)
 
 
+@pytest.mark.thorough
 def test_attention_of_shared_tokens() -> None:
     assert on_devices(DEVICES, compare).split("\n") == [*(" ".join(("compared", *m)) for m in MESHES), ""]

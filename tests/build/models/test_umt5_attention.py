@@ -13,6 +13,7 @@ from wanbuild.models.umt5 import SCORES_BYTES, _attention, relative_position_buc
 P, N, K = 1, 12, 16
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [64, 512])
 @pytest.mark.parametrize("widened", [False, True])
 def test_groups_of_heads(tokens: int, widened: bool) -> None:

@@ -15,6 +15,8 @@ from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"base_dim": 4, "z_dim": 4, "dim_mult": (1, 2, 4, 4), "num_res_blocks": 1}
 SMALL |= {"latents_mean": (0.0,) * 4, "latents_std": (1.0,) * 4}
 FORMS = {
@@ -62,6 +64,7 @@ def decoded(form: str, frames: int, chunk: int, keep: int, alike: bool) -> Any:
     return fast_jit(decode)(weights, drawn(frames))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "frames", "chunk", "keep"), [("2.1", 3, 1, 5), ("2.2", 4, 2, 0)])
 def test_decode(form: str, frames: int, chunk: int, keep: int) -> None:
     agree(*(decoded(form, frames, chunk, keep, alike) for alike in (True, False)))
@@ -88,6 +91,7 @@ def test_pieces_that_are_decoded_one_by_one_are_the_whole() -> None:
     agree(jnp.concatenate(made, 1)[:, :9], decoded("2.1", 3, 1, 5, True)[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "frames", "chunk", "given"),
     [("2.1", 9, 1, None), ("2.2", 13, 2, 13), ("2.1", 9, 1, 5), ("2.1", 5, 1, 1)],

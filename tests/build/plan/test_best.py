@@ -57,6 +57,7 @@ def test_products_of_eight_bits_are_a_setting_where_they_are_faster() -> None:
     assert dtypes["v4"] == set() and dtypes["v6e"] == {"int8"} and dtypes["v7x"] == {"float8"}
 
 
+@pytest.mark.thorough
 def test_the_command() -> None:
     arguments = ["plan", "wan2.1-t2v-1.3b", "--target", "v6e-8", "--best"]
     lines = CliRunner().invoke(cli.wanbuild, arguments, catch_exceptions=False).output.splitlines()

@@ -13,6 +13,8 @@ from wanbuild.plan.plan import make_plan, parse_chip
 from wanbuild.plan.report import table
 from wanbuild.plan.subject import read_subject
 
+pytestmark = pytest.mark.slow
+
 RATES = {"bfloat16": 3e11, "float32": 1.5e11, "bytes": 1e10}
 
 

@@ -30,6 +30,7 @@ def plan(artifact: Path) -> Plan:
     return make_plan(read_subject(str(artifact)), PlanRequest("cpu", {}, steps=STEPS), {"cpu": CPU})
 
 
+@pytest.mark.slow
 def test_each_length_of_chunks_has_its_steps(plan: Plan) -> None:
     """Of 1, 3, 3, 3 and 2 latent frames, of which all but the last one are kept."""
     calls = {call.name: call for call in plan.generation.calls}
@@ -41,6 +42,7 @@ def test_each_length_of_chunks_has_its_steps(plan: Plan) -> None:
     assert plan.chosen.video == pytest.approx(sum(seconds.values()))
 
 
+@pytest.mark.slow
 def test_a_live_video_has_a_rate_and_a_first_chunk(plan: Plan) -> None:
     data = as_json(plan)
     each = {name: program["seconds"] for name, program in data["programs"].items()}
@@ -57,6 +59,7 @@ def test_a_live_video_has_a_rate_and_a_first_chunk(plan: Plan) -> None:
     assert any(line.startswith("live ") for line in table(plan))
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_is_decoded_alone_has_a_first_frame() -> None:
     """Four chunks of 9 latent frames: each is 33 frames, decoded in 9 pieces."""
     plan = make_plan(read_subject("helios-distilled"), PlanRequest("h100", {}, steps=STEPS))
@@ -68,6 +71,7 @@ def test_a_chunk_that_is_decoded_alone_has_a_first_frame() -> None:
     assert as_json(plan)["live"]["frames_per_second"] == pytest.approx(33 / later)
 
 
+@pytest.mark.slow
 def test_what_is_kept_lies_beside_other_programs_and_is_counted_once(artifact: Path, plan: Plan) -> None:
     manifest, generation, figures = read_subject(str(artifact)).manifest, plan.generation, plan.chosen.figures
     ((recorded,),) = ([*one.statistics.values()] for one in manifest.targets.values())

@@ -28,6 +28,7 @@ def generation(
     return Generation(manifest, Shape(*size, 81, 1, True), options, CHIPS[chip], 40)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("chip", "name", "size", "program", "gigabytes", "tile"),
     [
@@ -56,6 +57,7 @@ def test_temporaries_are_those_of_compiled_programs(
     assert found == pytest.approx(gigabytes * 1e9, rel=0.25)
 
 
+@pytest.mark.slow
 def test_meshes_divide_weights_and_work() -> None:
     one = generation("wan2.1-t2v-14b", (1280, 720))
 
@@ -74,6 +76,7 @@ def held(memory: float, sizes: Sizes) -> tuple[str, bool]:
     return found.held, found.fits
 
 
+@pytest.mark.thorough
 def test_two_experts_are_held_as_the_memory_allows() -> None:
     """29 GB each, beside them 11.4 GB of text encoder and 6 GB of programs; 3 GB if layers stream."""
     assert held(96, {}) == ("all", True)
@@ -89,6 +92,7 @@ def test_the_runtimes_margin_is_left_free() -> None:
     assert usable(100 * GIB) == 95 * GIB
 
 
+@pytest.mark.slow
 def test_the_largest_program_counts() -> None:
     one = generation("wan2.1-t2v-1.3b", (832, 480))
     figures = estimated(one, {})
@@ -97,6 +101,7 @@ def test_the_largest_program_counts() -> None:
     assert need(one, {}, larger).total > least.total + 9e10
 
 
+@pytest.mark.slow
 def test_slots_are_held_beside_the_weights_of_each_expert() -> None:
     """Of A14B: R (in + out) of each product of a layer, in bfloat16; a mesh cuts them as their weights."""
     plain, slots = (generation("wan2.2-t2v-a14b", (832, 480), rank=rank) for rank in (0, 64))

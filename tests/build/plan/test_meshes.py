@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import pytest
+
 from helpers.refusals import check_refusal
 from wanbuild.options import BuildOptions
 from wanbuild.plan.generation import Generation
@@ -15,6 +17,8 @@ from wanbuild.programs.shardings import check_mesh
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import mesh_text
 from wanrun.errors import UsageError
+
+pytestmark = pytest.mark.slow
 
 BOTH = ((1280, 720), (832, 480))
 
@@ -63,6 +67,7 @@ def refused(one: Generation, count: int) -> UsageError:
     return refusal(one, count, found, BOTH)
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_is_refused_with_more_devices_that_would() -> None:
     error = refused(generation("wan2.1-t2v-14b", "rtx4070ti", (1280, 720)), 1)
     remedy = "--target rtx4070ti-8 --mesh data=2,fsdp=4"
@@ -79,6 +84,7 @@ def on_less(one: Generation, nbytes: float) -> Generation:
     return having((best(having(0), 1).need.total - nbytes) / 0.95)
 
 
+@pytest.mark.thorough
 def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
     one = generation("wan2.1-t2v-14b", "h100", (1280, 720), vae_dtype="bfloat16")
     one = dataclasses.replace(one, shape=dataclasses.replace(one.shape, num_videos=4))
@@ -87,6 +93,7 @@ def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
     check_refusal(error, "too_large", remedy="--frames ")
 
 
+@pytest.mark.thorough
 def test_a_dtype_that_would_fit_is_named() -> None:
     one = generation("wan2.1-t2v-1.3b", "h100", (1280, 720), vae_dtype="float32")
     check_refusal(refused(on_less(one, 1e9), 1), "too_large", remedy="--vae-dtype bfloat16")

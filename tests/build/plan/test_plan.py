@@ -49,6 +49,7 @@ def invoked(*arguments: str) -> str:
     return outcome.output
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_published_model_needs_no_file() -> None:
     output = invoked("wan2.2-t2v-a14b", "--target", "v7x-8")
     lines = output.splitlines()
@@ -62,6 +63,7 @@ def test_a_plan_of_a_published_model_needs_no_file() -> None:
     assert "89% in attention" in output
 
 
+@pytest.mark.slow
 def test_the_json_has_numbers_and_their_units() -> None:
     data = json.loads(invoked("wan2.1-i2v-14b-480p", "--target", "h200", "--json", "--steps", "4"))
     assert data.keys() == {
@@ -81,6 +83,7 @@ def test_the_json_has_numbers_and_their_units() -> None:
     assert data["download"]["weights_bytes"] == pytest.approx(46.4e9, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_all_meshes_are_listed() -> None:
     made = planned("wan2.1-t2v-14b", "v5e-8", all_meshes=True)
     assert len(made.others) == 30
@@ -89,6 +92,7 @@ def test_all_meshes_are_listed() -> None:
     assert len(as_json(made)["meshes"]) == 30
 
 
+@pytest.mark.slow
 def test_the_options_of_the_request_come_before_those_of_a_recipe(tmp_path: Path) -> None:
     recipe = tmp_path / "fast.toml"
     recipe.write_text(
@@ -112,6 +116,7 @@ def test_the_options_of_the_request_come_before_those_of_a_recipe(tmp_path: Path
     assert (other.generation.steps, other.chosen.sizes) == (8, {"data": 2})
 
 
+@pytest.mark.thorough
 def test_a_loop_takes_as_long_as_its_steps() -> None:
     """Of 40 steps with skip-layer guidance seven have a third pass, if a request says no other."""
     step, loop = (
@@ -123,6 +128,7 @@ def test_a_loop_takes_as_long_as_its_steps() -> None:
     assert [call.times for call in loop.generation.calls if call.name == "denoise_loop"] == [2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,6 +172,7 @@ def test_what_cannot_be_planned_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_compilers_that_are_installed_print_nothing(cli: Any) -> None:
     result = cli("wanbuild", "plan", "wan2.1-t2v-1.3b", "--target", "v7x")
     assert (result.returncode, result.stderr) == (0, "")
@@ -182,6 +189,7 @@ def test_names_of_chips() -> None:
             parse_chip(wrong)
 
 
+@pytest.mark.slow
 def test_arguments_are_those_that_the_compiler_records(toy_artifact: Path) -> None:
     """Weights, inputs and outputs; temporaries of compiled programs are in test_memory."""
     subject = read_subject(str(toy_artifact))

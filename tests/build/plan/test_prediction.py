@@ -27,6 +27,7 @@ def generation(name: str, chip: str, size: tuple[int, int], frames: int = 81, **
     return Generation(manifest, Shape(*size, frames, 1, True), BuildOptions(**options), CHIPS[chip], 40)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "chip", "mesh", "size", "least", "most"),
     [
@@ -49,6 +50,7 @@ def test_published_steps_are_predicted(
     assert least / NEAR < found < most * NEAR
 
 
+@pytest.mark.slow
 def test_the_published_decoder_is_predicted() -> None:
     """MaxDiffusion on eight devices of v7x: 2.9 to 3.6 s; in three passes it is not published."""
     seconds = {}
@@ -60,6 +62,7 @@ def test_the_published_decoder_is_predicted() -> None:
     assert 1.8 < seconds["highest"] / seconds["high"] <= 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "chip", "mesh", "size", "frames", "steps", "published"),
     [
@@ -80,6 +83,7 @@ def test_published_videos_are_predicted(
     assert published / NEAR < total < published * NEAR
 
 
+@pytest.mark.slow
 def test_nothing_is_faster_than_the_peak() -> None:
     one = generation("wan2.1-t2v-14b", "h200", (1280, 720))
     assert step_seconds(one, {}) > one.work["denoise_step"].operations / CHIPS["h200"].bf16

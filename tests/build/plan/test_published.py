@@ -16,6 +16,7 @@ from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repository", PUBLISHED_MODELS)
 def test_every_published_model_has_a_manifest(repository: str) -> None:
     manifest = published_manifest(repository)
@@ -24,6 +25,7 @@ def test_every_published_model_has_a_manifest(repository: str) -> None:
     assert manifest.components["text_encoder"].nbytes == pytest.approx(11.36e9, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
@@ -72,6 +74,7 @@ def test_a_model_for_one_height_is_planned_for_it() -> None:
     assert read_subject("wan2.1-i2v-14b-720p").sizes == ((1280, 720),)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_an_artifact_and_a_recipe(toy_artifact: Path, tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", "wan2.2-t2v")
     assert read_subject(str(tmp_path / "toy")).manifest.model.options["boundary"] == 0.875

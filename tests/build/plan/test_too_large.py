@@ -51,6 +51,7 @@ def too_large(name: str, shape: Shape, tmp_path: Path, **mesh: int) -> TooLargeE
     return error
 
 
+@pytest.mark.thorough
 def test_what_fits_instead(tmp_path: Path) -> None:
     error = fitting_instead(tmp_path, too_large("rtx4090", Shape(1280, 720, 81, 1, True), tmp_path))
     assert error.exit_code == 2 and "\n" not in str(error)

@@ -91,6 +91,7 @@ def test_attention_in_blocks_is_a_kernel_whose_scores_stay_on_the_chip() -> None
     assert work.nbytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "frames"),
     [("wan2.1-t2v-1.3b", (832, 480), 81), ("wan2.1-t2v-14b", (1280, 720), 81)],
@@ -113,6 +114,7 @@ def test_a_step_is_its_layers_by_formula(name: str, size: tuple[int, int], frame
     assert kinds["attention"] == pytest.approx(passes * L * attention, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_counted_for_all_rows_of_text() -> None:
     """A chip computes those of padding too, and in one product; a CPU only the pieces that hold tokens."""
     one = generation("wan2.1-t2v-14b", (1280, 720), 81)
@@ -124,6 +126,7 @@ def test_keys_and_values_are_counted_for_all_rows_of_text() -> None:
     assert work.nbytes < 2 * (2 * L * D * D) * 2  # the weights once, and less than as much beside them
 
 
+@pytest.mark.thorough
 def test_slots_add_their_products() -> None:
     """2 R (in + out) per token of each product of a layer: of 14B at 480p and rank 64, 1 % of a step."""
     plain, slots = (generation("wan2.1-t2v-14b", (832, 480), 81, rank=rank) for rank in (0, 64))
@@ -141,12 +144,14 @@ def by_kind(work: Work) -> Mapping[str, float]:
     return kinds
 
 
+@pytest.mark.slow
 def test_vace_adds_its_control_blocks() -> None:
     plain, vace = (generation(f"wan2.1-{kind}-14b", (832, 480), 81) for kind in ("t2v", "vace"))
     ratio = by_kind(vace.work["denoise_step"])["attention"] / by_kind(plain.work["denoise_step"])["attention"]
     assert ratio == pytest.approx(48 / 40, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_guidance_doubles_a_step_and_the_text() -> None:
     single, double = (generation("wan2.1-t2v-1.3b", (832, 480), 17, on) for on in (False, True))
     assert double.work["denoise_step"].operations == pytest.approx(
@@ -155,6 +160,7 @@ def test_guidance_doubles_a_step_and_the_text() -> None:
     assert double.calls[0].times == 2 * single.calls[0].times
 
 
+@pytest.mark.slow
 def test_a_decoder_counts_its_frames() -> None:
     """The first latent frame is one frame, the others are four: 81 frames are 20.25 times 4.
 

@@ -99,6 +99,7 @@ def with_target(artifact: Path, name: str, **environment: Any) -> Manifest:
     return changed
 
 
+@pytest.mark.thorough
 def test_damaged_files_of_two_profiles(artifact_copy: Path, tmp_path: Path, expected: bytes) -> None:
     """Each is built with its own options, and only what is damaged is compiled."""
     options = BuildOptions(dtype="float32", loop="step", vae_decode_chunk=2)
@@ -121,6 +122,7 @@ def test_damaged_files_of_two_profiles(artifact_copy: Path, tmp_path: Path, expe
     assert video(artifact_copy, tmp_path) == expected
 
 
+@pytest.mark.thorough
 def test_targets_that_share_programs_keep_their_profiles(
     artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_what_is_built_is_recorded_and_not_given(
     assert error["code"] == "conflict" and "--again and --frames" in error["message"]
 
 
+@pytest.mark.thorough
 def test_a_program_that_this_jax_does_not_read(
     artifact_copy: Path, tmp_path: Path, expected: bytes, refused: Refused
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_program_that_this_jax_does_not_read(
     assert video(artifact_copy, tmp_path) == expected
 
 
+@pytest.mark.thorough
 def test_other_packages_and_a_kill_in_the_middle(
     artifact_copy: Path, tmp_path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +203,7 @@ def test_other_packages_and_a_kill_in_the_middle(
     assert video(artifact_copy, tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_programs_of_an_older_format_are_built_again(
     artifact_copy: Path, tmp_path: Path, expected: bytes, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +220,7 @@ def test_programs_of_an_older_format_are_built_again(
     assert video(artifact_copy, tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_a_target_of_elsewhere_is_kept(artifact_copy: Path) -> None:
     before = with_target(artifact_copy, "tpu-v9", platform="tpu")
     after, lines = built_again(artifact_copy)
@@ -225,6 +231,7 @@ def test_a_target_of_elsewhere_is_kept(artifact_copy: Path) -> None:
     assert after.program_sets.keys() == before.program_sets.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "facts", [{"machine": "riscv64"}, {"device_kind": "TPU v9"}, {"variables": {"XLA_FLAGS": "--xla_x=1"}}]
 )

@@ -78,6 +78,7 @@ def errors(builder: ProgramBuilder, expected: Expected, name: str, kernel: Atten
     return [relative_error(one, plain) for one, (_, plain) in zip(found, drawn, strict=True)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["among", "to_image"])
 def test_a_right_kernel_agrees(builder: ProgramBuilder, expected: Expected, name: str) -> None:
     """Those of images have a mask, for their tokens are padded."""
@@ -113,6 +114,7 @@ class Wrong(BlockedAttention):
         return super().__call__(q, k, v, mask)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "name"),
     [

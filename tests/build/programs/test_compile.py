@@ -85,6 +85,7 @@ def test_a_compilation_of_hours_is_announced(toy_artifact: Path) -> None:
     assert len(lines) == 2
 
 
+@pytest.mark.thorough
 def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:
     before = read_manifest(artifact_copy)
     stray = artifact_copy / "executables" / "cpu" / "jit_stray-0-cache"
@@ -123,6 +124,7 @@ def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -
     return ProgramBuilder(manifest, shape, BuildOptions(loop="step"), resolve_target("cpu").kernels)
 
 
+@pytest.mark.slow
 def test_what_a_step_takes_of_an_image(ti2v_checkpoint: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
     """Of text alone no frame is held, and nothing is encoded."""
     manifest = convert(ConvertRequest(ti2v_checkpoint, tmp_path / "artifact"))
@@ -146,6 +148,7 @@ def test_a_channel_that_no_conditioner_fills(toy_artifact: Path) -> None:
         builder(changed, 5).programs()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "frames", "message"),
     [
@@ -175,6 +178,7 @@ def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | No
     assert not (tmp_path / "artifact" / "programs").exists()
 
 
+@pytest.mark.thorough
 def test_tiles_change_no_program_s_inputs_and_outputs() -> None:
     """But for the history, as tiles are decoded at once; sides that are no multiple of 32 are refused."""
     manifest = published_manifest(published_names()["wan2.2-animate-14b"])
@@ -213,6 +217,7 @@ def test_options_that_are_out_of_range(option: str, least: int) -> None:
     BuildOptions(**{option: least})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded, replayed with equal digests, and a change of what is computed is noticed.
 
@@ -247,6 +252,7 @@ def test_golden(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         verify.compare(golden, nan)
 
 
+@pytest.mark.thorough
 def test_an_entry_that_cannot_be_written_is_an_error(
     artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +272,7 @@ def test_an_entry_that_cannot_be_written_is_an_error(
     assert not list((artifact_copy / "executables").glob(".wan-*"))
 
 
+@pytest.mark.slow
 def test_golden_where_the_artifact_turns_guidance_off(artifact_copy: Path) -> None:
     """A profile with guidance is recorded with it."""
     with_model(read_manifest(artifact_copy), {"guidance_scale": 1.0}).write(artifact_copy)

@@ -137,6 +137,7 @@ def test_a_step_without_guidance(model: Model, history: Arrays) -> None:
     assert call["batch"].shape == SHAPE and call["timesteps"].tolist() == [[700.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("halves", [False, True])
 def test_guidance(model: Model, history: Arrays, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive prompt comes first: v = u + scale · (c - u). Halves of a mesh have a doubled batch."""
@@ -151,6 +152,7 @@ def test_guidance(model: Model, history: Arrays, halves: bool, monkeypatch: pyte
     assert call["batch"].shape == (1 + halves, *SHAPE[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip_scale", [0.0, 2.5])
 @pytest.mark.parametrize("halves", [False, True])
 def test_guiders(
@@ -183,6 +185,7 @@ def test_a_scale_of_one_reads_no_second_prompt(
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_held_frame_has_its_own_latents_and_timestep(model: Model, history: Arrays) -> None:
     x, first = draw(8), draw(9, shape=(2, 1, 4, 5))
     mask = np.array([0, 1, 1], np.float32)
@@ -216,6 +219,7 @@ def test_the_state_keeps_its_dtype_and_is_computed_in_float32(model: Model, hist
     assert (error <= 2.0**-8 * np.abs(expected) + 1e-5).all()  # one rounding
 
 
+@pytest.mark.slow
 def test_the_loop_is_its_steps(model: Model, history: Arrays) -> None:
     table, x = solver_table("dpm++", 5, 3.0), jnp.asarray(draw(11))
     state: dict[str, Any] = {"latents": x, "history": history}

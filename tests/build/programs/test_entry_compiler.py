@@ -23,6 +23,8 @@ from wanbuild.targets.target import resolve_target
 from wanrun.artifact.artifact import Artifact
 from wanrun.timing.spans import Spans
 
+pytestmark = pytest.mark.slow
+
 
 def exported(function: Callable[..., Any], tokens: int = 64, width: int = 64) -> bytes:
     """A program of one bfloat16 array of two heads, for GPUs."""
@@ -60,6 +62,7 @@ def test_what_calls_cudnn_is_left_to_the_gpu(tmp_path: Path) -> None:
     assert file.name == whole.executable.file and file.stat().st_size == whole.executable.nbytes
 
 
+@pytest.mark.thorough
 @needs_cuda
 @pytest.mark.parametrize(("name", "architecture"), [("h100", b"sm_90a"), ("b200", b"sm_100a")])
 def test_attention_of_mosaic_is_in_the_entry(name: str, architecture: bytes, tmp_path: Path) -> None:

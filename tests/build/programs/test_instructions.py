@@ -98,6 +98,7 @@ def tanh(rows: int) -> bytes:
     return bytes(function(x=shape).serialize())
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed(tmp_path: Path) -> None:
     with LimitedProcesses() as processes:
         processes.compile("cpu", "AVX2", tmp_path, {}, "program", tanh(8), ())
@@ -106,6 +107,7 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
             processes.compile("cpu", "AVX2", tmp_path, {}, "program", tanh(8), ())
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_processes_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), LimitedProcesses() as processes:
         processes.compile("cpu", "AVX2", tmp_path, {}, "program", tanh(8), ())
@@ -121,6 +123,7 @@ def test_half_a_request_ends_the_process() -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
     """On a CPU of a higher level too; this process's own limit, which is none, stays."""
     before = os.environ.get("XLA_FLAGS")

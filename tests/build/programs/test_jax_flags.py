@@ -82,6 +82,7 @@ def test_what_is_compiled_is_kept_in_the_folder(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*-cache")) == [entry]
 
 
+@pytest.mark.thorough
 def test_compiling_puts_them_back(toy_artifact: Path, tmp_path: Path, users: dict[str, Any]) -> None:
     artifact = linked(toy_artifact, tmp_path / "artifact")
     request = CompileRequest(

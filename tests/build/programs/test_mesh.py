@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 TESTS = Path(__file__).parents[2]
 
 Differences = dict[str, dict[str, float]]

@@ -34,6 +34,7 @@ def test_the_fit_finds_a_linear_decoder(channels: int, spatial: int) -> None:
     assert (len(decoded) - 1) * 36 < 5 * (channels + 1) <= len(decoded) * 36
 
 
+@pytest.mark.thorough
 def test_the_decoder_is_that_of_videos(toy_artifact: Path) -> None:
     """What a video's first frame is in the mean; the map is the one that compile has written."""
     artifact = open_artifact(toy_artifact)

@@ -97,6 +97,7 @@ def test_the_runtime_installs_with_it(toy_artifact: Path) -> None:
     assert {"jax", "zstandard"} <= ranges.keys()
 
 
+@pytest.mark.thorough
 def test_verify_notices_damage_and_compile_repairs_it(artifact_copy: Path) -> None:
     path, stray = artifact_copy / "requirements.txt", artifact_copy / "requirements-tpu.txt"
     whole = path.read_bytes()

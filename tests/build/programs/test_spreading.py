@@ -7,6 +7,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from helpers.devices import on_devices
 from helpers.manifests import plain_program
@@ -136,6 +137,7 @@ def held(value: np.ndarray, parameter: Parameter, rows: tuple[int, ...] | None) 
     return np.concatenate([by_row[row] if row < len(by_row) else padding[0] for row in rows])
 
 
+@pytest.mark.thorough
 def test_the_same_bits_as_without() -> None:
     meshes = ["tensor=2", "fsdp=4", "context=8", "data=2,tensor=2", "ring=2,fsdp=2,tensor=2", "ring=3"]
     on_devices(8, compare, meshes)

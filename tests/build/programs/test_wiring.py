@@ -224,6 +224,7 @@ CHANGES: list[tuple[Changed, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "parts"), CHANGES)
 def test_what_does_not_fit_is_refused(written: dict[str, Any], change: Changed, parts: str) -> None:
     check(written)
@@ -266,6 +267,7 @@ SLOT_CHANGES: list[tuple[Changed, str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("change", "parts"), SLOT_CHANGES)
 def test_slots_that_do_not_fit_are_refused(
     written_with_slots: dict[str, Any], change: Changed, parts: str
@@ -273,6 +275,7 @@ def test_slots_that_do_not_fit_are_refused(
     test_what_does_not_fit_is_refused(written_with_slots, change, parts)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_of_what_does_not_fit(
     artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
+@pytest.mark.slow
 def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     put_adapter(artifact)
@@ -97,6 +98,7 @@ def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> Non
         assert write_layout(again, lines.append) == digest
 
 
+@pytest.mark.slow
 def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> None:
     build_elsewhere(artifact, beside=True)
     facts = record_verdict(artifact, Verdict(outcome="passed", reason="they agree"))
@@ -157,6 +159,7 @@ def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None
     assert files(tmp_path / "theirs") == {"letter.txt": b"dear"} and not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_a_layout_keeps_its_images_when_the_disk_is_full(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

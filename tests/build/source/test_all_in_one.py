@@ -43,6 +43,7 @@ def whole(text_files: Mapping[str, Path], tmp_path_factory: pytest.TempPathFacto
     return path
 
 
+@pytest.mark.slow
 def test_one_file_is_a_checkpoint(
     whole: Path, text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_variant_that_is_not_known() -> None:
             variant_named(variant, Path("artifact"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants())
 def test_the_variant_is_found(tmp_path: Path, variant: str) -> None:
     write_toy(tmp_path / "toy", variant)
@@ -378,6 +379,7 @@ def test_two_swapped_shards_are_noticed(sharded: Path) -> None:
     _refused(sharded, "does not fit its shards.* and [0-9]+ more")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -398,6 +400,7 @@ def test_a_shard_outside_the_folder_is_refused(sharded: Path, name: Any) -> None
     _refused(sharded, "outside its folder")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_map", [None, {}, ["a"], "a"])
 def test_a_bad_weight_map_is_refused(sharded: Path, weight_map: Any) -> None:
     _edit(sharded / INDEX, lambda data: data.update(weight_map=weight_map))

@@ -46,6 +46,7 @@ def configs(text_checkpoint: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_given_is_not_assumed(
     configs: Path,
     text_checkpoint: Path,

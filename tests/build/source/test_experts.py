@@ -131,6 +131,7 @@ def test_the_manifest_of_two_experts(checkpoint: Path, tmp_path: Path) -> None:
     assert {f"{name}/config.json" for name in EXPERTS} <= manifest.source["files"].keys()
 
 
+@pytest.mark.slow
 def test_the_manifest_of_ti2v(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", "wan2.2-ti2v")
     model = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact")).model
@@ -139,6 +140,7 @@ def test_the_manifest_of_ti2v(tmp_path: Path) -> None:
     assert (model.defaults.fps, model.defaults.num_steps) == (24, 50)
 
 
+@pytest.mark.slow
 def test_every_byte_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: Counter[tuple[str, str, int, int]] = Counter()
     read = SourceComponent.read
@@ -165,6 +167,7 @@ def test_every_byte_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: 
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_option_sets_the_dtype_of_both(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
     artifact = tmp_path / "artifact"
@@ -194,6 +197,7 @@ def lora_file(path: Path, seed: int) -> np.ndarray:
     return up.astype(np.float64) @ down
 
 
+@pytest.mark.slow
 def test_loras_of_both_experts_and_of_each(checkpoint: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.safetensors" for name in ("both", "high", "low")]
     both, high, low = (lora_file(path, seed) for seed, path in enumerate(files))
@@ -217,6 +221,7 @@ def test_loras_of_both_experts_and_of_each(checkpoint: Path, tmp_path: Path) -> 
             assert np.array_equal(found[layer], stored(checkpoint, name, key))
 
 
+@pytest.mark.slow
 def test_both_experts_in_the_original_naming(tmp_path: Path) -> None:
     """One file of any name in each folder gives the parameters that diffusers' names give."""
     plain, original = tmp_path / "plain", tmp_path / "original"
@@ -237,6 +242,7 @@ def test_both_experts_in_the_original_naming(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_programs_of_another_variant_are_not_kept(artifact_copy: Path, toy_checkpoint: Path) -> None:
     """They depend on it even where configs, dtypes and shapes are the same."""
     dtypes: dict[str, Any] = {"transformer": "float32", "text_encoder": "float32"}
@@ -247,6 +253,7 @@ def test_programs_of_another_variant_are_not_kept(artifact_copy: Path, toy_check
     assert not convert(request).profiles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [1.0, 3.0, 5.0, 12.0])
 @pytest.mark.parametrize("steps", [2, 3, 4, 50])
 def test_a_boundary_between(two_experts_artifact: Path, shift: float, steps: int) -> None:
@@ -293,6 +300,7 @@ def renamed(checkpoint: Path, folder: Path, names: Mapping[str, str]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["options", "SOURCE", "SOURCE and an option"])
 def test_experts_whose_names_say_the_other(
     way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -316,6 +324,7 @@ def test_experts_whose_names_say_the_other(
     assert not (tmp_path / "artifact").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["an option", "SOURCE"])
 def test_one_expert_alone_is_said(
     way: str, toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

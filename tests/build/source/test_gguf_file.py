@@ -95,6 +95,7 @@ def test_plain_types_are_read_as_they_are(tmp_path: Path) -> None:
             np.testing.assert_array_equal(file.array(key).astype(np.float32), large[key].astype(np.float32))
 
 
+@pytest.mark.slow
 def test_the_artifact_is_that_of_the_dequantised_weights(
     text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def all_in_q8_0(checkpoint: Path, path: Path) -> State:
     return write(path, state, dict.fromkeys(even, Kind.Q8_0))
 
 
+@pytest.mark.slow
 def test_blocks_of_q8_0_are_kept(
     text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -264,6 +266,7 @@ def test_hostile_files(edit: Any, said: str, tmp_path: Path) -> None:
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_values_and_shapes_that_are_none(
     text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
 ) -> None:

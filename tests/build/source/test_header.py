@@ -80,6 +80,7 @@ def check(path: Path, content: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(contents, metadata)
 def test_a_good_file_is_taken(scratch: Path, tensors: dict[str, Any], texts: dict[str, str] | None) -> None:
@@ -89,6 +90,7 @@ def test_a_good_file_is_taken(scratch: Path, tensors: dict[str, Any], texts: dic
     assert check(scratch / "x.safetensors", write(scratch / "x.safetensors", header, data))
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(contents, metadata)
 def test_what_the_package_writes_is_taken(
@@ -162,6 +164,7 @@ def damaged(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return bytes(raw), data[: len(data) - cut] + more
 
 
+@pytest.mark.thorough
 @settings(PROPERTY, max_examples=800)
 @given(damaged())
 def test_never_laxer_than_the_package(scratch: Path, file: tuple[bytes, bytes]) -> None:

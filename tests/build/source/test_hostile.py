@@ -313,6 +313,7 @@ def test_no_two_are_the_same() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bad_weight_file_is_refused(
     case: Case, good_checkpoints: dict[str, Path], place: Path, capsys: pytest.CaptureFixture[str]
@@ -320,6 +321,7 @@ def test_a_bad_weight_file_is_refused(
     assert_refused(case, good_checkpoints, place, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["float32", "float16", "bfloat16", "sharded"])
 def test_what_is_written_anew_unchanged_converts(
     good_checkpoints: dict[str, Path], place: Path, base: str

@@ -402,6 +402,7 @@ def test_no_two_are_the_same() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 400
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bad_folder_is_refused(
     case: Case, good_checkpoints: dict[str, Path], place: Path, capsys: pytest.CaptureFixture[str]

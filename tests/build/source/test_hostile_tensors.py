@@ -203,6 +203,7 @@ def all_cases() -> list[Case]:
     return cases
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_wrong_tensors_are_refused(
     case: Case, good_checkpoints: dict[str, Path], place: Path, capsys: pytest.CaptureFixture[str]

@@ -57,6 +57,7 @@ def _variant_of(folder: Path) -> str:
 # Variants.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "change"),
     [
@@ -83,6 +84,7 @@ def test_other_forms_of_the_index(toy: Callable[..., Path], variant: str, change
     assert _variant_of(toy(variant, "model_index.json", change)) == variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "file", "change", "message"),
     [
@@ -108,6 +110,7 @@ def test_configs_that_do_not_fit_one_another(
     _refused(lambda: _variant_of(folder), message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "change", "message"),
     [
@@ -127,6 +130,7 @@ def test_an_index_that_lacks_a_part(
     _refused(lambda: _variant_of(folder), message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "change", "message"),
     [
@@ -149,6 +153,7 @@ def test_a_transformer_that_contradicts_itself(
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "file", "change"),
     [
@@ -185,6 +190,7 @@ def test_an_index_of_another_class_than_the_transformer(
     _refused(lambda: convert(ConvertRequest(folder, tmp_path / "artifact")), message)
 
 
+@pytest.mark.slow
 def test_the_manifest_names_the_transformer_s_class(toy: Callable[..., Path], tmp_path: Path) -> None:
     """Programs are made by it; a config that names none is of the class of model_index.json."""
     folder = toy("wan2.1-vace")
@@ -202,6 +208,7 @@ def test_the_manifest_names_the_transformer_s_class(toy: Callable[..., Path], tm
     _refused(lambda: convert(ConvertRequest(folder, tmp_path / "other")), "unknown field vace_in_channels")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", variants())
 def test_what_the_runtime_is_told(toy: Callable[..., Path], tmp_path: Path, variant: str) -> None:
     model = convert(ConvertRequest(toy(variant), tmp_path / "artifact")).model
@@ -226,6 +233,7 @@ def test_what_the_runtime_is_told(toy: Callable[..., Path], tmp_path: Path, vari
         assert model.image_processor is None
 
 
+@pytest.mark.slow
 def test_an_image_encoder_with_its_projection(toy: Callable[..., Path], tmp_path: Path) -> None:
     """As the published Wan 2.1 checkpoints have it: it projects the pooled output, which none uses."""
     folder = toy("wan2.1-i2v")
@@ -245,6 +253,7 @@ def test_an_image_encoder_with_its_projection(toy: Callable[..., Path], tmp_path
     assert encoders[0] == encoders[1]
 
 
+@pytest.mark.slow
 def test_the_processor_is_a_file_of_the_source(toy: Callable[..., Path], tmp_path: Path) -> None:
     folder = toy("wan2.1-i2v")
     with open_source(folder) as source:

@@ -46,6 +46,7 @@ def exported(checkpoint: Path, folder: Path, said: Any) -> State:
     return state
 
 
+@pytest.mark.slow
 def test_it_is_read_and_kept(toy_checkpoint: Path, tmp_path: Path) -> None:
     state = exported(toy_checkpoint, tmp_path / "source", SAID)
     eight = {key for key, value in state.items() if value.dtype == ml_dtypes.float8_e4m3fn}

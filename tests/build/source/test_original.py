@@ -63,6 +63,7 @@ def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 PLACES = ["transformer/diffusion_pytorch_model.safetensors", "transformer/wan.safetensors", "wan.safetensors"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 def test_it_converts_to_the_same_artifact(
@@ -90,6 +91,7 @@ def test_it_converts_to_the_same_artifact(
             assert part.tobytes() == value.tobytes()[4:12]
 
 
+@pytest.mark.slow
 def test_the_original_config_beside_it(checkpoint: Path, converted: Manifest, tmp_path: Path) -> None:
     """It says what the shapes of a toy do not: the head size."""
     config = json.loads((checkpoint / "transformer/config.json").read_text())
@@ -110,6 +112,7 @@ def test_the_original_config_beside_it(checkpoint: Path, converted: Manifest, tm
     assert (again.components, again.configs) == (manifest.components, manifest.configs)
 
 
+@pytest.mark.slow
 def test_a_config_from_shapes_alone(tmp_path: Path) -> None:
     """A published head size needs no config at all."""
     checkpoint = tmp_path / "checkpoint"
@@ -131,6 +134,7 @@ def test_a_config_from_shapes_alone(tmp_path: Path) -> None:
     } | {"wan2.1_t2v_fp32.safetensors"}
 
 
+@pytest.mark.slow
 def test_a_config_of_wan_fun(tmp_path: Path) -> None:
     """As VideoX-Fun saves it: its own class of diffusers' name, and sizes of parts that are switched off."""
     write_with_published_heads(tmp_path / "checkpoint", "wan2.1-i2v")
@@ -152,6 +156,7 @@ def test_a_config_of_wan_fun(tmp_path: Path) -> None:
         convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "third"))
 
 
+@pytest.mark.slow
 def test_dtypes_may_be_mixed(checkpoint: Path, tmp_path: Path) -> None:
     """Each tensor is read in the dtype it has: as when all had been widened to float32 before."""
     dtypes = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
@@ -171,6 +176,7 @@ def test_dtypes_may_be_mixed(checkpoint: Path, tmp_path: Path) -> None:
     assert first.components == convert(ConvertRequest(other, tmp_path / "b")).components
 
 
+@pytest.mark.slow
 def test_shards_in_the_original_naming(tmp_path: Path, toy_checkpoint: Path) -> None:
     """As the original 14B repositories are: an index beside the shards."""
     checkpoint = tmp_path / "checkpoint"
@@ -206,6 +212,7 @@ BIAS = np.linspace(-1, 1, 40, dtype=np.float32)
 EIGHT = BIAS.astype(np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

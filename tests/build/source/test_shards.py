@@ -31,6 +31,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["folder", "index", "checkpoint"])
 def test_shards_are_a_part(way: str, sharded: Path, tmp_path: Path) -> None:
     """Their config.json comes with them: heads of a toy do not follow from its shapes."""

@@ -62,6 +62,7 @@ def assert_same(found: Manifest, expected: Manifest, artifacts: Path) -> None:
 # --- the same artifact -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ALONE)
 def test_files_alone_make_the_same_artifact(variant: str, tmp_path: Path) -> None:
     """Class, configs, boundary, scheduler and preprocessing follow from the tensors and what is published."""
@@ -92,6 +93,7 @@ def _as_published(checkpoint: Path, variant: str) -> None:
         processor.write_text(json.dumps(config))
 
 
+@pytest.mark.thorough
 def test_one_file_takes_the_place_of_a_part(tmp_path: Path) -> None:
     """Animate's keys and values are one tensor in the original; the checkpoint's config says the sizes."""
     channels = {str(4 << power): 4 for power in range(8)}
@@ -108,6 +110,7 @@ def test_one_file_takes_the_place_of_a_part(tmp_path: Path) -> None:
     assert "transformer/animate.safetensors" in found.source["files"]
 
 
+@pytest.mark.slow
 def test_options_and_recipes_name_the_files(
     text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -154,6 +157,7 @@ def quantized(
     return small, large
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rows", "names", "dtype"),
     [
@@ -212,6 +216,7 @@ def said(**layer: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(layer).encode(), np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "found"),
     [
@@ -267,6 +272,7 @@ def test_metadata_that_are_none(
         open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
 
 
+@pytest.mark.thorough
 def test_weights_without_scales_are_cast(
     text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -279,6 +285,7 @@ def test_weights_without_scales_are_cast(
     assert contents(tmp_path / "a" / "weights") == contents(tmp_path / "b" / "weights")
 
 
+@pytest.mark.slow
 def test_a_lora_is_added_to_dequantised_weights(
     text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -303,6 +310,7 @@ def test_a_lora_is_added_to_dequantised_weights(
     assert contents(tmp_path / "a" / "weights") == contents(tmp_path / "b" / "weights")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -333,6 +341,7 @@ def without(state: State, *ends: str) -> State:
     return {key: value for key, value in state.items() if not key.endswith(ends)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -26,6 +26,8 @@ from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import MOSAIC, resolve_target
 from wanrun.executables.lowering import lower
 
+pytestmark = pytest.mark.slow
+
 PALLAS = ("%flash_attention", "%rotate", "%by_part", "%joined")
 """What XLA calls the kernels of the attention, and of the passes around it."""
 
@@ -46,6 +48,7 @@ print(hashlib.sha256(export_program(builder.named('denoise_step'), "tpu")).hexdi
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "mesh", "kernels"),
     [
@@ -88,6 +91,7 @@ def test_scales_of_blocks_are_exported_for_a_chip() -> None:
     assert "xi8" in text and not re.search(r"convert .*tensor<30x\d+x\d+xi8>", text)
 
 
+@pytest.mark.thorough
 def test_a_program_does_not_know_where_its_kernels_lie(tmp_path: Path) -> None:
     """Pallas writes the paths of its sources into a kernel: the key of the cache would depend on them."""
     for package in ("wanbuild", "wanrun"):

@@ -92,6 +92,7 @@ def test_a_target_without_its_chip() -> None:
     msgspec.convert(spec.environment, Environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh", "expected"),
     [

@@ -78,6 +78,7 @@ def test_the_same_seed_gives_the_same_bytes(toy_checkpoint: Path, tmp_path: Path
         assert not any(np.array_equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.slow
 def test_there_is_a_toy_of_every_variant(toys: dict[str, Path]) -> None:
     assert toys.keys() == variants().keys()
     for variant, folder in toys.items():
@@ -87,6 +88,7 @@ def test_there_is_a_toy_of_every_variant(toys: dict[str, Path]) -> None:
             assert json.loads((folder / "model_index.json").read_text()) == dict(TOY_VARIANTS[variant].index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", TOY_VARIANTS)
 def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
     """No zeros or ones anywhere, no two parameters alike, and norm scales within 1 ± 0.2.
@@ -202,6 +204,7 @@ def test_wrong_arguments_leave_nothing(tmp_path: Path, arguments: dict[str, Any]
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_only_a_toy_or_an_empty_folder_is_replaced(toy_checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "x"
     folder.mkdir()

@@ -105,6 +105,7 @@ def test_jobs_that_share_media_get_the_same_object(sets: MediaSets, reader: Read
     assert reader.reads == ["a", "b", "b", "a"]  # what the first job takes was kept when it was checked
 
 
+@pytest.mark.slow
 def test_one_set_is_in_memory(sets: MediaSets) -> None:
     inputs = sets.inputs(of("a"))
     assert inputs is not None

@@ -151,6 +151,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
         checked(tmp_path / "a.mp4")
 
 
+@pytest.mark.slow
 def test_names_are_checked_without_what_writes_them() -> None:
     code = "import sys, wancli.jobs.worklist, wanrun.media.write_video; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

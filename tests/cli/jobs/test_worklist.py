@@ -110,6 +110,7 @@ def npy_of_shape(size: int) -> bytes:
     return b"\x93NUMPY\x01\x00v\x00" + header.encode()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "content",
     [

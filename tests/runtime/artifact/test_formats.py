@@ -70,6 +70,7 @@ def test_a_stored_manifest_of_format_3(tmp_path: Path, old: dict[str, Any]) -> N
     assert read_manifest(tmp_path) == new
 
 
+@pytest.mark.slow
 def test_a_stored_manifest_of_format_4(tmp_path: Path) -> None:
     """Its records are today's; its programs, with a doubled batch, do not run."""
     old: dict[str, Any] = json.loads(gzip.decompress(FORMAT_4.read_bytes()))
@@ -90,6 +91,7 @@ def test_a_change_of_an_older_manifest_is_noticed(tmp_path: Path, old: dict[str,
     assert caught.value.expected == f"content_digest {old['content_digest']}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["model", "program_sets", "profiles", "source"])
 @pytest.mark.parametrize("value", [None, [], {}, 3, {"a": None}])
 def test_other_records_than_the_format_has(

@@ -148,6 +148,7 @@ def test_a_change_is_noticed(
         read_manifest(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["/etc/passwd", "../weights", "a/../../b", "", ".", "a//b", "a/./b", "C:/x", "a\\b", "a\nb", 7, None],
@@ -264,6 +265,7 @@ def another(value: Any) -> Any:
     return value + ("x" if isinstance(value, str) else 1)
 
 
+@pytest.mark.slow
 def test_no_field_can_be_changed_unnoticed(tmp_path: Path) -> None:
     """Of any record, whoever adds one: every value of a manifest, and every name, is under a digest."""
     full_manifest().write(tmp_path)
@@ -302,6 +304,7 @@ def removed(data: dict[str, Any], keys: tuple[Any, ...]) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_random_damage_is_an_artifact_error_or_harmless(tmp_path: Path, written: dict[str, Any]) -> None:
     """No node's value, whatever it is, ends in an error of another kind, with the digest made to fit too."""
     generator = random.Random(0)

@@ -13,6 +13,7 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.slots import Slot, slots_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", ["wan2.1-t2v-1.3b", "wan2.1-i2v-14b-480p", "wan2.1-vace-1.3b", "wan2.2-animate-14b"]
 )

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from wanrun.trust.trial import CHILD, run_trial
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_verdict_is_written(tmp_path: Path) -> None:

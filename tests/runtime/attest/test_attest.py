@@ -75,6 +75,7 @@ def kept() -> int:
     return len(list((user_cache() / "executables").rglob("*.executable")))
 
 
+@pytest.mark.thorough
 def test_right_ones_pass(outcome: Callable[[], Verdict]) -> None:
     """The entries have names that JAX does not look for: its own keys are asked for."""
     verdict = outcome()
@@ -82,6 +83,7 @@ def test_right_ones_pass(outcome: Callable[[], Verdict]) -> None:
     assert verdict.device == {"device_kind": "cpu", "platform_version": "cpu"}
 
 
+@pytest.mark.thorough
 def test_other_programs_of_the_same_signature(outcome: Callable[[], Verdict], elsewhere: Path) -> None:
     """And bytes that are none. What comes after is right: it is given what was compiled here has made."""
     put_executable(elsewhere, "prepare", b"no executable")
@@ -120,6 +122,7 @@ DOCTORED_PROGRAMS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
+@pytest.mark.thorough
 def test_doctored_programs(outcome: Callable[[], Verdict], elsewhere: Path) -> None:
     """Which a video of few steps would not show, or one without a recorded result."""
     for name, patch in DOCTORED_PROGRAMS.items():
@@ -129,6 +132,7 @@ def test_doctored_programs(outcome: Callable[[], Verdict], elsewhere: Path) -> N
     assert set(verdict.native) == set(DOCTORED_PROGRAMS)
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_compiled_here_is_no_matter_of_executables(
     outcome: Callable[[], Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +150,7 @@ def test_another_chip(artifact: Path) -> None:
     assert not verdict.passed and not verdict.keep and "TPU v9" in verdict.reason
 
 
+@pytest.mark.slow
 def test_damaged_weights_are_no_matter_of_executables(
     outcome: Callable[[], Verdict], elsewhere: Path
 ) -> None:
@@ -155,6 +160,7 @@ def test_damaged_weights_are_no_matter_of_executables(
     assert not verdict.passed and not verdict.keep and "vae" in verdict.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scale", "left_out"), [(-1.0, False), (-1.05, False), (-1.05, True)])
 def test_a_kernel_is_compared_with_its_other_form(
     artifact: Path, scale: float, left_out: bool, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +178,7 @@ def test_a_kernel_is_compared_with_its_other_form(
     assert verdict.passed or "attention differs" in verdict.reason
 
 
+@pytest.mark.thorough
 def test_all_that_makes_and_keeps_chunks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     with load(far_toy(tmp_path_factory)[1], embeddings="none") as pipeline:
         attest.run_all(pipeline, streams=False)  # it raises for what has not run

@@ -87,6 +87,7 @@ def test_weights_and_windows(total: int, overlap: int) -> None:
         assert (windows.weights == 1).all()
 
 
+@pytest.mark.slow
 def test_a_video_of_windows_is_a_loop_over_blended_predictions(two_experts_artifact: Path) -> None:
     """Of the programs: 17 frames, where the profile has 9; in both forms of the loop, of two experts."""
     options: dict[str, Any] = {"num_steps": 3, "seed": 3, "num_frames": 17, "window_overlap": 4}

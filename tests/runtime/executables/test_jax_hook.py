@@ -104,6 +104,7 @@ def test_a_jax_that_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.found == "0 calls"
 
 
+@pytest.mark.slow
 def test_other_threads_compile_as_ever(compiles: list[int]) -> None:
     _, entry = compile_here(lowered())
     compiles.clear()
@@ -161,6 +162,7 @@ def users(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
             jax.config.update(name, value)
 
 
+@pytest.mark.thorough
 def test_a_user_s_options_change_nothing_and_are_not_changed(
     toy_artifact: Any, golden: dict[str, Any], users: dict[str, Any]
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_program_that_no_generation_runs(artifact_copy: Path) -> None:
         opened.close()
 
 
+@pytest.mark.slow
 def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,

@@ -149,6 +149,7 @@ def test_what_other_programs_made_is_not_taken(timings: Timings) -> None:
     assert same.names == [] and other.names == ["encode_image", "encode_video"]
 
 
+@pytest.mark.slow
 def test_one_encoding_is_kept_and_its_inputs_are_not(timings: Timings) -> None:
     last, one, two = LastEncoded(), image_inputs(), image_inputs()
     conditioning = conditioning_of(image_programs(), last=last)
@@ -160,6 +161,7 @@ def test_one_encoding_is_kept_and_its_inputs_are_not(timings: Timings) -> None:
     assert len(last) == 0
 
 
+@pytest.mark.slow
 def test_what_is_kept_goes_with_the_inputs(timings: Timings) -> None:
     """Another object at the same address is not taken for them."""
     programs = image_programs()

@@ -77,6 +77,7 @@ def in_numpy(table: SolverTable) -> np.ndarray:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["step", "scan"])
 @pytest.mark.parametrize("solver", ["unipc", "euler"])
 def test_one_program_takes_all_steps(loop: str, solver: str) -> None:
@@ -137,6 +138,7 @@ def test_what_is_told_of_steps() -> None:
         assert done == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_state_in_bfloat16(loop: str) -> None:
     """The dtype is that of the program's arguments."""

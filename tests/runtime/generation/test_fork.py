@@ -71,6 +71,7 @@ print("done")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["multiprocessing", "fork"])
 def test_a_fork_after_load(toy_artifact: Path, how: str) -> None:
     process = subprocess.Popen(

@@ -17,6 +17,8 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.timing.timings import Timings
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a fox in the snow"
 
 
@@ -95,6 +97,7 @@ def reachable(root: Any) -> int:
     return len(seen)
 
 
+@pytest.mark.thorough
 def test_nothing_grows(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of generations, but for their steps, leave a pipeline as large as it was."""
     frames, latents = np.zeros((1, 9, 64, 96, 3), np.uint8), np.zeros(pipeline.latents_shape, np.float32)

@@ -40,6 +40,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield loaded
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "frames", "lengths"), [(0, 57, [1, 3, 3, 3, 3, 2]), (25, 45, [1, 3, 3, 3, 2])]
 )
@@ -98,6 +99,7 @@ def test_chunks_that_are_given_make_no_steps(pipeline: Pipeline) -> None:
     assert {ROLES["remember"].calls(one) for one in counts} == {4}
 
 
+@pytest.mark.thorough
 def test_a_rounded_model(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In bfloat16, of which a CPU keeps the bits, with weights of 8 bits."""
 
@@ -123,6 +125,7 @@ def latents_of(chunks: Iterable[Chunk]) -> np.ndarray:
     return np.concatenate([chunk.latents for chunk in chunks], 2)
 
 
+@pytest.mark.thorough
 def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
     same, changed = (pipeline.live(PROMPT, max_frames=37, **HOW) for _ in range(2))
     pairs = []
@@ -150,6 +153,7 @@ def test_with_guidance_the_negative_prompt_goes_with_each_prompt(pipeline: Pipel
     assert told == [[PROMPT, "blurry"]]
 
 
+@pytest.mark.thorough
 def test_a_video_goes_on_in_the_same_memory(pipeline: Pipeline) -> None:
     held = []
     tracemalloc.start()
@@ -163,6 +167,7 @@ def test_a_video_goes_on_in_the_same_memory(pipeline: Pipeline) -> None:
     assert list(live) == []
 
 
+@pytest.mark.thorough
 def test_given_latents_are_the_noise_of_the_first_chunks(pipeline: Pipeline) -> None:
     _, channels, _, *cells = pipeline.latents_shape
     noise = Noise(9)((1, channels, 4, *cells))
@@ -176,6 +181,7 @@ def test_given_latents_are_the_noise_of_the_first_chunks(pipeline: Pipeline) -> 
         pipeline.live(PROMPT, latents=noise[:, :, :3], **HOW)
 
 
+@pytest.mark.slow
 def test_frames_are_cut_to_what_was_asked_for(pipeline: Pipeline) -> None:
     chunks = list(pipeline.live(PROMPT, max_frames=9, **HOW))
     assert [chunk.frames.shape[1] for chunk in chunks] == [1, 8]
@@ -186,6 +192,7 @@ def test_frames_are_cut_to_what_was_asked_for(pipeline: Pipeline) -> None:
         pipeline.live(PROMPT, num_frames=61, **HOW)
 
 
+@pytest.mark.thorough
 def test_it_ends_in_the_middle_of_a_chunk(pipeline: Pipeline) -> None:
     token = CancelToken()
     cancelled, closed = pipeline.live(PROMPT, cancel=token, **HOW), pipeline.live(PROMPT, **HOW)
@@ -202,6 +209,7 @@ def device_bytes() -> int:
     return sum(array.nbytes for array in jax.live_arrays())
 
 
+@pytest.mark.thorough
 def test_an_ended_video_holds_nothing_of_the_device(pipeline: Pipeline) -> None:
     list(pipeline.live(PROMPT, max_frames=13, **HOW))  # loads what stays
     gc.collect()

@@ -26,6 +26,7 @@ def test_help_shows_every_keyword_with_its_default() -> None:
     assert set(LoadPolicy.__struct_fields__) < set(parameters)
 
 
+@pytest.mark.slow
 def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -42,6 +43,7 @@ def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
     assert "verify" in errors[0] and "sizes" in errors[1]
 
 
+@pytest.mark.slow
 def test_weights_are_read_while_a_device_starts_slowly(
     toy_artifact: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def clips(pipeline: Pipeline) -> Result:
     return pipeline.generate(**SEVERAL, media=Media(image=picture(90, 70)))
 
 
+@pytest.mark.thorough
 def test_a_clip_is_made_of_the_last_frame_with_the_first_image_as_anchor(
     toy: Path, pipeline: Pipeline, clips: Result, tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_clip_is_made_of_the_last_frame_with_the_first_image_as_anchor(
     assert facts["clip_seeds"] == [clip_seed(OPTIONS["seed"], clip) for clip in range(CLIPS)]
 
 
+@pytest.mark.thorough
 def test_what_an_ended_run_has_made_is_not_made_again(
     pipeline: Pipeline, clips: Result, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_what_an_ended_run_has_made_is_not_made_again(
     assert not folder.exists() and again.frames.any()
 
 
+@pytest.mark.thorough
 def test_the_command_goes_on_after_an_end(
     toy: Path,
     clips: Result,

@@ -56,6 +56,7 @@ def embedded(artifact: Path) -> Path:
     return artifact
 
 
+@pytest.mark.slow
 def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: list[str]) -> None:
     timings = Timings()
     with wanrun.load(toy_artifact, embeddings="none", timings=timings) as pipeline:
@@ -70,6 +71,7 @@ def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: 
         assert (timings.cache_hits, timings.cache_misses) == (8, 0)
 
 
+@pytest.mark.slow
 def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> None:
     """A server checks a request, runs it later, and tells the warnings to whoever asked."""
     told: list[str] = []
@@ -94,12 +96,14 @@ def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> 
             pipeline.run(other)
 
 
+@pytest.mark.slow
 def test_only_the_length_that_a_known_prompt_needs(toy_artifact: Path, loads: list[str]) -> None:
     with wanrun.load(toy_artifact, prompts=[PROMPT, ""], embeddings="none") as pipeline:
         pipeline.generate(PROMPT, "", num_steps=1)
     assert loads == ["encode_text_64", "prepare", "denoise_step", *DECODE]
 
 
+@pytest.mark.slow
 def test_no_text_encoder_where_both_embeddings_are_at_hand(
     embedded: Path, reads: list[str], loads: list[str]
 ) -> None:
@@ -121,6 +125,7 @@ def test_no_text_encoder_where_both_embeddings_are_at_hand(
         wanrun.load(embedded, prompts=["a prompt that nobody knew"])
 
 
+@pytest.mark.thorough
 def test_the_last_generation_frees_what_it_needs_no_more(toy_artifact: Path, reads: list[str]) -> None:
     """The transformer before the first frame is decoded; another generation reads it again."""
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
@@ -140,6 +145,7 @@ def test_the_last_generation_frees_what_it_needs_no_more(toy_artifact: Path, rea
         assert reads == ["transformer"]
 
 
+@pytest.mark.thorough
 def test_low_memory_frees_the_text_encoder(toy_artifact: Path, reads: list[str]) -> None:
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         expected = pipeline.generate(PROMPT, num_steps=1)
@@ -179,6 +185,7 @@ def _leaves(tree: Any) -> Any:
         yield tree
 
 
+@pytest.mark.slow
 def test_a_failure_behind_the_steps_ends_the_run_at_once(artifact: Path) -> None:
     """A damaged VAE does not cost the steps that are left."""
     own(artifact, "weights")
@@ -214,6 +221,7 @@ def test_ready_is_before_the_prompts_are_encoded(toy_artifact: Path, monkeypatch
         assert max(end for _, end in timings.spans["restore"][:2]) <= ready < encoded
 
 
+@pytest.mark.slow
 def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     bound = Programs.bound

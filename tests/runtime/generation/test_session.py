@@ -29,6 +29,8 @@ from wanrun.generation.result import Result
 from wanrun.weights.experts import Placement, choose_placement
 from wanrun.weights.programs import Programs
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a fox in the snow"
 STEPS: Mapping[str, Any] = {"num_steps": 5, "flow_shift": 3.0, "boundary": 0.8}  # 3 high, 2 low
 ROWS = 2**20
@@ -103,6 +105,7 @@ def alone(artifact: Path, **choices: Any) -> Callable[..., Result]:
     return generate
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_with_guidance_and_without(
     two_experts_artifact: Path, reads: list[str], bound: Bound, loop: str
@@ -126,6 +129,7 @@ def test_with_guidance_and_without(
         )
 
 
+@pytest.mark.thorough
 def test_two_sizes(two_sizes: Path, reads: list[str], bound: Bound) -> None:
     with wanrun.load(two_sizes, embeddings="none", **SMALL) as pipeline:
         options: Mapping[str, Any] = {"num_steps": 2}
@@ -149,6 +153,7 @@ def held_bytes() -> int:
     return resident_bytes()
 
 
+@pytest.mark.thorough
 def test_memory_of_two_profiles(two_sizes: Path) -> None:
     """The second profile costs no second copy of the weights; a second pipeline does."""
     nbytes = read_manifest(two_sizes).components["text_encoder"].nbytes

@@ -18,6 +18,7 @@ from wanrun.artifact.manifest import Recorded, read_manifest
 PROMPT = "a fox"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_latents_and_preview(toy_artifact: Path, loop: str) -> None:
     seen: list[wanrun.Step] = []
@@ -57,6 +58,7 @@ def test_frames_of_reference_images_are_no_part_of_the_video() -> None:
     assert np.array_equal(step.clean, -made[:, :, 2:]) and np.array_equal(step.all_clean, -made)
 
 
+@pytest.mark.slow
 def test_the_number_of_parameters_decides(toy_artifact: Path) -> None:
     """A third one with a default is the function's own, as in a loop's lambda."""
     counts: list[tuple[int, int, int]] = []

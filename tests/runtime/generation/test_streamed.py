@@ -59,6 +59,7 @@ def blended(pipeline: wanrun.Pipeline, generation: wanrun.Generation) -> np.ndar
     return session.denoise(run, noise, conditions, Noise(0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_streamed_steps_have_the_bits_of_whole_ones(
     variant: str, media_toy: Callable[[str], tuple[Path, Path]]
@@ -71,6 +72,7 @@ def test_streamed_steps_have_the_bits_of_whole_ones(
     np.testing.assert_array_equal(streamed_windows, windows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory", ["auto", "stream"])
 def test_a_warm_up_runs_all_roles_of_the_form(
     memory: Literal["auto", "stream"], media_toy: Callable[[str], tuple[Path, Path]]
@@ -85,6 +87,7 @@ def test_a_warm_up_runs_all_roles_of_the_form(
     assert {roles[name] for name in roles.keys() - set(idle)} == expected & set(roles.values())
 
 
+@pytest.mark.slow
 def test_an_error_in_a_pass_ends_it(
     media_toy: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_an_error_in_a_pass_ends_it(
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_damage_is_one_line(media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     artifact = linked(media_toy("wan2.2-vace")[1], tmp_path / "artifact")
     own(artifact, "weights")

@@ -23,6 +23,8 @@ from wanrun.generation.result import Result
 from wanrun.media.types import Media
 from wanrun.timing.timings import Timings
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a fox in the snow"
 STEPS: Mapping[str, Any] = {"num_steps": 4, "flow_shift": 3.0, "boundary": 0.8}
 THREADS = 4
@@ -57,6 +59,7 @@ def check(artifact: Path, requests: list[dict[str, Any]], threads: ThreadPoolExe
             ] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory", ["auto", "low"])
 def test_prompts_seeds_profiles_and_loops(
     two_experts_artifact: Path, threads: ThreadPoolExecutor, memory: str
@@ -71,6 +74,7 @@ def test_prompts_seeds_profiles_and_loops(
     check(two_experts_artifact, [{**request, **STEPS} for request in requests], threads, memory=memory)
 
 
+@pytest.mark.thorough
 def test_images(media_toy: Callable[[str], tuple[Path, Path]], threads: ThreadPoolExecutor) -> None:
     images = [picture(90, 70, index) for index in range(3)]
     requests = [{"prompt": PROMPT, "media": Media(image=image), "num_steps": 2} for image in images]

@@ -25,6 +25,8 @@ from wanrun.weights.experts import PLACEMENTS, Placement, choose_placement
 from wanrun.weights.programs import Programs
 from wanrun.weights.restore import Restore
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a fox in the snow"
 HIGH, LOW = "transformer", "transformer_2"
 STEPS: dict[str, Any] = {"num_steps": 5, "flow_shift": 3.0, "boundary": 0.8}  # 3 high, 2 low
@@ -104,6 +106,7 @@ def expected(two_experts_artifact: Path) -> np.ndarray:
         return pipeline.generate(PROMPT, **STEPS).latents
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "loop"), [*((kind, "step") for kind in PLACEMENTS), ("one", "scan")])
 def test_placements_agree(
     two_experts_artifact: Path,
@@ -125,6 +128,7 @@ def test_placements_agree(
     assert reads.count(LOW) == (3 if kind == "one" else 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("memory", "loop"), [("low", "step"), ("low", "scan"), ("auto", "step")])
 def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str, memory: str) -> None:
     """Whatever the other expert and the text encoder were read into is gone before an expert is read."""

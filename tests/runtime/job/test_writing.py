@@ -45,6 +45,7 @@ def run(path: Path, happens: Callable[[int], object] = lambda piece: None, **giv
     return run_job(pipeline, job, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".mp4", ".npy", ".gif", ".frames"])
 def test_the_files_are_those_of_whole_videos(tmp_path: Path, suffix: str) -> None:
     outcome = run(tmp_path / f"v{suffix}")

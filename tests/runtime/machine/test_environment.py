@@ -54,17 +54,20 @@ def opened(platform: str | None, named: str | None) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", [None, "", "cuda,cpu"])
 def test_the_platform_is_there(named: str | None) -> None:
     """A named platform without a device is no error beside one that has some."""
     assert opened("cpu", named) == "cpu"
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_named_and_not_there() -> None:
     """What the variable says already is no remedy."""
     assert opened("cuda", "cuda").endswith("; unset JAX_PLATFORMS, or set it to cpu")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", ["cuda", "gpu", "tpu,cpu", "nonsense", " cpu"])
 def test_the_variable_keeps_jax_from_the_platform(named: str) -> None:
     line = opened("cpu", named)
@@ -74,11 +77,13 @@ def test_the_variable_keeps_jax_from_the_platform(named: str) -> None:
         assert "initialize backend" in line
 
 
+@pytest.mark.thorough
 def test_any_platform() -> None:
     assert opened(None, "cpu") == "cpu"
     assert opened(None, "nonsense").startswith("there is no device that JAX may use; found JAX_PLATFORMS=")
 
 
+@pytest.mark.slow
 def test_a_platform_that_this_machine_has_not() -> None:
     line = opened("tpu", None)
     assert line.startswith("there is no tpu device; found Unable to initialize backend 'tpu'")

@@ -33,6 +33,7 @@ def test_the_platforms_are_set_while_they_start(monkeypatch: pytest.MonkeyPatch)
     assert jax.config.values["jax_platforms"] == before
 
 
+@pytest.mark.slow
 def test_nothing_is_collected_in_a_block_and_its_objects_are_old_afterwards() -> None:
     assert gc.isenabled()
     with pytest.raises(RuntimeError), uncollected():
@@ -94,6 +95,7 @@ def test_own_options_are_of_this_thread_and_block() -> None:
             jax.jit(lambda x: 8 * x)(3.0)
 
 
+@pytest.mark.slow
 def test_only_the_platform_of_the_target_is_started() -> None:
     """Also where another compiler is installed, which would print a traceback for a missing chip."""
     code = """
@@ -109,6 +111,7 @@ print(sorted(xla_bridge.backends()))
     assert done.stdout.splitlines() == ["['cpu']", "['cpu']"]
 
 
+@pytest.mark.thorough
 def test_the_user_s_compilation_cache_is_left_alone(toy_artifact: Path, tmp_path: Path) -> None:
     """It works before and after, and nothing of a pipeline's is read from it or written to it."""
     code = """

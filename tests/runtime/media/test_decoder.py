@@ -48,6 +48,7 @@ def assert_ended(process: int) -> None:
         os.kill(process, 0)
 
 
+@pytest.mark.slow
 def test_an_image_that_takes_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[int]
 ) -> None:
@@ -57,6 +58,7 @@ def test_an_image_that_takes_long_is_refused(
     assert_ended(started[0])
 
 
+@pytest.mark.slow
 def test_a_program_that_catches_the_signal_takes_too_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ffmpeg does."""
     code = "import signal, sys\nsignal.signal(signal.SIGXCPU, lambda *_: sys.exit(255))\nwhile True: pass"
@@ -77,6 +79,7 @@ def test_a_token_ends_a_decoder(tmp_path: Path, started: list[int]) -> None:
         list(read_video(tmp_path / "long.jpg", "--video", cancel=token))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["gif", "mp4"])
 def test_a_file_that_takes_much_memory_is_refused(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +118,7 @@ def test_a_frame_is_not_read_that_is_above_the_limit_or_cut_off() -> None:
     assert read_ppm(io.BytesIO(b"2 2\n255\n" + bytes(11)), "--video") is None
 
 
+@pytest.mark.slow
 def test_a_package_that_only_this_process_finds_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_files_are_recorded_by_name_and_content(tmp_path: Path) -> None:
     assert load("wan2.1-i2v", Media(image=str(path))).facts == facts
 
 
+@pytest.mark.slow
 def test_folders_are_recorded_by_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_folder(MOVING, tmp_path / "frames")
 

@@ -35,6 +35,7 @@ def saved(image: Image.Image, path: Path, **options: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_is_read(format: str, tmp_path: Path) -> None:
     # 64 of 255: lossy formats keep a pattern, and no two patterns are alike.
@@ -44,6 +45,7 @@ def test_every_format_is_read(format: str, tmp_path: Path) -> None:
     assert (difference == 0).all() or format in ("JPEG", "WEBP", "GIF", "AVIF", "JPEG2000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_picture_is_turned_as_its_exif_says(orientation: int, tmp_path: Path) -> None:
     exif = Image.Exif()
@@ -69,6 +71,7 @@ def test_transparency_is_dropped(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(image), rgba[..., :3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [("a.gif", True, 1), ("a.webp", True, 1), ("a.tiff", True, 1), ("a.gif", False, 0), ("a.jpg", False, 0)],
@@ -108,6 +111,7 @@ def test_heic_is_named_or_read_by_the_package(tmp_path: Path, monkeypatch: pytes
     assert same(read_image(path, "--image"), Image.new("RGB", (20, 12), "red"))
 
 
+@pytest.mark.slow
 def test_greyscale_one_bit_palette_and_cmyk_become_rgb(tmp_path: Path) -> None:
     grey = Image.fromarray(pixels(20, 12, channels=1)[..., 0])
     read = np.asarray(read_image(saved(grey, tmp_path / "grey.png"), "--image"))
@@ -127,6 +131,7 @@ def test_a_palette_with_transparency_gives_no_warning(tmp_path: Path) -> None:
     assert read_image(path, "--image").mode == "RGB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "webp", "gif"])
 def test_of_an_animation_the_first_frame_is_taken(suffix: str, tmp_path: Path) -> None:
     first, second = picture(20, 12).quantize(64).convert("RGB"), picture(20, 12, 1).quantize(64)
@@ -175,6 +180,7 @@ def broken(data: bytes) -> bytes:
     return data[:9] + bytes(24) + data[33:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [cut, broken])
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF"])
 def test_a_damaged_file_is_refused(format: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_a_mask_that_is_drawn_as_transparency(
     assert same(mask(image.convert("RGB"), "--mask"), image.convert("RGB"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colour", [None, (1, 2, 3), b"\x01\x00", 7])
 def test_a_frame_is_passed_on(colour: object) -> None:
     image, stream = picture(1500, 1100), io.BytesIO()

@@ -78,6 +78,7 @@ def _write(kind: str, file: Path) -> None:
             write_video(pictures(FRAMES, 2 * WIDTH, HEIGHT), file)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "name", "early"),
     [
@@ -105,6 +106,7 @@ def test_what_a_probe_sees(
     assert caught.value.parts == said.parts
 
 
+@pytest.mark.slow
 def test_a_probe_takes_what_can_be_used(tmp_path: Path) -> None:
     """Also one pixel, an image that lies on its side, and images in memory; as many as are built for."""
     tiny, turned, moving = tmp_path / "tiny.png", tmp_path / "turned.jpg", tmp_path / "moving.mp4"
@@ -142,6 +144,7 @@ def test_one_image() -> None:
     assert load("wan2.2-ti2v", Media()).arrays == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", ["crop", "pad"])
 def test_the_fit_of_an_image_is_recorded(fit: str, tmp_path: Path) -> None:
     path = tmp_path / "wide.png"
@@ -228,6 +231,7 @@ def test_vace_references_keep_their_order() -> None:
     check_refusal(small, "out_of_range", what="reference_image", expected=8, found="7x90")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["video", "mask"])
 @pytest.mark.parametrize("count", [1, FRAMES - 1, FRAMES + 1, 40])
 def test_vace_refuses_another_number_of_frames(name: str, count: int, tmp_path: Path) -> None:
@@ -419,6 +423,7 @@ def test_an_image_that_changes_while_it_is_read_is_refused(
         assert wrong.fields == (("video",) if media.video else ("image",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [os.utime, os.remove])
 @pytest.mark.parametrize("suffix", ["mp4", "gif"])
 def test_a_video_that_changes_while_it_is_read_is_refused(
@@ -437,6 +442,7 @@ def test_a_video_that_changes_while_it_is_read_is_refused(
     check_refusal(wrong, "changed" if change is os.utime else "unreadable", what=path)
 
 
+@pytest.mark.slow
 def test_of_a_folder_the_frames_that_are_used_are_recorded(tmp_path: Path) -> None:
     """17 of the face video, however many there are, and whatever lies behind them."""
     folder = write_folder(pictures(17, 25, 31, 5), tmp_path / "faces")
@@ -458,6 +464,7 @@ def test_pixels_in_memory_are_recorded_in_colour() -> None:
     assert facts[0] == facts[1] == facts[2]
 
 
+@pytest.mark.slow
 def test_the_same_is_recorded_without_decoding(tmp_path: Path) -> None:
     A.save(tmp_path / "a.png")
     B.save(tmp_path / "b.png")

@@ -131,6 +131,7 @@ def test_clip_pixels_scale_the_short_edge() -> None:
     assert found.shape == (2, 10, 10, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSPARENT)
 def test_a_transparent_colour_is_white_for_clip_alone(kind: str, tmp_path: Path) -> None:
     image = read_image(with_transparent_colour(kind, tmp_path / "picture"), "--image")

@@ -67,6 +67,7 @@ def test_digits_of_other_scripts_are_text() -> None:
     assert sorted(names, key=natural_key) == ["a1", "a٣", "frame1²3.png", "frame1²10.png", "²", "٣"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "options"), [("webp", {"lossless": True}), ("png", {}), ("gif", {})])
 def test_animations_are_read(suffix: str, options: dict[str, Any], tmp_path: Path) -> None:
     frames = pictures(5, 40, 24)
@@ -79,6 +80,7 @@ def test_animations_are_read(suffix: str, options: dict[str, Any], tmp_path: Pat
         assert all(map(same, found, frames))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi"])
 def test_videos_are_read(suffix: str, tmp_path: Path) -> None:
     frames = [Image.fromarray(pixels(64, 48, index) // 2 + 64) for index in range(5)]
@@ -89,6 +91,7 @@ def test_videos_are_read(suffix: str, tmp_path: Path) -> None:
         assert np.abs(np.asarray(frame, int) - np.asarray(expected)).mean() < 16  # half the colour is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "codec"),
     [
@@ -123,6 +126,7 @@ def test_a_still_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
     assert len(read(tmp_path / "still.png")) == 1
 
 
+@pytest.mark.slow
 def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
     frames = pictures(6, 40, 24)
     folder = write_folder(frames, tmp_path / "frames")
@@ -163,6 +167,7 @@ def test_ffmpeg_is_ended_with_the_reader(tmp_path: Path, monkeypatch: pytest.Mon
     assert process.returncode is not None
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     """The reference gives what is there; where the index is in front it does not notice."""
     frames = pictures(12, 64, 48)
@@ -226,6 +231,7 @@ def test_deep_frames_are_refused(tmp_path: Path) -> None:
     check_refused(tmp_path / "deep.png", "unsupported", remedy="8 bits")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["avi", "mp4", "gif"])
 def test_frames_above_the_limit_of_size_are_refused(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,6 +76,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 # 37.7 dB (mp4, mostly halved chroma), 33.4 (gif: 256 colours, dithered) and 41.3 (webp) were seen. A wrong
 # colour matrix or range gives mp4 29 to 30 dB.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "least_psnr"), [(".mp4", 35), (".mov", 35), (".webm", 33), (".gif", 30), (".webp", 38)]
 )
@@ -115,6 +116,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"shot.frames", "shot.frames.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_metadata_round_trips_and_bytes_repeat(tmp_path: Path, suffix: str) -> None:
     contents = []
@@ -128,6 +130,7 @@ def test_metadata_round_trips_and_bytes_repeat(tmp_path: Path, suffix: str) -> N
     assert {file.name for file in tmp_path.iterdir()} == {f"a{suffix}", f"b{suffix}"} | beside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_other_frames_or_metadata_give_other_bytes(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
@@ -150,6 +153,7 @@ def test_the_sidecar_is_readable_text(tmp_path: Path) -> None:
     assert lines == ["{", '  "prompt": "猫が歩く",', '  "seed": 3', "}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".mp4", ".webm", ".gif", ".webp", ".png"])
 def test_metadata_too_long_for_the_file_goes_beside_it(tmp_path: Path, suffix: str) -> None:
     path, long = tmp_path / f"a{suffix}", {"prompt": "word " * 40_000}
@@ -172,6 +176,7 @@ def test_durations_do_not_drift(tmp_path: Path, suffix: str) -> None:
     assert abs(total - 33 * 62.5) <= 10  # one unit of GIF's clock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fps", [16, 24.0, 23.976, 30])
 def test_mp4_stream(tmp_path: Path, fps: float) -> None:
     path = tmp_path / "a.mp4"
@@ -251,6 +256,7 @@ def test_ffmpeg_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_ffmpeg_and_removes_the_half_file(tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches the whole process group while ffmpeg is writing."""
     script = f"""

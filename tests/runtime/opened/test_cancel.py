@@ -41,6 +41,7 @@ def test_while_it_waits_for_the_device() -> None:
     turns.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "calls"), [("step", [1, 2]), ("scan", [4])])
 def test_between_two_calls_of_the_loop(toy_artifact: Path, loop: str, calls: list[int]) -> None:
     with wanrun.load(toy_artifact, embeddings="none", loop=loop) as pipeline:
@@ -63,6 +64,7 @@ def test_between_two_calls_of_the_loop(toy_artifact: Path, loop: str, calls: lis
             pipeline.generate("a fox", cancel=threading.Event())
 
 
+@pytest.mark.slow
 def test_while_it_is_loading(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``load`` and a generation end while weights are read; the next ones find what has come meanwhile."""
     gate, result = threading.Event(), Restore.result

@@ -22,6 +22,7 @@ def opened(media_toy: Callable[[str], tuple[Path, Path]]) -> Iterator[tuple[wanr
         yield pipeline, replayed(pipeline, pipeline.environment)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "key", "change", "message"),
     [

@@ -55,6 +55,7 @@ def prove(form: str, max_steps: int = MAX_STEPS, **options: Any) -> None:
     prove_steps(sampler, start, form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("form", "rows"), [("step", 16), ("scan", 16), ("scan", 2), ("scan", 1)])
 def test_right_programs_pass(form: str, rows: int, dtype: str) -> None:
@@ -62,6 +63,7 @@ def test_right_programs_pass(form: str, rows: int, dtype: str) -> None:
     prove(form, rows, dtype=dtype)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["step", "scan"])
 @pytest.mark.parametrize("name", DOCTORED)
 def test_a_doctored_update(name: str, form: str) -> None:
@@ -70,6 +72,7 @@ def test_a_doctored_update(name: str, form: str) -> None:
         prove(form, dtype="bfloat16", update=DOCTORED[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", ["first", "last"])
 def test_a_loop_that_forgets_which_steps_it_makes(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = jax.lax.fori_loop
@@ -135,6 +138,7 @@ def doctored_leave(
     return put
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCTORED)
 def test_a_doctored_end_of_streamed_steps(
     name: str, opened: tuple[wanrun.Pipeline, Replay], doctored_leave: Callable[[str, Any], None]
@@ -147,6 +151,7 @@ def test_a_doctored_end_of_streamed_steps(
         replay.prove(session, ("stream",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -168,6 +173,7 @@ def test_guidance_that_is_wrong_but_for_one_scale(
         replay.prove(pipeline.session(pipeline.profile), ("stream",))
 
 
+@pytest.mark.thorough
 def test_a_wrong_program_is_not_recorded(
     media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path, doctored_leave: Callable[[str, Any], None]
 ) -> None:
@@ -179,6 +185,7 @@ def test_a_wrong_program_is_not_recorded(
     assert read_manifest(artifact).golden == {}
 
 
+@pytest.mark.thorough
 def test_a_record_runs_every_role(
     media_toy: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +235,7 @@ def chunked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sampler,
         yield pipeline.session(pipeline.profile), start
 
 
+@pytest.mark.slow
 def test_the_steps_of_every_length_of_chunks_are_proven(chunked: tuple[Sampler, Start]) -> None:
     sampler, start = chunked
     prove_steps(sampler, start, "chunks")
@@ -236,6 +244,7 @@ def test_the_steps_of_every_length_of_chunks_are_proven(chunked: tuple[Sampler, 
     assert {"chunk", "chunk_first", "chunk_last", "remember"} <= ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "key", "change", "message"),
     [

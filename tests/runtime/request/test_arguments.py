@@ -233,6 +233,7 @@ def with_image(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield pipeline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [b"a.png", 5, {"image": 1}])
 def test_media_of_another_type(with_image: Pipeline, value: Any) -> None:
     one, frames = picture(96, 64), [picture(96, 64)] * 9
@@ -266,6 +267,7 @@ def test_arrays() -> None:
     check_type(refused(array_of, Tensor()), "latents", "NumPy", '"Tensor"')
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_make_the_same_video(toy_artifact: Path) -> None:
     sizes = ((np.int64(96), np.int64(64)), np.array([96, 64]), [96, 64])
     with wanrun.load(toy_artifact, size=np.array([96, 64]), num_frames=np.int64(9)) as pipeline:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers.keywords import FILE, keywords
 
 PROGRAM = """
@@ -37,6 +39,7 @@ def test_the_file_is_what_the_rows_say() -> None:
     assert FILE.read_text(encoding="utf-8") == keywords()
 
 
+@pytest.mark.slow
 def test_mypy_refuses_what_is_no_option(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     # With the options of `make lint`, which leaves what it has found to the next call.

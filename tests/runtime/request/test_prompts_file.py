@@ -287,6 +287,7 @@ lines = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(lines, max_size=6), st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 def test_whatever_is_in_a_file(tmp_path: Path, content: list[bytes], as_json: bool) -> None:

@@ -38,6 +38,7 @@ def components(pipeline: Pipeline) -> tuple[set[str], set[str]]:
     return set(pipeline._weights._weights), set() if beside is None else set(beside._weights)
 
 
+@pytest.mark.slow
 def test_the_cpu_s_program_encodes(both: Path) -> None:
     for name in ("encode_text_64", "encode_text_128"):
         put_executable(both, name, b"is not loaded")

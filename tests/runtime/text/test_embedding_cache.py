@@ -313,6 +313,7 @@ assert hits > 50, hits
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once(manifest: Manifest, tmp_path: Path) -> None:
     """What is found is whole, and nobody is warned of anything."""
     manifest.write(tmp_path)

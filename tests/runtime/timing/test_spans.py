@@ -40,6 +40,7 @@ def test_union_and_length() -> None:
     assert (union([]), length([])) == ([], 0)
 
 
+@pytest.mark.slow
 def test_what_is_covered_is_what_is_covered_inside() -> None:
     rng = random.Random(1)
     for _ in range(200):

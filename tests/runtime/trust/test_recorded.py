@@ -31,6 +31,7 @@ def test_the_user_s_own_comes_first(elsewhere: Path) -> None:
     assert found is not None and not found.passed and len(lines) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdict", "data", "other"),
     [

@@ -15,6 +15,8 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.opened.policy import LoadPolicy
 from wanrun.weights.ahead import Ahead
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def ahead(shared: Path) -> Ahead:

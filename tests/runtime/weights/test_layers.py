@@ -73,6 +73,7 @@ def test_the_order() -> None:
     assert order_of({"zebra": (0, 1), "ape": (1,)}) == [("zebra", 0), ("zebra", 1), ("ape", 0)]
 
 
+@pytest.mark.slow
 def test_each_parameter_is_in_one_part(shared: Path, open_here: Callable[..., Opened]) -> None:
     component = open_here(shared).opened.manifest.components["transformer"]
     parts = parts_of(component, ["blocks"])
@@ -82,6 +83,7 @@ def test_each_parameter_is_in_one_part(shared: Path, open_here: Callable[..., Op
     assert sum(part.nbytes for part in parts.values()) == component.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_layers_are_those_of_the_stack(
     kept: bool, streaming: Callable[..., LayerStream], shared: Path, open_here: Callable[..., Opened]
@@ -98,6 +100,7 @@ def test_layers_are_those_of_the_stack(
                 np.testing.assert_array_equal(value, expected[f"blocks/{path}"][number])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_read_and_held(
     kept: bool, streaming: Callable[..., LayerStream], monkeypatch: pytest.MonkeyPatch
@@ -130,6 +133,7 @@ def test_what_is_read_and_held(
         assert len(blocks) <= 1 + AHEAD
 
 
+@pytest.mark.slow
 def test_it_reads_ahead_of_what_is_used_and_no_further(
     streaming: Callable[..., LayerStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +159,7 @@ def test_it_reads_ahead_of_what_is_used_and_no_further(
         assert len(read) == 1 + AHEAD + taken
 
 
+@pytest.mark.slow
 def test_a_damaged_layer_is_named(
     streaming: Callable[..., LayerStream], shared: Path, tmp_path: Path
 ) -> None:
@@ -169,6 +174,7 @@ def test_a_damaged_layer_is_named(
             pass
 
 
+@pytest.mark.slow
 def test_waiting_ends_with_the_call(streaming: Callable[..., LayerStream]) -> None:
     stream, token = streaming(True), CancelToken()
     token.cancel()

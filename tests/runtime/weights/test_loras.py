@@ -66,6 +66,7 @@ def make(shared: Path, open_here: Callable[..., Opened], tmp_path: Path) -> Call
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
 def test_slots_hold_what_was_combined(make: Callable[..., Made], dtype: str, bits: bool) -> None:
     """All of an expert, what is in no stack, and a layer: in the dtype of the programs, or its bits."""
@@ -90,6 +91,7 @@ def test_slots_hold_what_was_combined(make: Callable[..., Made], dtype: str, bit
         )
 
 
+@pytest.mark.slow
 def test_small_parameters_are_changed(make: Callable[..., Made]) -> None:
     """Of the whole expert, of a layer, and of what is in no stack; others stay the same arrays."""
     made = make()
@@ -118,6 +120,7 @@ def test_small_parameters_are_changed(make: Callable[..., Made]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_choice_that_comes_again_is_there(make: Callable[..., Made]) -> None:
     """By the digests, strengths and the expert; what changes nothing takes the zeros."""
     made = make()
@@ -135,6 +138,7 @@ def test_a_choice_that_comes_again_is_there(make: Callable[..., Made]) -> None:
         assert slots.changed(expert, weights) is weights and slots.changed_part(expert, weights) is weights
 
 
+@pytest.mark.slow
 def test_the_host_keeps_no_copy_of_what_is_on_the_device(
     make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +163,7 @@ def test_the_host_keeps_no_copy_of_what_is_on_the_device(
         gc.enable()
 
 
+@pytest.mark.slow
 def test_slots_of_other_profiles_share_the_room(make: Callable[..., Made]) -> None:
     """A choice is of the slots that it fills."""
     one, other = make(), make("bfloat16")
@@ -170,6 +175,7 @@ def test_slots_of_other_profiles_share_the_room(make: Callable[..., Made]) -> No
     assert one.filled(one.lora("one", 1.0)).of(EXPERT) is not first
 
 
+@pytest.mark.slow
 def test_ranks_that_the_slots_have_not(make: Callable[..., Made]) -> None:
     made = make()
     with pytest.raises(UsageError) as caught:

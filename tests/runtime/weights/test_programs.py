@@ -17,6 +17,8 @@ from wanrun.artifact.layout import array_folder
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.errors import ArtifactError
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Opened]
 
 
@@ -66,6 +68,7 @@ def test_a_program_is_bound_to_either_expert(shared: Path, open_here: Open) -> N
     assert np.abs(np.asarray(kv[0]) - np.asarray(kv[1])).max() > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", [{"vae": "vae"}, {"latents": "transformer"}, {"x": "transformer"}])
 def test_what_a_program_does_not_take_is_not_bound(
     shared: Path, open_here: Open, wrong: dict[str, str], watch: Watch

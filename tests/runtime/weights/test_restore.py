@@ -162,6 +162,7 @@ def chunk(root: Path, path: str, index: int) -> Path:
 # --- what plain Orbax reads -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", ["fast", "sha256"])
 def test_restore_equals_plain_orbax(converted: tuple[Path, Manifest], verify: str) -> None:
     artifact, manifest = converted
@@ -197,6 +198,7 @@ def _standard_untargeted(folder: Path) -> Any:
         return checkpointer.restore(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [_pytree_checkpointer, _standard_checkpointer, _v1])
 def test_orbax_restores_to_a_device(converted: tuple[Path, Manifest], read: Callable[..., Any]) -> None:
     artifact, manifest = converted
@@ -209,6 +211,7 @@ def test_orbax_restores_to_a_device(converted: tuple[Path, Manifest], read: Call
         assert_same_tree(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [_standard_untargeted, _v1])
 def test_orbax_restores_without_a_target(converted: tuple[Path, Manifest], read: Callable[..., Any]) -> None:
     artifact, manifest = converted
@@ -272,6 +275,7 @@ print(json.dumps(sorted(map(list, cut))))
 """
 
 
+@pytest.mark.thorough
 def test_orbax_restores_over_eight_devices(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +380,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["blocks/up/weight", "blocks/up/bias"])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_noticed(layered: Layered, kind: str, path: str) -> None:

@@ -25,6 +25,8 @@ from wanrun.artifact.slots import slots_of
 from wanrun.replay.samples import sample_media
 from wanrun.weights.slots import Slots
 
+pytestmark = pytest.mark.slow
+
 Toys = Callable[[str], tuple[Path, Path]]
 
 RANK = 4
@@ -37,6 +39,7 @@ def opened_with(opened: Any, bits: bool) -> Any:
     return SimpleNamespace(manifest=opened.manifest, device=opened.device, program_set=programs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dtype", "bits", "passed"),
     [("bfloat16", True, np.uint16), ("bfloat16", False, jnp.bfloat16), ("float32", True, np.float32)],
@@ -80,6 +83,7 @@ def same(one: Tree, other: Tree) -> bool:
     return all(array is flat(other)[path] for path, array in flat(one).items())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("memory", "loop"), [("auto", "step"), ("auto", "scan"), ("stream", "stream")])
 def test_videos_have_the_bits_of_an_artifact_without_slots(
     media_toy: Toys, slots_toy: Toys, memory: Any, loop: str

@@ -30,6 +30,8 @@ from wanrun.weights.futures import unfinished
 from wanrun.weights.restore import Restore
 from wanrun.weights.store import WeightStore
 
+pytestmark = pytest.mark.slow
+
 Load = Callable[..., WeightStore]
 
 
@@ -81,6 +83,7 @@ def test_a_request_behind_a_prefetch_waits_for_its_reads(shared: Path, load: Loa
     assert (watch.read, watch.moved) == (["big"], 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_kept_component_comes_back_without_being_read(
     artifact: Path, load: Load, watch: Watch, own_memory: None, kept: bool
@@ -228,6 +231,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     held.opened.set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moving", [True, False], ids=["request", "prefetch"])
 def test_release_drops_reads_and_frees_the_block(
     shared: Path, load: Load, watch: Watch, gate: Gate, moving: bool

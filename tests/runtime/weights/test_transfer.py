@@ -90,6 +90,7 @@ def parts(array: Any) -> list[Any]:
     return [mock.Mock(data=np.asarray(shard.data).tobytes()) for shard in array.addressable_shards]
 
 
+@pytest.mark.thorough
 def test_staged_and_direct_make_the_same_video(mesh_artifact: Path, tmp_path: Path) -> None:
     """Also from another folder, with no cache but the artifact's: nothing is compiled."""
     manifest = read_manifest(mesh_artifact)
@@ -145,6 +146,7 @@ def brought_to_processes(artifact: str) -> None:
     print(json.dumps(read))
 
 
+@pytest.mark.thorough
 def test_each_process_reads_its_share(mesh_artifact: Path) -> None:
     """Of three rows, one for each of four devices: the first process reads two and the second one."""
     component = read_manifest(mesh_artifact).components["transformer"]
@@ -179,6 +181,7 @@ def test_rows_are_spread_once_by_whoever_comes_first() -> None:
     assert all(tree is found[0] for tree in found) and found[0] == {"a": {"b": "small", "c": "whole"}}
 
 
+@pytest.mark.slow
 def test_spreading_leaves_no_host_copy() -> None:
     """On the CPU, rows alias the block of memory; small parameters do not, or they would keep it."""
     small = Parameter(layout=ArrayLayout((2,), "float32", 1, 1), axes=(None,), crc32c=("0",), sha256="")
