@@ -73,7 +73,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What tests compile is kept here for the next time.
 PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo again live serve test test-all test-fast gpu-dry-run compilers lint format clean
+.PHONY: demo again live serve test test-all test-fast docs gpu-dry-run compilers lint format clean
 
 # What a GPU was lent with: another Python, and another jax than constraints.txt pins.
 GPU_PYTHON ?= python3.12
@@ -140,6 +140,11 @@ test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow" --without-torch --ignore tests/parity tests
 
+# The pages as a site. A link or an anchor that leads nowhere is an error, as is a page that the navigation lacks.
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build -q -E -W --keep-going -c docs/site -d $(VENV)/doctrees . dist/site
+	@echo "The site begins at dist/site/index.html."
+
 # benchmarks/gpu.py to its end on this CPU, in an environment like that of a GPU, where the project is not installed.
 gpu-dry-run:
 	$(GPU_PYTHON) -m venv $(VENV)-gpu
@@ -178,6 +183,10 @@ $(VENV)/.installed-dev: $(VENV)/bin/python $(SETUP)
 
 $(VENV)/.installed-test: $(VENV)/.installed-dev
 	$(PIP) -e ".[test]"
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/bin/python $(SETUP)
+	$(PIP) -e ".[docs]"
 	touch $@
 
 $(VENV)/.installed-compilers: $(VENV)/bin/python $(SETUP)
