@@ -28,9 +28,9 @@ NAVIGATION = {
     "Use": "commands python recipes errors steps guidance loras live long-videos tiny-decoder demo",
     "Machines": "targets planning small-cards meshes trust /benchmarks/RESULTS",
     "Serving and sharing": "serving deploy/README sharing format /SECURITY",
-    "Inside": "/CONTRIBUTING /BUILD_NOTES notes/runtime notes/programs-and-cache notes/convert notes/sampling "
-    "notes/media notes/quantised notes/cpu notes/chips notes/lent-gpu notes/meshes notes/faults "
-    "notes/testing /training/README /CHANGELOG",
+    "Inside": "/CONTRIBUTING /BUILD_NOTES notes/runtime notes/programs-and-cache notes/convert "
+    "notes/sampling notes/media notes/quantised notes/cpu notes/chips notes/lent-gpu notes/meshes "
+    "notes/faults notes/testing /training/README /CHANGELOG",
 }
 """The pages in their order, those of docs/ without its name. A page that is missing here is an error."""
 
