@@ -26,8 +26,8 @@ from cpus import cpu_name
 from wanbuild.conversion.quantise import Quantiser
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.params import LAYERS, abstract_params, bind
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.targets.target import multiplies_bfloat16
@@ -127,7 +127,7 @@ def velocity(form: Form, params: Mapping[str, np.ndarray], size: tuple[int, ...]
         return model(x, jnp.float32(700), kv, rope, {}, blocked_attention, jnp.dtype(form.dtype))
 
     widened = not form.rounded and not multiplies_bfloat16(cpu_features())
-    with tracing_with(Forms(widened=widened, w8a8=form.w8a8, rounded=form.rounded)):
+    with tracing_with(TraceOptions(widened=widened, w8a8=form.w8a8, rounded=form.rounded)):
         compiled = jax.jit(step).lower(given, x, embeddings).compile()
     times = []
     for _ in range(REPEATS + 1):

@@ -22,8 +22,8 @@ import numpy as np
 from cpus import cpu_name
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.params import LAYERS, abstract_params, bind
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.targets.target import multiplies_bfloat16
@@ -64,7 +64,7 @@ def step_of(module: Any, size: tuple[int, ...]) -> Callable[[], None]:
         kv, rope = model.prepare(embeddings, x.shape[2:], jnp.bfloat16)
         return model(x, jnp.float32(700), kv, rope, {}, blocked_attention, jnp.bfloat16)
 
-    with tracing_with(Forms(widened=not multiplies_bfloat16(cpu_features()))):
+    with tracing_with(TraceOptions(widened=not multiplies_bfloat16(cpu_features()))):
         compiled = jax.jit(step).lower(given, x, embeddings).compile()
 
     def run() -> None:

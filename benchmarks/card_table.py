@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from plan_table import COLUMNS, MODELS, disk_of, row
+from wanbuild.build_options import PlanRequest
 from wanbuild.conversion.chosen import parse_quantise
-from wanbuild.options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan
 from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.targets.chip import GIB, Chip

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.published.models import PUBLISHED_MODELS
-from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_TEXT_ENCODER
-from wanbuild.toy.weights import Stored
+from wanbuild.published.base_configs import PUBLISHED_TEXT_ENCODER
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_configs import TOY_TEXT_ENCODER
+from wanbuild.toy.toy_weights import Stored
 from wanrun.artifact.manifest import TRANSFORMERS
 
 MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from checkpoints import MODELS
-from wanbuild.options import BuildOptions
-from wanbuild.plan.published import published_manifest
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compiler import compiled_for
+from wanbuild.build_options import BuildOptions
+from wanbuild.plan.published_model import published_manifest
 from wanbuild.programs.export import export_program
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.xla import compiled_for
 from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.variants.table import variants
 

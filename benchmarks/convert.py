@@ -42,7 +42,7 @@ CONVERT = """
 import sys, time, json
 from pathlib import Path
 started = time.process_time()
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import ConvertRequest, convert
 memory = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
 print(json.dumps({"import_rss": int(memory["VmRSS"].split()[0]) * 1024}), flush=True)
 request = ConvertRequest(sys.argv[1], Path(sys.argv[2]), threads=int(sys.argv[3]) or None)

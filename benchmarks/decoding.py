@@ -50,13 +50,13 @@ def _measured(given: argparse.Namespace) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from wanbuild.options import BuildOptions
-    from wanbuild.plan.published import published_manifest
-    from wanbuild.programs import decoding
-    from wanbuild.programs.builder import ProgramBuilder
-    from wanbuild.programs.compiler import compiled_for
+    from wanbuild.build_options import BuildOptions
+    from wanbuild.plan.published_model import published_manifest
+    from wanbuild.programs import decode_programs
     from wanbuild.programs.export import export_program
+    from wanbuild.programs.kinds import ProgramBuilder
     from wanbuild.programs.shape import Shape
+    from wanbuild.programs.xla import compiled_for
     from wanbuild.targets.target import resolve_target
     from wanrun.files import sha256_of
 
@@ -66,7 +66,7 @@ def _measured(given: argparse.Namespace) -> dict[str, Any]:
     options = BuildOptions(vae_dtype=given.dtype, vae_decode_chunk=given.chunk)
     parts = ProgramBuilder(manifest, shape, options, *target.programs_for)
     if given.form == "once":
-        decoding.flows = lambda parts: False
+        decode_programs.flows = lambda parts: False
     specs = [spec for spec in parts.programs() if spec.role in ("decode_first", "decode")]
     found: dict[str, Any] = {}
     started, compiled = time.perf_counter(), []

@@ -35,7 +35,9 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from cpus import cpu_name
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.models import params, passes, products, transformer
 from wanbuild.models.attention import BlockedAttention
 from wanbuild.models.blocks import WanAttention
@@ -43,9 +45,7 @@ from wanbuild.models.condition_embedder import ConditionEmbedder
 from wanbuild.models.passes import Passes
 from wanbuild.models.rope import axis_dims
 from wanbuild.models.transformer import WanTransformer
-from wanbuild.options import BuildOptions, CompileRequest
 from wanbuild.programs import denoiser
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.export import builder_of, export_program
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses

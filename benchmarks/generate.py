@@ -31,7 +31,7 @@ from cpus import cpu_name, fair_dtype, limits
 from pagecache import warm
 from peers import diffusers
 from processes import clean_environment
-from wanbuild.toy.media import write_samples
+from wanbuild.toy.toy_checkpoint import write_samples
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.media import MediaOption

@@ -51,7 +51,7 @@ def checkpoint(rows: Rows, arguments: Mapping[str, Any]) -> None:
             zeros that take no disk space.
     """
     from checkpoints import ensure_checkpoint
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.toy_checkpoint import write_toy
 
     folder, model = Path(arguments["folder"]), arguments["model"]
     if model == "toy":

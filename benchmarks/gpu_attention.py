@@ -139,8 +139,8 @@ def attention(rows: Rows, arguments: Mapping[str, Any]) -> None:
 def build(rows: Rows, arguments: Mapping[str, Any]) -> None:
     """Exports the kernel and compiles it for an H200, which need not be here, into ``folder``."""
     from wanbuild.models.attention_forms import attention_form
-    from wanbuild.programs.compiler import compile_into
     from wanbuild.programs.jax_flags import pinned
+    from wanbuild.programs.xla import compile_into
     from wanbuild.targets.target import MOSAIC, resolve_target
 
     target, folder = resolve_target("h200").attending_by(MOSAIC), Path(arguments["folder"])

@@ -198,12 +198,12 @@ class Programs:
         import msgspec
 
         from checkpoints import MODELS
+        from wanbuild.build_options import BuildOptions
         from wanbuild.conversion.chosen import parse_quantise
-        from wanbuild.options import BuildOptions
-        from wanbuild.plan.published import manifest_of, published_manifest
+        from wanbuild.plan.published_model import model_manifest, published_manifest
         from wanbuild.programs.jax_flags import pinned
         from wanbuild.targets.target import resolve_target
-        from wanbuild.toy.configs import TOY_VARIANTS
+        from wanbuild.toy.toy_configs import TOY_VARIANTS
         from wanbuild.variants.table import variants
 
         toy = "wan2.1-t2v" if model == "toy" else None
@@ -216,14 +216,14 @@ class Programs:
         self._flags = ExitStack()  # held until the process ends
         self._flags.enter_context(pinned(target.platform))
         if toy:
-            self._manifest = manifest_of(variants()[toy], TOY_VARIANTS[toy].configs, quantise=quantise)
+            self._manifest = model_manifest(variants()[toy], TOY_VARIANTS[toy].configs, quantise=quantise)
         else:
             self._manifest = published_manifest(MODELS[model][1], quantise=quantise)
         self._options = BuildOptions(**choice.options)
 
     def builder(self, width: int, height: int, frames: int) -> Any:
         """Returns the builder of a profile with guidance."""
-        from wanbuild.programs.builder import ProgramBuilder
+        from wanbuild.programs.kinds import ProgramBuilder
         from wanbuild.programs.shape import Shape
 
         shape = Shape(width, height, frames, 1, True)
@@ -235,8 +235,8 @@ class Programs:
         Raises:
             MemoryError: if a call needs more than JAX may use of the device's memory.
         """
-        from wanbuild.programs.compiler import compiled_for
         from wanbuild.programs.export import export_program
+        from wanbuild.programs.xla import compiled_for
 
         data = export_program(spec, self.target.platform)
         started = time.perf_counter()

@@ -39,7 +39,7 @@ def live(bench: Bench) -> None:
 def checkpoint(rows: Rows, arguments: Mapping[str, Any]) -> None:
     """Writes a checkpoint into ``folder``: ``model``, ``toy`` or one of ``checkpoints.MODELS``."""
     from checkpoints import ensure_checkpoint
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.toy_checkpoint import write_toy
 
     folder = Path(arguments["folder"])
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ import numpy as np
 
 from cpus import cpu_name
 from slots import STEP, arguments_of, few_layers, measured
-from wanbuild.options import BuildOptions
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compiler import compiled_for
+from wanbuild.build_options import BuildOptions
 from wanbuild.programs.export import export_program
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
+from wanbuild.programs.xla import compiled_for
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.nag import NAG, nag_settings
 

@@ -19,14 +19,14 @@ import numpy as np
 from cpus import cpu_name, fair_dtype
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.convolution import conv3x3x3
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.layers import Linear
 from wanbuild.models.loops import scan
 from wanbuild.models.params import bind, scan_layers, stacked
+from wanbuild.models.tracing import TraceOptions, tracing_with
 
 REPEATS = 4
 BF16 = jnp.bfloat16
-NATIVE, WIDENED = Forms(), Forms(widened=True)
+NATIVE, WIDENED = TraceOptions(), TraceOptions(widened=True)
 
 Rows = dict[str, float]
 """Operations per second by form."""
@@ -37,7 +37,7 @@ def random(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
     return jnp.asarray(values, dtype)
 
 
-def best_seconds(function: Callable[..., Any], *arguments: Any, forms: Forms = NATIVE) -> float:
+def best_seconds(function: Callable[..., Any], *arguments: Any, forms: TraceOptions = NATIVE) -> float:
     """Returns the best of REPEATS calls of the compiled function, after one that does not count."""
     with tracing_with(forms):
         # A function of its own: jax.jit would take what it traced for the other forms.

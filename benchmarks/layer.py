@@ -21,15 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wanbuild.options import BuildOptions
-from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compiler import compiled_for
+from wanbuild.build_options import BuildOptions
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.export import export_program
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
+from wanbuild.programs.xla import compiled_for
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.mesh import parse_mesh
-from wanbuild.targets.names import chip_named
+from wanbuild.targets.parsing import chip_named, parse_mesh
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.target_names import split_w8a8
 

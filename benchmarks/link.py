@@ -31,9 +31,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from checkpoints import ensure_checkpoint
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import CompileRequest
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
 
 PIECE = 2**18
 CONNECTIONS = 16

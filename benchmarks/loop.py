@@ -21,10 +21,10 @@ import numpy as np
 
 import wanrun
 from checkpoints import MODELS, ensure_checkpoint
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import CompileRequest
-from wanbuild.programs.compile import compile_artifact
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.programs import with_role
 from wanrun.artifact.roles import forms_of

@@ -17,14 +17,14 @@ from typing import Any
 
 from checkpoints import MODELS
 from collectives import KINDS, sent_bytes
-from wanbuild.options import BuildOptions
-from wanbuild.plan.exchange import Step
-from wanbuild.plan.published import published_manifest
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.build_options import BuildOptions
+from wanbuild.plan.exchange import PlannedStep
+from wanbuild.plan.published_model import published_manifest
 from wanbuild.programs.export import export_program
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import jax_mesh, mesh_text
@@ -55,7 +55,7 @@ def measure(manifest: Manifest, shape: Shape, text: str) -> dict[str, Any]:
     compiled = lowered.compile()
     seconds = time.perf_counter() - started
     memory: Any = compiled.memory_analysis()
-    step = Step(
+    step = PlannedStep(
         builder.configs["transformer"],
         manifest.components["transformer"],
         shape,

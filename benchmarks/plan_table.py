@@ -12,10 +12,10 @@ import argparse
 import itertools
 import json
 
+from wanbuild.build_options import PlanRequest
 from wanbuild.conversion.chosen import parse_quantise
-from wanbuild.options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan
-from wanbuild.plan.report import as_json, start_seconds
+from wanbuild.plan.plan_report import as_json, start_seconds
 from wanbuild.plan.subject import Subject, read_subject
 from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text

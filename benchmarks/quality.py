@@ -42,13 +42,13 @@ from tinywan.judge import judge
 from tinywan.yardstick import captions, gmsd, psnr, ssim
 
 import wanrun
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.conversion.chosen import parse_quantise
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.models import convolution, vae_blocks
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets import target
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanreport.files import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Note, Report, Section, Table
 from wanrun.artifact.manifest import TINY_VAE

@@ -20,16 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from cpus import cpu_name
+from wanbuild.build_options import BuildOptions
 from wanbuild.conversion.chosen import parse_quantise
-from wanbuild.options import BuildOptions
-from wanbuild.plan.published import manifest_of, published_names, published_variant
+from wanbuild.plan.published_model import model_manifest, published_names, published_variant
 from wanbuild.plan.work import work_of
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.programs.xla import compiled_for
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest
 
@@ -42,7 +42,7 @@ def few_layers(layers: int, quantise: str | None) -> Manifest:
     repository = published_names()[MODEL]
     configs = dict(PUBLISHED_MODELS[repository])
     configs["transformer"] = {**configs["transformer"], "num_layers": layers}
-    return manifest_of(published_variant(repository), configs, quantise=parse_quantise(quantise, ()))
+    return model_manifest(published_variant(repository), configs, quantise=parse_quantise(quantise, ()))
 
 
 def filled(name: str, tree: Any) -> Any:

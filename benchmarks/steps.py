@@ -35,7 +35,7 @@ import wanrun
 from rivals import RULES, THRESHOLDS, Past, Rule, Signals, run
 from wanbuild.calibrate.curve import AXIS, Lines, Point, draw
 from wanbuild.calibrate.judge import mean_of, psnr
-from wanbuild.calibrate.runs import predicted
+from wanbuild.calibrate.runs import predicted_latents
 from wanrun.denoising.noise import initial_noise
 from wanrun.request.generation import Generation
 
@@ -115,7 +115,7 @@ class Bench:
 
     def _run(self, generation: Generation, rule: Rule | None, past: Past) -> np.ndarray:
         def velocity(step: int, x: np.ndarray) -> np.ndarray:
-            clean = predicted(self.pipeline, generation, step, x)
+            clean = predicted_latents(self.pipeline, generation, step, x)
             return (x - clean) / np.float32(generation.table.sigmas[step])
 
         noise = initial_noise(generation.options["seed"], self.pipeline.latents_shape)

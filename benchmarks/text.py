@@ -23,13 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wanbuild.build import convert
 from wanbuild.components import KINDS
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.models.params import bind
-from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_TEXT_ENCODER
-from wanbuild.toy.weights import Stored
+from wanbuild.published.base_configs import PUBLISHED_TEXT_ENCODER
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_configs import TOY_TEXT_ENCODER
+from wanbuild.toy.toy_weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.weights.restore import Restore
 

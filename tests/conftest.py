@@ -100,7 +100,7 @@ def executables_are_loaded_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random wan2.1-t2v checkpoint in the published layout, seed 0, float32. Not to be changed."""
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.toy_checkpoint import write_toy
 
     return shared(tmp_path_factory, "checkpoint", lambda folder: write_toy(folder, "wan2.1-t2v", seed=0))
 
@@ -144,7 +144,7 @@ def mesh_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def two_experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of wan2.2-t2v: two experts, and a boundary of 0.875."""
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.toy_checkpoint import write_toy
 
     return shared(tmp_path_factory, "two-checkpoint", lambda folder: write_toy(folder, "wan2.2-t2v", seed=0))
 
@@ -170,7 +170,7 @@ def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.
 @pytest.fixture(scope="session")
 def ti2v_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of wan2.2-ti2v: a timestep per token, and the residual VAE with the published mean and std."""
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.toy_checkpoint import write_toy
 
     return shared(
         tmp_path_factory, "ti2v-checkpoint", lambda folder: write_toy(folder, "wan2.2-ti2v", seed=0)
@@ -195,8 +195,9 @@ def bfloat16_vae_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPat
     """The default build of the toy, but for a VAE in bfloat16, stored and computed; one frame of 32x16."""
 
     def build(folder: Path) -> None:
-        from wanbuild.conversion.convert import ConvertRequest, convert
-        from wanbuild.options import BuildOptions, CompileRequest
+        from wanbuild.build import convert
+        from wanbuild.build_options import BuildOptions, CompileRequest
+        from wanbuild.conversion.convert_request import ConvertRequest
 
         convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
         options = BuildOptions(vae_dtype="bfloat16", loop="step")
@@ -211,7 +212,7 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     """Gives a checkpoint and its artifact by variant, of those that take images. Not to be changed."""
 
     def make(variant: str) -> tuple[Path, Path]:
-        from wanbuild.toy.checkpoint import write_toy
+        from wanbuild.toy.toy_checkpoint import write_toy
 
         with part("tests::media_toy"):
             checkpoint = shared(

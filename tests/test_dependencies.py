@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from helpers.rules import REPOSITORY, parsed
-from wanbuild.building import BUILD_EXTRA
+from wanbuild.build_command import BUILD_EXTRA
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {

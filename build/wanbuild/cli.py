@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from wanbuild.adapters.command import lora_command
-from wanbuild.building import Building, error_options
-from wanbuild.calibrate.command import calibrate_command
-from wanbuild.check.command import attest_command, embed_command, inspect_command, verify_command
-from wanbuild.share.command import COMMANDS
-from wanbuild.targets.names import chip_named
+from wanbuild.adapters.lora_command import lora_command
+from wanbuild.build_command import BuildCommand, error_options
+from wanbuild.calibrate.calibrate_command import calibrate_command
+from wanbuild.check.check_commands import attest_command, embed_command, inspect_command, verify_command
+from wanbuild.share.share_commands import COMMANDS
 from wanbuild.variants.table import MODULES
 from wancli.command import Commands, Input, Output, takes_artifact
 from wancli.options import given, made_options
@@ -22,10 +21,9 @@ from wanrun import __version__
 from wanrun.errors import UsageError
 from wanrun.rows import record_of
 from wanrun.terminal.lines import print_result, report, warn
-from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
-    from wanbuild.options import CompileRequest
+    from wanbuild.build_options import CompileRequest
 
 _ARTIFACT = takes_artifact()
 _VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [default: wan2.1-t2v]"
@@ -33,7 +31,7 @@ _VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [def
 
 def _options(command: str) -> list[click.Option]:
     """Makes those options of a command that are in the table."""
-    from wanbuild.options import rows_for
+    from wanbuild.build_options import rows_for
 
     return made_options(rows_for(command))
 
@@ -45,7 +43,7 @@ def wanbuild() -> None:
     """Turns a published Wan checkpoint into an artifact that wanrun executes."""
 
 
-@wanbuild.command(cls=Building, options=partial(_options, "convert"))
+@wanbuild.command(cls=BuildCommand, options=partial(_options, "convert"))
 @click.argument("source", required=False)
 @_ARTIFACT
 @error_options
@@ -55,6 +53,8 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
     SOURCE is a folder in the diffusers layout, the id of such a repository on the hub (owner/name), or an
     all-in-one file of ComfyUI. Single files take the place of its parts, or make a checkpoint by themselves.
     """
+    from wanbuild.build import convert_aloud
+    from wanbuild.conversion.convert_request import convert_request
     from wanbuild.conversion.defaults import parse_defaults
     from wanbuild.source.configs import parse_configs
 
@@ -73,53 +73,10 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
         "defaults": parse_defaults(options.pop("defaults")),
         "configs": parse_configs(options.pop("config")),
     }
-    _convert(source, artifact, **options, **parsed)
+    convert_aloud(convert_request(source, artifact, {**options, **parsed}), report, warn)
 
 
-def _convert(source: str | None, artifact: Path, **options: Any) -> None:
-    from wanbuild.conversion.chosen import parse_quantise
-    from wanbuild.conversion.convert import ConvertRequest
-    from wanbuild.conversion.convert import convert as run_convert
-    from wanbuild.conversion.provenance import recognised_lines
-    from wanbuild.conversion.sampling import sampling_doubts, with_sampling
-    from wanbuild.convert_options import PlainConvert
-    from wanbuild.lora.merge import LoraRequest, parse_lora
-    from wanbuild.options import DTYPE_OF
-    from wanbuild.source.parts import OPTIONS
-    from wanbuild.staging import leftover
-
-    dtypes = {name: options.get(option) for name, option in DTYPE_OF.items()}
-    parts = {name: path for name in OPTIONS if (path := options.get(name)) is not None}
-    experts = {"lora": None, "lora_high": "transformer", "lora_low": "transformer_2"}
-    loras = [
-        LoraRequest(*parse_lora(text), component)
-        for option, component in experts.items()
-        for text in options.get(option, ())
-    ]
-    request = ConvertRequest(
-        source,
-        artifact,
-        dtypes,
-        loras,
-        with_sampling(options.get("sampling"), options.get("defaults", {})),
-        parts,
-        options.get("configs", {}),
-        parse_quantise(options.get("quantise"), options.get("keep", ())),
-        **{name: options[name] for name in PlainConvert.__struct_fields__ if name in options},
-    )
-    manifest = run_convert(request, report)
-    merged = bool(loras) or "transformer" in parts
-    task, repository = manifest.model.task.name, manifest.source.get("repository")
-    for warning in sampling_doubts(options.get("sampling"), task, repository, merged):
-        warn(warning)
-    if (old := leftover(artifact)) is not None:
-        warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
-    size = in_bytes(sum(component.nbytes for component in manifest.components.values()))
-    report(*recognised_lines(manifest, request.defaults))
-    report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
-
-
-@wanbuild.command("compile", cls=Building, options=partial(_options, "compile"))
+@wanbuild.command("compile", cls=BuildCommand, options=partial(_options, "compile"))
 @_ARTIFACT
 @click.option(
     "--again",
@@ -135,10 +92,10 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 @error_options
 def compile_command(artifact: Path, again: bool, like: str | None, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs."""
-    from wanbuild.options import CompileRequest
+    from wanbuild.build_options import CompileRequest
 
     if like is not None:
-        from wanbuild.programs.again import like_profile
+        from wanbuild.again import like_profile
 
         options = like_profile(artifact, like, given(options))
     request = record_of(CompileRequest, {"artifact": artifact, **given(options)})
@@ -148,7 +105,7 @@ def compile_command(artifact: Path, again: bool, like: str | None, **options: An
         _compile(request)
 
 
-@wanbuild.command(cls=Building, options=partial(_options, "plan"))
+@wanbuild.command(cls=BuildCommand, options=partial(_options, "plan"))
 @click.argument("subject")
 @click.option("--best", is_flag=True, help="List the fastest known settings for the chip.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -160,12 +117,12 @@ def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **option
     """
     import json
 
+    from wanbuild.build_options import PlanRequest
     from wanbuild.conversion.chosen import parse_quantise
-    from wanbuild.options import PlanRequest
     from wanbuild.plan.best import best_json, best_lines, best_settings
     from wanbuild.plan.plan import make_plan
-    from wanbuild.plan.report import as_json as in_json
-    from wanbuild.plan.report import table
+    from wanbuild.plan.plan_report import as_json as in_json
+    from wanbuild.plan.plan_report import table
     from wanbuild.plan.subject import read_subject
 
     fields = PlanRequest.__struct_fields__
@@ -182,20 +139,16 @@ def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **option
 
 
 def _compile(request: CompileRequest) -> None:
-    from wanbuild.programs.compile import compile_artifact
-    from wanbuild.programs.too_large import TooLargeError
+    from wanbuild.build import compile_artifact
+    from wanbuild.plan.plan import fitting_offered
 
-    try:
+    with fitting_offered(request.artifact):
         compile_artifact(request, report)
-    except TooLargeError as error:
-        from wanbuild.plan.plan import fitting_instead
-
-        raise fitting_instead(request.artifact, error) from error
 
 
 def _compile_again(artifact: Path) -> None:
     """Builds what the manifest records; the options that say what is built are refused."""
-    from wanbuild.programs.again import compile_again
+    from wanbuild.again import compile_again
 
     context = click.get_current_context()
     for option in context.command.params:
@@ -207,7 +160,7 @@ def _compile_again(artifact: Path) -> None:
     compile_again(artifact, report)
 
 
-@wanbuild.command(cls=Building)
+@wanbuild.command(cls=BuildCommand)
 @click.argument("recipe", type=Input())
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
 @click.option(
@@ -219,45 +172,24 @@ def _compile_again(artifact: Path) -> None:
 @error_options
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records an artifact from a recipe (.toml)."""
-    from wanbuild.check.verify import record
-    from wanbuild.conversion.replacement import check_place
-    from wanbuild.options import CompileRequest
-    from wanbuild.plan.subject import model_of
-    from wanbuild.programs.compile import check_request
-    from wanbuild.recipe import fingerprint, is_built, mark_built, options_of, read_recipe
+    from wanbuild.build import build as build_recipe
 
-    plan = read_recipe(recipe)
-    digest = fingerprint(plan)
-    if if_changed and is_built(plan.artifact, digest):
-        report(f"{plan.artifact} is built as {recipe} says, and nothing has changed")
-        return
-    check_place(plan.artifact, force or if_changed)
-    with options_of(recipe):
-        request = record_of(CompileRequest, {"artifact": plan.artifact, **plan.compile})
-        if (model := model_of(plan)) is not None:  # else what depends on the model is found when it is here
-            check_request(request, model.manifest)
-    _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
-    with options_of(recipe):
-        _compile(request)
-    if any(chip_named(name) is None for name in request.targets):  # else nothing runs here
-        record(plan.artifact, report)
-    mark_built(plan.artifact, digest)
+    build_recipe(recipe, report, warn, force, if_changed)
 
 
-@wanbuild.command(cls=Building)
+@wanbuild.command(cls=BuildCommand)
 @click.argument("directory", type=Output())
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @error_options
 def toy(directory: Path, variant: str, seed: int) -> None:
     """Writes a small random checkpoint, and media if it takes any."""
-    from wanbuild.toy.checkpoint import write_toy, writing
-    from wanbuild.toy.media import write_samples
+    from wanbuild.toy.toy_checkpoint import write_samples, write_toy, writing
     from wanbuild.variants.table import variants
 
     with writing(directory):
         write_toy(directory, variant, seed)
-        # Beside the checkpoint, which is in its place: one without media is whole.
+        # Next to the finished checkpoint, which is complete without media.
         made = variants()[variant]
         write_samples(directory / "media", made.inputs, SAMPLE_SIZE, made.sample_frames, face=64)
     report(f"wrote {directory}")

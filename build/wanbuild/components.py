@@ -11,15 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.config import ConfigClass, parse_config
-from wanbuild.mapping.animate import ANIMATE_RULES
-from wanbuild.mapping.clip import CLIP_RULES
-from wanbuild.mapping.helios import HELIOS_RULES
+from wanbuild.mapping.encoder_rules import CLIP_RULES, UMT5_RULES
 from wanbuild.mapping.rules import Rule
-from wanbuild.mapping.tiny_vae import TINY_VAE_RULES
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
-from wanbuild.mapping.umt5 import UMT5_RULES
-from wanbuild.mapping.vace import VACE_RULES
-from wanbuild.mapping.vae import VAE_RULES
+from wanbuild.mapping.transformer_rules import ANIMATE_RULES, HELIOS_RULES, TRANSFORMER_RULES, VACE_RULES
+from wanbuild.mapping.vae_rules import TINY_VAE_RULES, VAE_RULES
 from wanbuild.models.animate import AnimateTransformer
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.anyflow import AnyFlowConfig, AnyFlowTransformer
@@ -30,13 +25,12 @@ from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.helios import HeliosConfig, HeliosTransformer
 from wanbuild.models.self_forcing import SelfForcingConfig, SelfForcingTransformer
 from wanbuild.models.tiny_vae import TinyVAE
-from wanbuild.models.tiny_vae_config import TinyVAEConfig
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
 from wanbuild.models.vace import VACEConfig, VACETransformer
 from wanbuild.models.vae import WanVAE
-from wanbuild.models.vae_config import VAEConfig
+from wanbuild.models.vae_config import TinyVAEConfig, VAEConfig
 from wanrun.artifact.manifest import TINY_VAE
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.record import Dtype

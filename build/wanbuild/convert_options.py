@@ -9,9 +9,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 import wanrun
-from wanbuild.default_options import DEFAULTS
 from wanbuild.published.samplings import SAMPLINGS
-from wanrun.rows import option
+from wanrun.rows import Row, option
 
 STORED = ("bfloat16", "float32")
 """The dtypes that are computed and stored in."""
@@ -151,3 +150,24 @@ class Convert(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     plain: PlainConvert = PlainConvert()
+
+
+DEFAULTS = (
+    "steps",
+    "guidance_scale",
+    "guidance_scale_2",
+    "guidance_start",
+    "guidance_end",
+    "boundary",
+    "flow_shift",
+    "solver",
+    "timesteps",
+    "fps",
+)
+"""The options of a generation that a model may have defaults for, by key."""
+
+
+def default_rows() -> dict[str, Row]:
+    """Returns the options that can be defaults, by their keys."""
+    by_key = {row.key: row for row in wanrun.options()}
+    return {key: by_key[key] for key in DEFAULTS}

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from wanbuild.default_options import default_rows
+from wanbuild.build_options import recipe_rows
+from wanbuild.convert_options import default_rows
 from wanbuild.hub.repository import is_hub_id
-from wanbuild.lora.merge import parse_lora
-from wanbuild.options import recipe_rows
+from wanbuild.lora.merge import parse_lora_file
+from wanbuild.source.checkpoint_parts import OPTIONS
 from wanbuild.source.configs import parse_configs
-from wanbuild.source.parts import OPTIONS
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError, escaped, shortened
@@ -160,7 +160,7 @@ def read_recipe(path: Path) -> Recipe:
     except msgspec.ValidationError as error:
         said = escaped(str(error)[:300])
         raise UsageError(
-            "unreadable", f"{path} is no recipe: {said}", remedy="docs/recipes.md has its fields"
+            "unreadable", f"{path} is not a valid recipe: {said}", remedy="docs/recipes.md has its fields"
         ) from None
     convert, compiled = data.get("convert", {}), data.get("compile", {})
     if "source" not in data and "transformer" not in convert:
@@ -212,7 +212,8 @@ def _key_of(name: str) -> str:
 
 
 MEANING = 2
-"""Raised where the same recipe comes to make another artifact: 2 since a missing shift is 1, and ``dmd``."""
+"""The version of recipes' meaning, raised when a recipe makes another artifact than before: 2 since a missing
+shift is 1, and ``dmd``."""
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -246,7 +247,7 @@ def _files(recipe: Recipe) -> Iterator[Path]:
         yield path.parent if path.name.endswith(".index.json") else path  # with the shards
     yield from (Path(text) for text in [recipe.convert.get("sampling", "")] if text.endswith(".toml"))
     for name in _LORAS:
-        yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))
+        yield from (Path(parse_lora_file(text)[0]) for text in recipe.convert.get(name, ()))
 
 
 def _state(path: Path) -> Iterator[tuple[str, int, int]]:

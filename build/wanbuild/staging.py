@@ -15,13 +15,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from wanbuild.listed import REBUILT, REQUIREMENTS
 from wanhub.marker import is_copy
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
-from wanrun.artifact.named import EXECUTABLE
+from wanrun.artifact.named import ADAPTER, EMBEDDING, EXECUTABLE, GOLDEN, PROGRAM, VERDICT
 from wanrun.errors import ArtifactError, SourceError, UsageError, WanError, lacks_space
 from wanrun.files import fsync_directory
 from wanrun.temporary import remove_abandoned, remove_tree
@@ -34,6 +33,12 @@ SYNC_THREADS = 8
 WAIT_SECONDS = 0.05
 """How often a builder that waits for another one looks again."""
 
+REBUILT = tuple(kind.folder for kind in (PROGRAM, EXECUTABLE, GOLDEN, EMBEDDING, ADAPTER, VERDICT))
+"""The folders in which a build removes files that the manifest does not list."""
+
+REQUIREMENTS = "requirements*.txt"
+"""Files of package versions, next to those folders."""
+
 
 def _sibling(artifact: Path, role: str) -> Path:
     return artifact.with_name(f".{artifact.name}.{role}")
@@ -42,6 +47,28 @@ def _sibling(artifact: Path, role: str) -> Path:
 def building_folder(artifact: Path) -> Path:
     """Returns the folder in which a new artifact is built."""
     return _sibling(artifact, "building")
+
+
+@contextlib.contextmanager
+def new_folder(artifact: Path) -> Iterator[Path]:
+    """Creates the folder in which an artifact is built, and removes it if anything fails."""
+    # A full disk stays an OSError, which the command line explains.
+    building = building_folder(artifact)
+    try:
+        building.mkdir()
+        yield building
+    except OSError as error:
+        remove_tree(building)
+        if lacks_space(error):
+            raise
+        raise SourceError(
+            "unwritable",
+            f"the artifact {artifact} cannot be written: {error.strerror}",
+            remedy="check the disk, or choose another folder",
+        ) from None
+    except BaseException:
+        remove_tree(building)
+        raise
 
 
 def _take_lock(path: Path) -> int | None:
@@ -193,7 +220,7 @@ def _recover(artifact: Path) -> None:
 
 
 def leftover(artifact: Path) -> Path | None:
-    """Returns where a replaced artifact still is, if it could not be removed because another user owns it."""
+    """Returns the folder of a replaced artifact that could not be removed because another user owns it."""
     replaced = _sibling(Path(os.path.realpath(artifact)), "replaced")
     return replaced if os.path.lexists(replaced) else None
 
@@ -203,7 +230,7 @@ def check_leftover(artifact: Path) -> None:
     if (replaced := leftover(artifact)) is not None:
         raise UsageError(
             "unwritable",
-            f"{replaced} is left of an artifact that was replaced, and cannot be removed",
+            f"{replaced} is left from a replaced artifact, and cannot be removed",
             remedy="remove it, as the user that it belongs to",
         )
 
@@ -265,3 +292,23 @@ def check_free_space(folder: Path, needed: int) -> None:
             found=in_bytes(free),
             remedy="free some space or choose another folder",
         )
+
+
+def unlisted(artifact: Artifact) -> Iterator[Path]:
+    """Yields files and folders that the manifest does not imply, in the places where nothing else belongs.
+
+    These places are the tokenizer's folder, the folders of ``REBUILT``, and names like a requirements file's.
+    Other files next to the manifest, such as a licence, are the user's. Links are followed, as a run does. A
+    folder that does not belong there is yielded without its content.
+    """
+    root, files = artifact.folder, {one.name for one in artifact.named()}
+    implied = files | {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    tokenizer = PurePosixPath(artifact.manifest.tokenizer.file).parts
+    for own in (*REBUILT, *tokenizer[: len(tokenizer) > 1]):
+        for folder, folders, names in os.walk(root / own, followlinks=True):
+            place = Path(folder)
+            for name in sorted((*folders, *names)):
+                if (place / name).relative_to(root).as_posix() not in implied:
+                    yield place / name
+            folders[:] = [name for name in folders if (place / name).relative_to(root).as_posix() in implied]
+    yield from (path for path in sorted(root.glob(REQUIREMENTS)) if path.name not in files)

@@ -18,8 +18,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def good_checkpoints(scratch: Path) -> dict[str, Path]:
     """Toys by stored dtype, one of three shards a component, one of two experts. Not to be changed."""
-    from wanbuild.toy.checkpoint import write_toy
-    from wanbuild.toy.weights import Stored
+    from wanbuild.toy.toy_checkpoint import write_toy
+    from wanbuild.toy.toy_weights import Stored
 
     folder = scratch / "good"
     for dtype in ("float32", "float16", "bfloat16"):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wanbuild.listed import unlisted
-from wanbuild.staging import changing
+from wanbuild.staging import changing, unlisted
 from wanrun.artifact.artifact import open_artifact
 
 NEW = ("programs/new.stablehlo", "executables/cpu/new-cache", "executables/cpu/.new/half", "golden/new.json")

@@ -11,15 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.manifests import plain_manifest, plain_parameter, plain_target, program_set, with_model
+from wanbuild import build as build_module
 from wanbuild import cli as commands
 from wanbuild import recipe
+from wanbuild.build import convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check.inspect import summary, table
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest, convert_request
 from wanbuild.hub.repository import is_hub_id
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs import compile as compile_module
 from wanbuild.programs.compile import shapes
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wancli.console import run
 from wanrun.artifact.manifest import NEEDED, Component, read_manifest
@@ -141,23 +142,23 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from wanbuild.check import verify
 
     calls: list[object] = []
-    monkeypatch.setattr(commands, "_convert", lambda *a, **k: calls.append(("convert", a, k)))
-    monkeypatch.setattr(commands, "_compile", lambda *a, **k: calls.append(("compile", a, k)))
+    monkeypatch.setattr(build_module, "convert_aloud", lambda request, *_: calls.append(("convert", request)))
+    monkeypatch.setattr(build_module, "compile_artifact", lambda *a: calls.append(("compile", *a[:1])))
     monkeypatch.setattr(verify, "record", lambda artifact, report: calls.append(("record", artifact)))
-    monkeypatch.setattr(recipe, "mark_built", lambda artifact, digest: None)
+    monkeypatch.setattr(build_module, "mark_built", lambda artifact, digest: None)
     path = tmp_path / "recipe.toml"
     path.write_text('source = "s"\nartifact = "a"\n[compile]\nframes = [81, 5]\nsizes = ["64*32"]\n')
     assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
     artifact = tmp_path / "a"
     assert calls == [
-        ("convert", (str(tmp_path / "s"), artifact), {"force": False}),
-        ("compile", (CompileRequest(artifact, frames=[81, 5], sizes=[(64, 32)]),), {}),
+        ("convert", convert_request(str(tmp_path / "s"), artifact, {"force": False})),
+        ("compile", CompileRequest(artifact, frames=[81, 5], sizes=[(64, 32)])),
         ("record", artifact),
     ]
     path.write_text('source = "s"\nartifact = "a"\n[compile]\ntargets = ["h100", "v6e-8-w8a8"]\n')
     assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
     request = CompileRequest(artifact, ["h100", "v6e-8-w8a8"])
-    assert calls[-1] == ("compile", (request,), {})  # nothing runs here
+    assert calls[-1] == ("compile", request)  # nothing runs here
 
 
 @pytest.mark.slow
@@ -167,7 +168,7 @@ def test_a_recipe_is_built_again_if_something_has_changed(
     from wanbuild.check import verify
 
     recorded: list[Path] = []
-    monkeypatch.setattr(commands, "_compile", lambda artifact, **options: None)
+    monkeypatch.setattr(build_module, "compile_artifact", lambda request, report: None)
     monkeypatch.setattr(verify, "record", lambda artifact, report: recorded.append(artifact))
     write_toy(tmp_path / "toy")
     path = tmp_path / "recipe.toml"
@@ -196,7 +197,7 @@ def test_a_recipe_is_built_again_if_something_has_changed(
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[CompileRequest]:
     """What ``wanbuild compile`` asks for, in place of compiling it."""
     requests: list[CompileRequest] = []
-    monkeypatch.setattr(compile_module, "compile_artifact", lambda request, report: requests.append(request))
+    monkeypatch.setattr(build_module, "compile_artifact", lambda request, report: requests.append(request))
     return requests
 
 

@@ -20,7 +20,7 @@ from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig
 from wanbuild.models.vace import VACEConfig
 from wanbuild.models.vae_config import VAEConfig
-from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.source.image_processor import ImageProcessorConfig
 from wanbuild.source.original_config import OriginalConfig
 from wanrun.errors import SourceError
 

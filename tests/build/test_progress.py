@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from helpers.terminal import Terminal, until
-from wanbuild.progress import Progress
+from wanbuild.progress_line import ProgressLine
 from wanrun.terminal import status
 
 
 def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
     stream = io.StringIO()
-    with Progress(57_300_000_000, "convert", stream=stream) as progress:
+    with ProgressLine(57_300_000_000, "convert", stream=stream) as progress:
         progress.advance(57_300_000_000)
         until(lambda: "57.3 GB of" in stream.getvalue())
     line = stream.getvalue().splitlines()[-1]
@@ -24,7 +24,7 @@ def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_that_is_quick_says_nothing() -> None:
     stream = io.StringIO()
-    with Progress(1000, "convert", unit="tensor", stream=stream) as progress:
+    with ProgressLine(1000, "convert", unit="tensor", stream=stream) as progress:
         for _ in range(1000):
             progress.advance()
     assert stream.getvalue() == ""
@@ -33,7 +33,7 @@ def test_progress_that_is_quick_says_nothing() -> None:
 def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
     stream = Terminal()
-    with Progress(800, "convert", "tensor", stream=stream) as progress:
+    with ProgressLine(800, "convert", "tensor", stream=stream) as progress:
 
         def work() -> None:
             for _ in range(100):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.damage import one_error
-from wanbuild import cli
+from wanbuild import build as build_module
 from wanbuild.cli import wanbuild
 from wanbuild.recipe import fingerprint, read_recipe
 from wancli.console import run
@@ -122,7 +122,7 @@ def test_what_the_model_cannot_have_is_found_before_it_is_converted(
     def converts(*_: Any, **__: Any) -> None:
         raise AssertionError("the conversion has begun")
 
-    monkeypatch.setattr(cli, "_convert", converts)
+    monkeypatch.setattr(build_module, "convert_aloud", converts)
     text, said = list(MODEL.items())[number]
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f'source = "{toy_checkpoint}"\nartifact = "artifact"\n{text}\n')

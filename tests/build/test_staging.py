@@ -19,8 +19,9 @@ from helpers.manifests import with_model
 from helpers.media_files import task_of
 from helpers.refusals import refuses
 from wanbuild import staging
-from wanbuild.conversion import convert as convert_module
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import convert
+from wanbuild.conversion import component_plans
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.staging import (
     build_lock,
     building_folder,
@@ -29,7 +30,7 @@ from wanbuild.staging import (
     commit,
     leftover,
 )
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.select import select_profile, select_target
@@ -285,7 +286,7 @@ def test_too_little_free_space_is_refused_early(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=10_000_000))
-    monkeypatch.setattr(convert_module, "ComponentWriter", None)  # not reached
+    monkeypatch.setattr(component_plans, "ComponentWriter", None)  # not reached
     with refuses("no_space", SourceError, what=tmp_path, expected=" MB", found="10.0 MB") as caught:
         convert(ConvertRequest(toy_checkpoint, tmp_path / "artifact"))
     assert 60 < float(str(caught.value.expected).split()[0]) < 70

@@ -41,9 +41,9 @@ class CancelError(Exception):
 
 def build(folder: Path) -> Path:
     """An artifact with four profiles: two sizes, each with guidance and without."""
-    from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.options import BuildOptions, CompileRequest
-    from wanbuild.programs.compile import compile_artifact
+    from wanbuild.build import compile_artifact, convert
+    from wanbuild.build_options import BuildOptions, CompileRequest
+    from wanbuild.conversion.convert_request import ConvertRequest
 
     artifact = folder / "artifact"
     if not artifact.exists():

@@ -27,7 +27,7 @@ from helpers.damage import (
 )
 from helpers.manifests import without_profiles
 from wanbuild.cli import wanbuild
-from wanbuild.programs import compiler
+from wanbuild.programs import xla
 from wancli.console import run
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
@@ -347,7 +347,7 @@ def test_a_compilation_cut_short_keeps_the_old_executables(
 
     own(artifact, "programs")
     own(artifact, "executables")
-    monkeypatch.setattr(compiler, "lower", lower)
+    monkeypatch.setattr(xla, "lower", lower)
     interrupt_at = 0
     edit_environment(artifact, device_count=9)
     assert compile_again() == 0

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from helpers.hostile import everything
 from helpers.refusals import check_json
 from wanbuild.cli import wanbuild
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -14,9 +14,9 @@ import pytest
 from helpers.artifacts import same_profile, with_cpu_levels
 from helpers.damage import edit_environment
 from helpers.refusals import refuses
-from wanbuild.options import CompileRequest
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import CompileRequest
 from wanbuild.programs import entry_compiler
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest

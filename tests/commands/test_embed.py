@@ -22,12 +22,12 @@ from helpers.artifacts import shared
 from helpers.damage import edit, edit_environment, flip, linked, one_error, own
 from helpers.manifests import programs_of, with_model, without_profiles
 from helpers.refusals import check_json, refuses
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check import embed, verify
 from wanbuild.check.embed import embed_prompts, open_profile
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.console import run
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest

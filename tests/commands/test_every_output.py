@@ -17,7 +17,7 @@ import pytest
 
 from helpers.damage import one_error
 from helpers.refusals import check_json
-from wanbuild.check import command as checking
+from wanbuild.check import check_commands as checking
 from wanbuild.check.reference import Check
 from wanbuild.cli import wanbuild
 from wancli.command import Checked, Input, Output

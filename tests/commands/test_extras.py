@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.refusals import check_json
-from wanbuild.building import BUILD_EXTRA
+from wanbuild.build_command import BUILD_EXTRA
 from wanbuild.cli import wanbuild
 
 # Runs commands with the imports of some packages failing, as they do where the packages are not installed.

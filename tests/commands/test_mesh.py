@@ -14,7 +14,7 @@ from helpers.artifacts import OWN_PROGRAMS, compile_fast, compiled_store
 from helpers.compiled_once import compiled_once
 from helpers.devices import on_devices
 from helpers.refusals import check_json
-from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanrun.artifact.manifest import read_manifest
 
 pytestmark = pytest.mark.thorough
@@ -86,9 +86,9 @@ def digests(artifact: str) -> None:
     """Prints the digest of every program, exported again."""
     import jax
 
-    from wanbuild.options import BuildOptions
-    from wanbuild.programs.builder import ProgramBuilder
+    from wanbuild.build_options import BuildOptions
     from wanbuild.programs.export import export_program
+    from wanbuild.programs.kinds import ProgramBuilder
     from wanbuild.programs.shape import Shape
     from wanrun.files import sha256_of
 

@@ -20,11 +20,11 @@ import pytest
 import wanrun
 from helpers.artifacts import shared
 from helpers.manifests import programs_of
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs import decoding
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.programs import decode_programs
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import resolve_target
 from wanrun import relative_error
@@ -171,7 +171,7 @@ def test_mean_and_std_stay_in_float32(
         )
         decode = builder.named("decode_first").function
         with monkeypatch.context() as patched:
-            patched.setattr(decoding, "bind", lambda module, weights, seen=seen: seen)
+            patched.setattr(decode_programs, "bind", lambda module, weights, seen=seen: seen)
             decode({}, latents)
         z = np.asarray(seen.z[0])
         assert (z.dtype, seen.dtype) == (np.float32, jnp.dtype(dtype))

@@ -158,12 +158,14 @@ def test_a_source_that_becomes_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file that was checked is opened again for its digest."""
-    from wanbuild.conversion import convert as module
+    from wanbuild import build as module
+    from wanbuild.conversion import provenance
+    from wanbuild.source import checkpoint as checkpoint_module
 
     checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
     path, read = checkpoint / "tokenizer" / "tokenizer.json", module.read_small_files
 
-    def replaced(source: module.Source) -> module.SmallFiles:
+    def replaced(source: checkpoint_module.Source) -> provenance.SmallFiles:
         path.unlink()
         KINDS["a pipe"](path)
         return read(source)

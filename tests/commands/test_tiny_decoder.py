@@ -11,8 +11,9 @@ import pytest
 
 from helpers.artifacts import OWN_PROGRAMS, build_artifact, shared
 from helpers.tiny_decoder import write_tiny
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.console import run
 from wanrun import Step, load, needed, resolve
 from wanrun.artifact.manifest import TINY_VAE

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 if TYPE_CHECKING:
-    from wanbuild.options import CompileRequest
+    from wanbuild.build_options import CompileRequest
 
 MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
     "wan2.1-i2v": {},
@@ -96,11 +96,11 @@ def build_artifact(
         configs: config files by part, as of ``ConvertRequest``.
         dtype: another one of the transformer and the text encoder.
     """
+    from wanbuild.build import compile_artifact, convert
+    from wanbuild.build_options import BuildOptions, CompileRequest
     from wanbuild.conversion.chosen import parse_quantise
-    from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.options import BuildOptions, CompileRequest
-    from wanbuild.programs.compile import compile_artifact
-    from wanbuild.targets.mesh import parse_mesh
+    from wanbuild.conversion.convert_request import ConvertRequest
+    from wanbuild.targets.parsing import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), dtype)
     own = {"files": files, "quantise": parse_quantise(quantise, ()), "variant": variant, "configs": configs}
@@ -140,6 +140,7 @@ def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None)
     Those that encode and decode with ``FAST_COMPILE``. There what is computed is the subject.
     """
     from helpers.fast_compile import ARTIFACT_COMPILE, FAST_COMPILE
+    from wanbuild import build as build_module
     from wanbuild.programs import compile as compiling
     from wanbuild.targets.target import TargetSpec, resolve_target
 
@@ -152,7 +153,7 @@ def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None)
         return replace(own, program_options=options)
 
     with mock.patch.object(compiling, "resolve_target", resolve):
-        compiling.compile_artifact(request, print)
+        build_module.compile_artifact(request, print)
 
 
 def build_on_mesh(store: str, checkpoint: str, folder: str, mesh: str) -> None:
@@ -183,7 +184,7 @@ def compiled_store(factory: pytest.TempPathFactory) -> Path:
 
 def same_profile(artifact: Path, targets: Sequence[str]) -> CompileRequest:
     """Returns the request that compiles an artifact's only profile for other targets."""
-    from wanbuild.options import BuildOptions, CompileRequest
+    from wanbuild.build_options import BuildOptions, CompileRequest
     from wanrun.artifact.manifest import read_manifest
 
     (profile,) = read_manifest(artifact).profiles.values()
@@ -217,7 +218,7 @@ def far_toy(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     to be changed.
     """
     from helpers.loras import RANK
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.toy_checkpoint import write_toy
 
     checkpoint = shared(
         factory, "anyflow-far", lambda folder: write_toy(folder, "anyflow-far-wan2.1", flow_shift=5.0)

@@ -14,10 +14,11 @@ import jax
 import msgspec
 from filelock import FileLock
 
-from wanbuild.programs import compile, compiler, entry_compiler, export
-from wanbuild.programs.compiler import compile_into
+from wanbuild import build
+from wanbuild.programs import entry_compiler, export, xla
 from wanbuild.programs.preview import with_preview
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.xla import compile_into
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
 from wanrun.files import canonical_json, sha256_of
@@ -30,7 +31,7 @@ def compiled_once(store: Path) -> Iterator[None]:
 
     By the same code: it says which figures there are of an executable.
     """
-    host = [host_environment("cpu"), sha256_of(Path(compiler.__file__).read_bytes())]
+    host = [host_environment("cpu"), sha256_of(Path(xla.__file__).read_bytes())]
 
     def compile_or_copy(
         cache: Path, target: TargetSpec, name: str, data: bytes, donate: Sequence[str]
@@ -65,7 +66,7 @@ def compiled_once(store: Path) -> Iterator[None]:
 
     with (
         mock.patch.object(entry_compiler, "compile_into", compile_or_copy),
-        mock.patch.object(compile, "with_preview", fit_or_copy),
+        mock.patch.object(build, "with_preview", fit_or_copy),
     ):
         yield
 

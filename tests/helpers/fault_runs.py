@@ -20,9 +20,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from wanbuild.build import convert
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.console import leave, run
 from wancli.early import start
 from wanrun.artifact.artifact import Artifact

@@ -13,7 +13,7 @@ from diffusers import HeliosTransformer3DModel
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise
-from wanbuild.mapping.helios import HELIOS_RULES
+from wanbuild.mapping.transformer_rules import HELIOS_RULES
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.helios import HeliosConfig, HeliosTransformer
 from wanbuild.models.params import bind

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wanbuild.source.images import FILE
+from wanbuild.source.image_processor import FILE
 
 PROCESSOR_FORMS: tuple[Mapping[str, Any], ...] = (
     {"size": 50, "crop_size": 42},

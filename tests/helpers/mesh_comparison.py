@@ -26,14 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.fast_compile import FAST_COMPILE
+from wanbuild.build_options import BuildOptions
 from wanbuild.models.params import bind
-from wanbuild.options import BuildOptions
-from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import mesh_problem
 from wanbuild.programs.spec import ProgramSpec, program
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 from wanrun.artifact.guiders import BUILT, SKIPPED_LAYERS
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices

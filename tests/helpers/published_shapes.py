@@ -11,7 +11,7 @@ import diffusers
 import torch
 import transformers
 
-from wanbuild.published.settings import Config
+from wanbuild.published.base_configs import Config
 
 _TRANSFORMERS = {
     "text_encoder": (transformers.UMT5Config, transformers.UMT5EncoderModel),

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import click
 
+from wanbuild.build_options import recipe_rows
 from wanbuild.cli import wanbuild
-from wanbuild.default_options import default_rows
-from wanbuild.options import recipe_rows
+from wanbuild.convert_options import default_rows
 from wancli.run import wanrun
 from wanrun.rows import Row
 from wanserve.route import Parameter

@@ -11,7 +11,7 @@ from helpers.original_checkpoint import animate_keys, fused_keys, original_keys
 from helpers.original_parts import original_image_state, original_text_key, original_vae_key
 from helpers.tensor_files import State, load_file, save_file
 from wanbuild.mapping.original import diffusers_names
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 
 PUBLISHED_HEADS = {
     "transformer": {"num_attention_heads": 2, "attention_head_dim": 128},

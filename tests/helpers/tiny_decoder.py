@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from wanbuild.source.shapes import component_shapes
-from wanbuild.toy.weights import random_tensor
+from wanbuild.toy.toy_weights import random_tensor
 
 
 def tiny_state(

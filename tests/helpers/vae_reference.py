@@ -17,7 +17,7 @@ from torch import nn
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from wanbuild.config import parse_config
-from wanbuild.mapping.vae import VAE_RULES
+from wanbuild.mapping.vae_rules import VAE_RULES
 from wanbuild.models.params import bind
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig

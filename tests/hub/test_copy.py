@@ -21,8 +21,9 @@ from helpers.damage import flip, linked
 from helpers.hub_server import read_folder
 from helpers.hub_uploads import UploadHub
 from helpers.refusals import check_refusal, refuses
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.run import wanrun as command
 from wanhub import reading
 from wanhub.copy import Copy

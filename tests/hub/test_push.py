@@ -24,7 +24,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.share.card import BEGIN, END
 from wanbuild.share.pull import pull
 from wanbuild.share.push import push
-from wanbuild.share.requests import PullRequest, PushRequest
+from wanbuild.share.share_options import PullRequest, PushRequest
 from wancli.run import wanrun
 from wanhub.marker import MARKER
 from wanhub.pins import lock_file, read_pins

@@ -22,8 +22,8 @@ from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import relative_error
 from wanbuild.config import parse_config
-from wanbuild.mapping.animate import FACE_RULES, MOTION_RULES
 from wanbuild.mapping.rules import Rule
+from wanbuild.mapping.transformer_rules import FACE_RULES, MOTION_RULES
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.face import FaceAdapter, FaceEncoder

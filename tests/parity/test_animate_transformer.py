@@ -16,7 +16,7 @@ from helpers.animate_reference import SIZES, as_reference, config, faces, random
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import relative_error
-from wanbuild.mapping.animate import ANIMATE_RULES
+from wanbuild.mapping.transformer_rules import ANIMATE_RULES
 from wanbuild.models.animate import AnimateTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import abstract_params, bind

@@ -18,11 +18,11 @@ from helpers.former_names import as_first_uploaded
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from helpers.whole_path import LATENTS, Case, WholePath
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models.anyflow import AnyFlowConfig, AnyFlowTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.roles import forms_of
 from wanrun.denoising.solvers import COLUMNS, solver_table

@@ -21,7 +21,7 @@ from helpers.pictures import picture, pictures, write_folder
 from helpers.reference_models import randomise, relative_error
 from helpers.whole_path import LATENTS, PROMPT, Case, WholePath
 from wanbuild.cli import wanbuild
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models.anyflow_far import AnyFlowFARConfig, AnyFlowFARTransformer
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind

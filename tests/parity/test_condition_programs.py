@@ -13,8 +13,8 @@ import pytest
 
 from helpers.fast_compile import fast_jit
 from helpers.reference_models import relative_error
-from wanbuild.options import BuildOptions
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.build_options import BuildOptions
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.variants.table import variants

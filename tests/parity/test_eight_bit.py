@@ -16,13 +16,13 @@ from helpers.eight_bits import layers_of, rounded, stored
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
-from wanbuild.mapping.umt5 import UMT5_RULES
+from wanbuild.mapping.encoder_rules import UMT5_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models import blocks
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import store_in_eight_bits
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.params import abstract_params, bind
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
@@ -47,11 +47,11 @@ def round_activations(model: torch.nn.Module, names: list[str], dtype: str) -> N
 
 
 FORMS = {
-    "cpu": Forms(),
-    "widened": Forms(widened=True),
-    "chip": Forms(cpu=False),
-    "w8a8": Forms(w8a8=True),
-    "w8a8-chip": Forms(cpu=False, w8a8=True),
+    "cpu": TraceOptions(),
+    "widened": TraceOptions(widened=True),
+    "chip": TraceOptions(cpu=False),
+    "w8a8": TraceOptions(w8a8=True),
+    "w8a8-chip": TraceOptions(cpu=False, w8a8=True),
 }
 CASES = [
     (kind, form)
@@ -155,7 +155,7 @@ def test_long_videos_go_through_a_chip_in_parts(monkeypatch: pytest.MonkeyPatch)
 
     tokens = 3 * 3 * 5
     for timesteps in (np.float32(700), rng.uniform(0, 1000, (4, 3)).astype(np.float32)):
-        with tracing_with(Forms(cpu=False)):
+        with tracing_with(TraceOptions(cpu=False)):
             whole = fast_jit(forward)(params, x, timesteps)
             loops = str(jax.make_jaxpr(forward)(params, x, timesteps)).count("scan[")
             # 180 tokens in 4 parts, and then 45 of one video in 1; 15 tokens of one video in 3 parts

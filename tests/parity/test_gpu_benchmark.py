@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from wanbuild.config import parse_config
 from wanbuild.models.transformer_config import TransformerConfig
-from wanbuild.published.settings import PUBLISHED_TRANSFORMERS
+from wanbuild.published.base_configs import PUBLISHED_TRANSFORMERS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -14,7 +14,7 @@ from diffusers import HeliosPyramidPipeline
 
 from helpers.artifacts import build_artifact, shared
 from helpers.reference_models import relative_error
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest
 from wanrun.generation.pipeline import Pipeline

@@ -20,12 +20,12 @@ from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from wanbuild.components import KINDS
-from wanbuild.mapping.clip import CLIP_RULES
+from wanbuild.mapping.encoder_rules import CLIP_RULES
 from wanbuild.mapping.engine import assign
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.params import bind
-from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
+from wanbuild.published.variant_configs import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
 from wanbuild.source.shapes import component_shapes
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.errors import SourceError

@@ -15,8 +15,7 @@ from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from helpers.refusals import refuses
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
-from wanbuild.mapping.vace import VACE_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES, VACE_RULES
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
 from wanbuild.models.transformer import WanTransformer

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.naive import order_of_halves
 from wanbuild.cli import wanbuild
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wancli.console import run
 
 # Relative to the largest value of each weight; seen: 2.4e-7. Both round the merged weight to float32.

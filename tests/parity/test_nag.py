@@ -16,7 +16,7 @@ from helpers.fast_compile import fast_jit
 from helpers.nag_reference import avoiding
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.params import bind

@@ -24,7 +24,7 @@ from wanbuild.mapping.original import (
     fused_names,
 )
 from wanbuild.mapping.original_parts import vae_names
-from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.original_config import derive_config
 from wanrun.errors import SourceError

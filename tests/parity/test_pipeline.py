@@ -14,10 +14,10 @@ from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.reference_models import relative_error
 from helpers.solvers import WITH_REFERENCE
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, check, generate
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check.reference_pipeline import Reference
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.conversion.convert_request import ConvertRequest
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -30,7 +30,7 @@ from helpers.pictures import (
     write_variable,
     write_video,
 )
-from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.source.image_processor import ImageProcessorConfig
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
 from wanrun.media.processors import (

@@ -11,8 +11,8 @@ import pytest
 from helpers.published_shapes import reference_shapes
 from wanbuild.components import kind_of
 from wanbuild.mapping.engine import assign
-from wanbuild.published.models import PUBLISHED_MODELS
-from wanbuild.published.settings import Config
+from wanbuild.published.base_configs import Config
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
 
 
 def cases() -> list[Any]:

@@ -15,7 +15,7 @@ from transformers import CLIPImageProcessor
 
 from helpers.image_processors import PROCESSOR_FORMS, write_processor
 from wanbuild.published.schedulers import SCHEDULER_CONFIGS
-from wanbuild.source.images import ImageProcessorConfig, open_image_processor
+from wanbuild.source.image_processor import ImageProcessorConfig, open_image_processor
 from wanbuild.source.scheduler import (
     DPMSolverConfig,
     FlowMapEulerConfig,

@@ -24,7 +24,7 @@ from helpers.single_files import original_transformer
 from helpers.tensor_files import save_file
 from helpers.whole_path import LATENTS, PROMPT
 from wanbuild.check.reference_pipeline import Reference
-from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
 from wanbuild.models.self_forcing import SelfForcingConfig, SelfForcingTransformer

@@ -11,7 +11,7 @@ from transformers import UMT5Config, UMT5EncoderModel
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
-from wanbuild.mapping.umt5 import UMT5_RULES
+from wanbuild.mapping.encoder_rules import UMT5_RULES
 from wanbuild.models.params import bind
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder, relative_position_buckets
 

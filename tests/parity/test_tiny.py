@@ -20,9 +20,10 @@ import wanrun
 from helpers.artifacts import LONG_TEXTS, compile_fast, shared
 from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS
+from wanbuild.build import convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check.reference_pipeline import Made
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanrun.denoising.noise import initial_noise
 
 PROMPT, SEED = "a red star moves to the right on a speckled brown ground", 3

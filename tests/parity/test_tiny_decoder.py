@@ -19,10 +19,10 @@ from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.tiny_decoder import tiny_state
 from wanbuild.config import ConfigError
-from wanbuild.mapping.tiny_vae import TINY_VAE_RULES
+from wanbuild.mapping.vae_rules import TINY_VAE_RULES
 from wanbuild.models.params import bind
 from wanbuild.models.tiny_vae import TinyVAE
-from wanbuild.models.tiny_vae_config import TinyVAEConfig
+from wanbuild.models.vae_config import TinyVAEConfig
 
 WIDTHS = (24, 20, 16, 18)
 STRIDES = (1, 2, 2)

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 
 from helpers.published_shapes import diffusers_class, reference_shapes
 from wanbuild.check.reference_pipeline import Reference
-from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.shapes import component_shapes
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_VARIANTS
-from wanbuild.toy.tokenizer import vocabulary
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_configs import TOY_VARIANTS
+from wanbuild.toy.toy_tokenizer import vocabulary
+from wanbuild.toy.toy_weights import Stored
 
 OTHERS: list[tuple[str, str, dict[str, Any]]] = [
     ("wan2.1-t2v", "transformer", {"in_channels": 48, "patch_size": [1, 4, 2]}),

@@ -28,7 +28,7 @@ from helpers.vae_reference import (
     relative_error,
 )
 from wanbuild.config import parse_config
-from wanbuild.mapping.vae import VAE_RULES
+from wanbuild.mapping.vae_rules import VAE_RULES
 from wanbuild.models.convolution import conv3x3x3, upsample_conv3x3
 from wanbuild.models.params import bind
 from wanbuild.models.vae import WanVAE

@@ -19,7 +19,7 @@ from wanbuild.models import vae_residual
 from wanbuild.models.params import bind
 from wanbuild.models.vae_config import VAEConfig
 from wanbuild.models.vae_residual import average_down, duplicate_up, patchify, unpatchify
-from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanrun.errors import SourceError
 
 _RANDOM = np.random.default_rng(48).uniform(0.5, 1.5, (2, 48))

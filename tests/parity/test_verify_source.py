@@ -17,7 +17,7 @@ from helpers.manifests import with_model, without_profiles
 from helpers.pages import Seen
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 

@@ -21,7 +21,7 @@ import wanrun
 from helpers.asked import catalog, denies
 from helpers.manifests import with_profiles
 from helpers.refusals import refuses
-from wanbuild.variants.start import with_start
+from wanbuild.variants.from_video import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanserve.catalog import Catalog, Model

@@ -17,9 +17,10 @@ from tinywan.yardstick import captions
 
 import wanrun
 from helpers.artifacts import LONG_TEXTS, compile_fast, shared
+from wanbuild.build import convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.console import run
 
 pytestmark = pytest.mark.thorough

@@ -181,7 +181,7 @@ def centred(frames: np.ndarray, colour: str) -> np.ndarray:
 
 
 def judge_blocks(frames: np.ndarray, captions: Sequence[str]) -> Iterator[Verdict]:
-    """Judges every block by its caption, each as a video of its own in which the thing is in the middle.
+    """Judges every block by its caption, each as a separate video with the thing in the middle.
 
     Args:
         frames: uint8 (F, HEIGHT, WIDTH, 3).

@@ -1,4 +1,4 @@
-"""The words of captions, and what they mean. Captions are written, and read, from these tables alone."""
+"""The words of captions, and what they mean. Captions are written, and read, only from these tables."""
 
 from __future__ import annotations
 

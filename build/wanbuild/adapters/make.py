@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from wanbuild.adapters.file import write_adapter
-from wanbuild.adapters.request import AdapterRequest
+from wanbuild.adapters.adapter_file import write_adapter
+from wanbuild.adapters.lora_options import AdapterRequest
 from wanbuild.adapters.tensors import PlannedTensor, layout_of, planned_tensors
 from wanbuild.conversion.defaults import with_defaults
 from wanbuild.conversion.sampling import sampling_doubts, with_sampling
-from wanbuild.default_options import default_rows
-from wanbuild.lora.merge import LoraRequest, misplaced, open_loras, parse_lora
+from wanbuild.convert_options import default_rows
+from wanbuild.lora.merge import LoraRequest, misplaced, open_loras, parse_lora_file
 from wanbuild.source.safetensors import DTYPES
 from wanbuild.staging import changing, check_free_space
 from wanhub.marker import is_copy
@@ -94,7 +94,7 @@ def remove_adapters(folder: Path, names: Sequence[str], report: Report) -> None:
 def _loras(request: AdapterRequest) -> list[LoraRequest]:
     """Returns the LoRA files, in the order of ``wanbuild convert``."""
     given = ((None, request.lora), (TRANSFORMERS[0], request.lora_high), (TRANSFORMERS[1], request.lora_low))
-    return [LoraRequest(*parse_lora(text), expert) for expert, texts in given for text in texts]
+    return [LoraRequest(*parse_lora_file(text), expert) for expert, texts in given for text in texts]
 
 
 def _name(request: AdapterRequest, loras: Sequence[LoraRequest]) -> str:
@@ -143,7 +143,7 @@ def _planned(
     options = _sampling(request.sampling, manifest)
     if len(experts) == 1 and any(lora.component for lora in loras):
         raise UsageError(
-            "unsupported", "this model has one transformer, not two experts", remedy="give FILE alone"
+            "unsupported", "this model has one transformer, not two experts", remedy="give only FILE"
         )
     for line in (*misplaced(loras, experts), *_doubts(request.sampling, manifest)):
         warn(line)

@@ -16,7 +16,7 @@ import numpy as np
 from wanbuild.components import kind_of
 from wanbuild.conversion.tensor import finite
 from wanbuild.lora.deltas import FullDelta, LowRankDelta
-from wanbuild.lora.file import shortly
+from wanbuild.lora.lora_file import shortly
 from wanbuild.mapping.engine import Assignment, Fill, assign
 from wanbuild.mapping.original import LISTED
 from wanbuild.mapping.rules import TRANSFORMS, halves
@@ -49,9 +49,7 @@ class PlannedTensor:
 class Layout:
     """The parameters of one transformer.
 
-    Attributes:
-        shapes: shape of every published tensor that fills them, by name.
-        products: the paths of its ``Linear`` layers.
+    ``shapes`` are those of the published tensors that fill them, ``products`` the paths of ``Linear`` layers.
     """
 
     shapes: Shapes

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from wanbuild.calibrate.calibrate_options import CalibrateRequest
 from wanbuild.calibrate.curve import AXIS, FILE, draw, of_schedules
 from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.memo import Memo
-from wanbuild.calibrate.prompts import Prompts, prompt_of, read_prompts
-from wanbuild.calibrate.request import CalibrateRequest
+from wanbuild.calibrate.prompt_sets import PromptSets, prompt_of, read_prompts
 from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
 from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, judged, search
-from wanbuild.calibrate.taken import taken_steps
 from wanbuild.check.embed import runnable_profiles
-from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
+from wanbuild.targets.topology import open_exactly
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import STEPWISE
@@ -126,15 +126,15 @@ def _written(before: Artifact, schedules: Mapping[str, Schedule]) -> Artifact:
 def _searched(
     request: CalibrateRequest,
     runs: Runs,
-    prompts: Prompts,
+    prompts: PromptSets,
     counts: Sequence[int],
     published: int,
     report: Report,
 ) -> dict[str, Found]:
-    """Searches each number of steps, says how long that will take, and what was found; returns it by name."""
+    """Searches each number of steps, reports the expected time and the results, and returns them by name."""
     began = now()
     few, judging = len(prompts.chosen_by), len(prompts.decided_by) + len(prompts.reported_by)
-    report(f"{few} runs to choose by, {judging} to judge by, beside {request.reference_steps} steps")
+    report(f"{few} runs to choose by, {judging} to judge by, compared with {request.reference_steps} steps")
     runs.recorded(prompts.chosen_by[:1])
     seconds = (now() - began) / request.reference_steps
     fits = len(POWERS) + 1
@@ -154,7 +154,7 @@ def _searched(
 def _judged(
     request: CalibrateRequest,
     runs: Runs,
-    prompts: Prompts,
+    prompts: PromptSets,
     taken: Mapping[str, Steps],
     published: int,
     report: Report,
@@ -163,7 +163,7 @@ def _judged(
     began, first = now(), prompts.decided_by[0]
     names = {name: len(one.timesteps) for name, one in taken.items()}
     judging = len(prompts.decided_by) + len(prompts.reported_by)
-    report(f"{judging} runs to judge by, beside {request.reference_steps} steps")
+    report(f"{judging} runs to judge by, compared with {request.reference_steps} steps")
     runs.reference(first)
     seconds = (now() - began) / request.reference_steps
     steps = _judging_steps(request, prompts, names.values(), published) - request.reference_steps
@@ -177,7 +177,7 @@ def _judged(
 
 
 def _judging_steps(
-    request: CalibrateRequest, prompts: Prompts, counts: Collection[int], published: int
+    request: CalibrateRequest, prompts: PromptSets, counts: Collection[int], published: int
 ) -> int:
     """Returns the steps of judging: converged runs, published ones, and two of each number of steps."""
     decided, reported = len(prompts.decided_by), len(prompts.reported_by)
@@ -192,7 +192,7 @@ def _found(
     find: Callable[[str], Found],
     report: Report,
 ) -> dict[str, Found]:
-    """Finds the steps of each name while there is time, and says what was found, by the reporting prompts."""
+    """Finds the steps of each name while there is time; reports their quality on the reporting prompts."""
     found = dict[str, Found]()
     for name, count in names.items():
         if request.minutes is not None and now() - began > 60 * request.minutes:
@@ -236,7 +236,7 @@ def _counts(evaluations: Sequence[int], published: int, most: int, each: int) ->
 
 
 def _measured(
-    one: Found, request: CalibrateRequest, profile: Profile, prompts: Prompts, published: int
+    one: Found, request: CalibrateRequest, profile: Profile, prompts: PromptSets, published: int
 ) -> dict[str, float | int | str]:
     """Returns the figures that the manifest keeps: dB of PSNR, with intervals of 90 % of several prompts."""
     values = {
@@ -265,7 +265,7 @@ def _measured(
 
 
 def _facts(
-    request: CalibrateRequest, manifest: Manifest, profile: Profile, target: str, prompts: Prompts
+    request: CalibrateRequest, manifest: Manifest, profile: Profile, target: str, prompts: PromptSets
 ) -> dict[str, Any]:
     """Returns what decides the figures of a calibration's runs."""
     lines = prompts.lines()
@@ -279,3 +279,32 @@ def _facts(
             digest_found(path, MAX_MEDIA_BYTES) for line in lines for _, path in Entry(line).media_files
         ],
     }
+
+
+def taken_steps(manifest: Manifest, source: Path) -> dict[str, Steps]:
+    """Returns the steps of another artifact's schedules by name, the most first.
+
+    They can only hold where solver, shift, guidance and boundary are the same, and may not even hold there.
+    ``manifest`` is that of the artifact that they are for. Raises UsageError if the other has no schedules,
+    or was made for another solver, shift, guidance or boundary.
+    """
+    given = read_manifest(source)
+    if not given.schedules:
+        raise UsageError("not_built", f"{source} has no schedules", remedy="calibrate it first")
+    if others := list(_others(given, manifest)):
+        raise UsageError(
+            "mismatch",
+            f"the schedules of {source} are for another model",
+            expected=", ".join(f"{name} {own}" for name, own, _ in others),
+            found=", ".join(f"{name} {other}" for name, _, other in others),
+        )
+    schedules = sorted(given.schedules.items(), key=lambda one: -len(one[1].timesteps))
+    return {name: Steps(one.timesteps, one.coefficients) for name, one in schedules}
+
+
+def _others(given: Manifest, manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
+    """Yields each default that matters to a schedule and differs: its name, this model's, the other's."""
+    ours, theirs = manifest.model.default_options(), given.model.default_options()
+    for name in ("solver", "flow_shift", "guidance_scale", "guidance_scale_2", "boundary"):
+        if ours.get(name) != theirs.get(name):
+            yield name, ours.get(name), theirs.get(name)

@@ -11,7 +11,7 @@ from wanrun.artifact.schedules import Schedule
 from wanrun.errors import UsageError
 
 FILE = "schedules.png"
-"""In an artifact's folder."""
+"""The drawing's name in an artifact's folder."""
 
 TICKS = (2, 4, 6, 8, 12, 16, 20, 30, 40, 60, 80, 100, 150, 200)
 """Numbers of evaluations that the axis names."""

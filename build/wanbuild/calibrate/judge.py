@@ -38,7 +38,7 @@ def psnr(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def mean_of(values: Sequence[float] | np.ndarray) -> Mean:
-    """Returns the mean of values, of each prompt one; of differences the interval is that of a paired t."""
+    """Returns the mean of values, one per prompt; for differences the interval is that of a paired t-test."""
     given = np.asarray(values, np.float64)
     value, count = float(given.mean()), len(given)
     if count == 1:

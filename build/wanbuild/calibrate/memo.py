@@ -1,4 +1,4 @@
-"""What an interrupted calibration has measured, in the user's cache: figures by run, and arrays by name."""
+"""The measurements of an interrupted calibration, in the user's cache: figures by run, and arrays by name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_BYTES = 2**26
 
 
 class Memo:
-    """Keeps what was measured until the calibration ends; keeps nothing if the cache cannot be written.
+    """Keeps measurements until the calibration ends; keeps nothing if the cache cannot be written.
 
-    ``facts`` are everything that decides what is measured.
+    ``facts`` are everything that the measurements depend on.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:

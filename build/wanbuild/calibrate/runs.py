@@ -50,7 +50,7 @@ class Runs:
         self._train = pipeline.manifest.model.num_train_timesteps
 
     def resolved(self, line: Line, **options: Any) -> Generation:
-        """Returns what a line makes with these options."""
+        """Returns the resolved generation of a line with these options."""
         given = {name: getattr(line, name) for name in Request.__struct_fields__}
         request = Request(**{**given, "loop": STEPWISE, **options})
         pipeline = self._pipeline
@@ -112,7 +112,7 @@ class Runs:
         after = [*list(nodes)[1:], len(self._nodes())]
 
         def predict(number: int, step: int, latents: np.ndarray) -> np.ndarray:
-            return predicted(self._pipeline, generations[number], step, latents)
+            return predicted_latents(self._pipeline, generations[number], step, latents)
 
         starts = [initial_noise(line.seed, self._pipeline.latents_shape) for line in lines]
         sigmas = generations[0].table.sigmas.tolist()
@@ -121,7 +121,7 @@ class Runs:
         )
 
     def _with(self, line: Line, steps: Steps) -> Generation:
-        """Returns what a line makes with steps."""
+        """Returns the resolved generation of a line with these steps."""
         generation = self.resolved(line, timesteps=steps.timesteps)
         options = {**generation.options, "coefficients": steps.coefficients}
         return replace(generation, table=schedule(options, generation.manifest)[0])
@@ -144,7 +144,7 @@ class Runs:
         # in the end.
         generation = self.resolved(line, num_steps=self._converged)
         nodes = set(self._nodes())
-        entered, predicted = list[np.ndarray](), list[np.ndarray]()
+        entered, predicted_latents = list[np.ndarray](), list[np.ndarray]()
         at = final = np.empty(0, np.float32)
 
         def on_step(done: int, total: int, step: Step) -> None:
@@ -155,7 +155,7 @@ class Runs:
                 at = (latents - (1 - ratio) * _thinned(step.all_clean)) / ratio
             if done - 1 in nodes:  # of a video in windows, the first one's
                 entered.append(at)
-                predicted.append(_thinned(step.all_clean))
+                predicted_latents.append(_thinned(step.all_clean))
             if done == self._converged:
                 final = latents
             at = latents
@@ -164,7 +164,7 @@ class Runs:
         frames = self._pipeline.run(generation, on_step=on_step).frames
         self._memo.array(_name(line, options), lambda: frames)
         recorded = {
-            "products": products_of(np.stack(entered), np.stack(predicted), final),
+            "products": products_of(np.stack(entered), np.stack(predicted_latents), final),
             "levels": np.stack([*entered, final]),
         }
         for what, array in recorded.items():
@@ -175,7 +175,9 @@ class Runs:
         return self._pipeline.run(generation).frames
 
 
-def predicted(pipeline: Pipeline, generation: Generation, step: int, latents: np.ndarray) -> np.ndarray:
+def predicted_latents(
+    pipeline: Pipeline, generation: Generation, step: int, latents: np.ndarray
+) -> np.ndarray:
     """Returns the clean latents that a model predicts, float32 (B, C, T, h, w) like the latents.
 
     The latents are at the noise level of step number ``step``; the generation's solver adds no noise.
@@ -211,7 +213,7 @@ def check_calibratable(generation: Generation) -> None:
     if generation.options.get("timesteps") is not None or generation.table.noise.any():
         raise UsageError(
             "unsupported",
-            "this model has steps of its own, and is not calibrated",
+            "this model's steps are fixed, and cannot be calibrated",
             expected="a model whose steps are those of its solver",
             found=", ".join(f"{one:g}" for one in generation.table.timesteps),
         )

@@ -11,7 +11,7 @@ import numpy as np
 from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.graph import Recording
 from wanbuild.calibrate.judge import Mean, mean_of
-from wanbuild.calibrate.prompts import Prompts, prompt_of
+from wanbuild.calibrate.prompt_sets import PromptSets, prompt_of
 from wanbuild.calibrate.runs import Runs
 from wanrun.request.prompts_file import Line
 
@@ -22,14 +22,14 @@ FIT = 8
 """The most prompts that coefficients are fitted to. They are four numbers a step, and vectors are long."""
 
 FIRST = 4
-"""Prompts that every candidate is run with; the best go on."""
+"""Prompts with which every candidate is run; the best candidates run with all."""
 
 BEST = 3
 """Candidates that are run with all prompts."""
 
 
 OWN = "the solver's own steps"
-"""Where steps come from that were not chosen."""
+"""The origin of steps that were not chosen."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        """What was taken, and how much nearer it is; only what the reporting prompts confirm is called so."""
+        """The taken steps and how much nearer they are, if the reporting prompts confirm it."""
         if not self.better:
             return "no steps were surely nearer"
         if self.gain.low > 0:
@@ -78,7 +78,7 @@ class Found:
         return f"{self.how}: {self.decided} dB by the prompts that decide, {self.gain} by those that report"
 
 
-def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Steps, str]:
+def candidates(runs: Runs, recording: Recording, prompts: PromptSets, steps: int) -> dict[Steps, str]:
     """Returns different steps to compare, with where they come from; the solver's own first."""
     line, fitted_to = prompts.chosen_by[0], prompts.chosen_by[:FIT]
     plain = runs.plain(line, steps)
@@ -93,7 +93,7 @@ def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -
     return found
 
 
-def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, published: int) -> Found:
+def search(runs: Runs, recording: Recording, prompts: PromptSets, steps: int, published: int) -> Found:
     """Chooses ``steps`` steps by the first set of prompts, and judges them by the others.
 
     ``published`` is the model's own number of steps.
@@ -108,8 +108,8 @@ def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, publi
     return judged(runs, prompts, plain, chosen, compared[chosen], published)
 
 
-def judged(runs: Runs, prompts: Prompts, plain: Steps, chosen: Steps, how: str, published: int) -> Found:
-    """Takes the chosen steps, or the solver's own if those are not surely nearer, and measures what it took.
+def judged(runs: Runs, prompts: PromptSets, plain: Steps, chosen: Steps, how: str, published: int) -> Found:
+    """Takes the chosen steps, or the solver's own if those are not surely nearer, and measures them.
 
     ``plain`` are steps of the solver's own grid, ``chosen`` as many others, and ``how`` says in words where
     they come from. The first set of prompts is not used. ``published`` is the model's own number of steps.

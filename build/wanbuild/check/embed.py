@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
+from wanbuild.targets.topology import open_exactly
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Embedding, Manifest
 from wanrun.artifact.mesh import num_devices

@@ -28,8 +28,8 @@ Videos = list[tuple[str, np.ndarray]]
 """Titles, and frames uint8 (T, H, W, 3)."""
 
 
-class Check(Protocol):
-    """A check of ``wanbuild.check.reference``."""
+class CheckFigures(Protocol):
+    """The figures of a ``wanbuild.check.reference.Check``."""
 
     @property
     def name(self) -> str: ...
@@ -102,7 +102,7 @@ class Findings:
         told = (f"{levels:.2f} levels", f"{most:.1f} of {LEVELS} levels")
         self._add(Comparison(f"{profile}: frames", *told, levels / most, levels <= most, against))
 
-    def compared(self, checks: Iterable[Check], source: str, videos: Videos) -> None:
+    def compared(self, checks: Iterable[CheckFigures], source: str, videos: Videos) -> None:
         """Adds the checks of a comparison with diffusers on a checkpoint, and the videos of both."""
         against = f"diffusers in float32, of {source}"
         for check in checks:
@@ -219,7 +219,7 @@ def _figures(findings: Findings, timings: Timings) -> tuple[Fact, ...]:
 
 
 def _manifest(artifact: Path) -> Manifest | None:
-    """Returns the manifest; None if reading it is what failed."""
+    """Returns the manifest; None if it cannot be read."""
     try:
         return read_manifest(artifact)
     except ArtifactError:

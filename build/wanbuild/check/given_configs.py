@@ -47,18 +47,13 @@ def with_given_configs(checkpoint: Path, manifest: Manifest) -> Iterator[Path]:
 def readable_source(manifest: Manifest, source: str) -> Path:
     """Returns the folder of a source that the reference can load, and that the artifact was made from.
 
-    Args:
-        manifest: the artifact's.
-        source: a checkpoint's folder or hub id.
-
-    Raises:
-        SourceError: for a folder that is no checkpoint.
-        UsageError: if the artifact has LoRAs merged, or the reference cannot load the checkpoint's weights.
+    ``source`` is a checkpoint's folder or hub id. Raises SourceError for another folder, and UsageError if
+    the artifact has LoRAs merged, or the reference cannot load the checkpoint's weights.
     """
     if manifest.loras:
         raise UsageError(
             "unsupported",
-            "the artifact has LoRAs merged, and the reference would have none",
+            "the artifact has LoRAs merged, which the reference would lack",
             remedy="compare an artifact of the same checkpoint without them",
         )
     located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])

@@ -19,7 +19,7 @@ import numpy as np
 from wanbuild.check.embed import open_profile
 from wanbuild.check.findings import Findings, Videos
 from wanbuild.check.given_configs import readable_source, with_given_configs
-from wanbuild.check.parts import image_tokens, mean_latents, start_latents, velocity
+from wanbuild.check.intermediates import image_tokens, mean_latents, start_latents, velocity
 from wanbuild.check.reference_pipeline import Made, ModelCall, Reference
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.variants.table import variant_named
@@ -114,7 +114,7 @@ def _variant(manifest: Manifest) -> Variant:
     return variant_named(manifest.model.variant, Path("the artifact"))
 
 
-def samples(manifest: Manifest, profile: Profile) -> list[Sample]:
+def reference_samples(manifest: Manifest, profile: Profile) -> list[Sample]:
     """Returns a sample for each use of a model: in each mode, without and with the optional media.
 
     The last sample has all of the media.
@@ -141,7 +141,7 @@ class _Comparison:
 
     def __init__(self, pipeline: Pipeline, reference: Reference) -> None:
         self._ours, self._reference, self._pipe = pipeline, reference, reference.pipe
-        self._samples = samples(pipeline.manifest, pipeline.profile)
+        self._samples = reference_samples(pipeline.manifest, pipeline.profile)
         self._profile = pipeline.profile
         self._transformers = transformers(pipeline.manifest)
         self._text_dtype = self._coarser(["dtype"], ["text_encoder"])
@@ -166,7 +166,7 @@ class _Comparison:
         with torch.no_grad():
             prompts = [clean_prompt(prompt) for prompt in self._prompts]
             reference = self._pipe._get_t5_prompt_embeds(prompts, max_sequence_length=512)
-        if isinstance(reference, tuple):  # Helios' has the mask beside them
+        if isinstance(reference, tuple):  # Helios' has the mask too
             reference = reference[0]
         error = relative_error(self._ours.encode_prompts(self._prompts), reference.numpy())
         return Check("text_encoder", error, LIMITS[self._text_dtype]["component"])

@@ -15,10 +15,9 @@ from pathlib import Path
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.findings import Findings
 from wanbuild.check.weights import check_places, check_with_orbax
-from wanbuild.listed import unlisted
 from wanbuild.programs.jax_flags import pinned
-from wanbuild.programs.wiring import check_file, check_set
-from wanbuild.staging import build_running, changing
+from wanbuild.programs.wiring import check_program, check_set
+from wanbuild.staging import build_running, changing, unlisted
 from wanbuild.targets.target import platforms_of
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, MAX_BYTES, Recorded, manifest_of, read_manifest, spelled
@@ -55,7 +54,7 @@ def check_files(artifact: Artifact, report: Report) -> None:
                         exported = deserialized(artifact.program(file), name)
                     except UnreadableProgramError as error:
                         raise unreadable(artifact, own, name, error.reader, error.found) from error
-                    check_file(name, program, manifest.components, own.kernels.weight_bits, exported)
+                    check_program(name, program, manifest.components, own.kernels.weight_bits, exported)
 
 
 def check_spelling(artifact: Artifact) -> None:

@@ -40,7 +40,7 @@ MOST_INPUTS = 2**16
 """Layers with more inputs are not stored in 8 bits; published ones have 13824 at most."""
 
 WORST = 10
-"""Layers that are named with what they lose."""
+"""The most layers that a line of losses names."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from wanbuild.default_options import default_rows
+from wanbuild.convert_options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model, Pyramid
@@ -107,7 +107,7 @@ def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
     """Parses the values of ``--default``, each ``NAME=VALUE``; returns them by key.
 
     Other tools' names are understood as on wanrun's command line: ``num_inference_steps``, ``sample_shift``.
-    Raises UsageError for an unknown or repeated name, or a value of another kind.
+    Raises UsageError for an unknown or repeated name, or a value of the wrong type.
     """
     known, values = default_rows(), dict[str, Any]()
     others = {other: key for key, row in known.items() for other in (row.name, *row.also)}
@@ -144,13 +144,8 @@ def model_record(
 ) -> Model:
     """Returns the manifest's facts of a model, which the runtime needs because it has no model code.
 
-    Args:
-        configs: parsed configs by component.
-        image_processor: how images are prepared for the image encoder; None for a model without one.
-        expand_timesteps: whether the transformer takes a timestep per token.
-        defaults: defaults of the options that every model has.
-        options: defaults of options that only this model has.
-        pyramid: the stages of a chunk; None for steps of a solver's grid.
+    ``configs`` are parsed, by component. ``defaults`` are those of the options that every model has,
+    ``options`` those of options that only this model has. ``pyramid`` is None for steps of a solver's grid.
     """
     chunks = configs["transformer"].chunks
     return Model(

@@ -23,12 +23,9 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Rows:
-    """Rounded rows.
+    """Rounded rows: bytes, uint8 (rows, items), and scales, float32 (rows,) or float16 (rows, blocks).
 
-    Attributes:
-        stored: their bytes, uint8 (rows, items).
-        scales: float32 (rows,), or float16 (rows, blocks).
-        lost: the sum of the squared errors of the values, and the sum of their squares.
+    ``lost`` is the sum of the squared errors of the values, and the sum of their squares.
     """
 
     stored: np.ndarray
@@ -46,7 +43,8 @@ class Quantiser:
     def __call__(self, values: np.ndarray, form: str) -> Rows:
         """Rounds rows, float32 or bfloat16 (rows, items), to a form of ``EIGHT_BITS``.
 
-        Values that are not finite give scales that are not. The next call overwrites the returned bytes.
+        Values that are not finite give scales that are not finite. The next call overwrites the returned
+        bytes.
         """
         own, whole = EIGHT_BITS[form], values.shape
         rows = values.reshape(-1, own.block or whole[1])
@@ -130,5 +128,5 @@ _FASTER: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = Ma
 ROUNDING: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = MappingProxyType(
     {one.dtype: _FASTER.get(one.dtype, partial(by_cast, one.dtype)) for one in EIGHT_BITS.values()}
 )
-"""By dtype, what fills ``rounded`` with the nearest values to ``scaled``, and ``stored`` with their bytes:
-the cast, unless there is a faster way to the same bits."""
+"""By dtype, the function that fills ``rounded`` with the nearest values to ``scaled``, and ``stored`` with
+their bytes: the cast, unless there is a faster way to the same bits."""

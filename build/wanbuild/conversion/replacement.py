@@ -1,4 +1,4 @@
-"""Checks where an artifact may be made, and keeps what is still valid of one that it replaces."""
+"""Checks where an artifact may be made, and keeps the valid parts of the one that it replaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.programs.requirements import with_requirements, write_requirements
-from wanbuild.variants.start import with_start
+from wanbuild.variants.from_video import with_start
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
 from wanrun.artifact.named import ADAPTER, EMBEDDING, EXECUTABLE, KINDS, PROGRAM
 from wanrun.claims import Claims
@@ -68,7 +68,7 @@ def _check_own(artifact: Path) -> None:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise UsageError(
             "exists",
-            f"replacing the artifact {artifact} would delete what is not the artifact's",
+            f"replacing the artifact {artifact} would delete files that are not the artifact's",
             found=", ".join(others[:3]) + more,
             remedy="move it out of the folder",
         )
@@ -85,7 +85,7 @@ def _others(artifact: Path) -> Iterator[str]:
 
 
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
-    """Keeps what still fits of the artifact being replaced; returns the new manifest with these parts.
+    """Keeps the parts of the replaced artifact that still fit; returns the new manifest with them.
 
     These are programs, executables, embeddings and adapters, and for the same VAE the map of previews.
     Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of the

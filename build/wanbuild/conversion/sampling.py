@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.default_options import default_rows
+from wanbuild.convert_options import default_rows
 from wanbuild.published.samplings import SAMPLINGS
 from wanrun.errors import UsageError, escaped, shortened
 from wanrun.files import read_bounded
@@ -18,10 +18,10 @@ MAX_BYTES = 2**20
 _TASKS: Mapping[str, str] = MappingProxyType(
     {"rcm-4": "t2v", "rcm-4-ode": "t2v", "rcm-4-i2v": "i2v", "rcm-4-i2v-ode": "i2v"}
 )
-"""The task of the models of a way to sample, where it is one."""
+"""The task of a sampling's models, if they have only one."""
 
 _OF_LORAS = ("lightning-4",)
-"""Ways to sample of models that are mostly published as LoRAs."""
+"""The samplings of models that are mostly published as LoRAs."""
 
 
 def sampling_doubts(sampling: str | None, task: str, repository: str | None, merged: bool) -> Iterator[str]:
@@ -37,7 +37,7 @@ def sampling_doubts(sampling: str | None, task: str, repository: str | None, mer
     if (made_for := _TASKS.get(sampling, task)) != task:
         yield f"the sampling {sampling} is for models of {made_for}, and this is one of {task}"
     if base and not merged:
-        yield f"the sampling {sampling} is for distilled models, and {repository} is none"
+        yield f"the sampling {sampling} is for distilled models, and {repository} is not distilled"
     elif not merged and sampling in _OF_LORAS:
         yield (
             f"the sampling {sampling} is for models with a distilled LoRA, and none was given; if the "

@@ -12,9 +12,9 @@ from wanbuild.conversion.quantise import Quantiser, Rows
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS, halves
-from wanbuild.source.eight_bit import EightBit
 from wanbuild.source.gguf_file import values_of
 from wanbuild.source.safetensors import TensorEntry
+from wanbuild.source.scales import StoredEightBit
 from wanrun import EIGHT_BITS
 from wanrun.errors import SourceError
 
@@ -30,7 +30,7 @@ class TensorSource(Protocol):
         """Reads the tensor's stored bytes, from byte ``begin`` on, into an array of bytes."""
         ...
 
-    def eight_bit(self, key: str) -> EightBit | None:
+    def eight_bit(self, key: str) -> StoredEightBit | None:
         """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
         ...
 

@@ -54,7 +54,7 @@ class WrittenComponent:
 
 
 @dataclass(frozen=True)
-class Piece:
+class WritePiece:
     """A part of the work for one thread, which reads ``nbytes`` source bytes."""
 
     nbytes: int
@@ -128,7 +128,7 @@ class ComponentWriter:
         self._permuting = threading.BoundedSemaphore(PERMUTED_AT_ONCE)
         self._work = _Work()
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[WritePiece]:
         """Creates the folders and returns the work, one piece per source tensor or small chunk file.
 
         A piece's ``run`` raises SourceError if a source tensor has a value that is not finite or cannot be
@@ -188,7 +188,7 @@ class ComponentWriter:
             file.append(sums.trailer)
         self._work.rows[path, chunk] = sums.rows
 
-    def _piece(self, item: Assignment, layout: ArrayLayout, chunks: range) -> Piece:
+    def _piece(self, item: Assignment, layout: ArrayLayout, chunks: range) -> WritePiece:
         rows = range(chunks.start * layout.rows_per_chunk, chunks.stop * layout.rows_per_chunk)
         fills = [item.fills[row] for row in rows] if item.stacked else item.fills
         nbytes = sum(self._source.entry(fill.key).nbytes for fill in fills)
@@ -201,7 +201,7 @@ class ComponentWriter:
             else:
                 self._write_files(item, layout, chunks)
 
-        return Piece(nbytes, run)
+        return WritePiece(nbytes, run)
 
     def _write_files(self, item: Assignment, layout: ArrayLayout, chunks: range) -> None:
         """Writes these chunk files of a parameter; reads each source tensor once, from start to end."""

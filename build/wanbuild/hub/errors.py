@@ -66,5 +66,5 @@ def _explain(error: Exception, repository: str) -> SourceError:
         "unreachable",
         f"{absent}, and {page} cannot be downloaded: {type(error).__name__}: {message}",
         remedy="try again (files that are whole are kept); check the network, HF_ENDPOINT and proxies; set "
-        f"HF_HUB_OFFLINE=1 to use the cache alone; or give the folder of: hf download {repository}",
+        f"HF_HUB_OFFLINE=1 to use only the cache; or give the folder of: hf download {repository}",
     )

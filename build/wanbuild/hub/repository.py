@@ -15,8 +15,8 @@ from pathlib import Path
 from wanbuild.config import read_json
 from wanbuild.hub.snapshot import Snapshot, open_snapshot
 from wanbuild.source.former_names import with_names_of_index
-from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
-from wanbuild.source.images import open_image_processor
+from wanbuild.source.image_processor import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.image_processor import open_image_processor
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.shards import WEIGHT_NAMES, find_weights, read_weight_map
 from wanbuild.variants.table import variants_of_pipeline
@@ -185,9 +185,9 @@ def _config(snapshot: Snapshot, component: str, weights: str) -> str | None:
 def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
     """Refuses configs before the download as conversion would; None for one derived from the weights."""
     from wanbuild.components import KINDS, kind_of
-    from wanbuild.source.eight_bit import read_config
     from wanbuild.source.experts import check_same_config
     from wanbuild.source.original_config import is_original
+    from wanbuild.source.scales import read_config
 
     transformers = {}
     for component, file in files.items():

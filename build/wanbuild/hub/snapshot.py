@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.hub.errors import explained
-from wanbuild.progress import Progress
+from wanbuild.progress_line import ProgressLine
 from wanrun.errors import SourceError, UsageError, shortened
 from wanrun.files import replace_file
 from wanrun.undo import undone_at_exit
@@ -72,7 +72,7 @@ class Snapshot:
         new = [self.files[name] for name in wanted if not (self.folder / name).is_file()]
         if report and new:
             report(f"downloading {len(new)} files, {in_bytes(sum(new))}, of {self.name}")
-            with Progress(sum(new), "download") as progress:
+            with ProgressLine(sum(new), "download") as progress:
                 _download(self, wanted, progress.advance)
         elif not self.offline:
             _download(self, wanted)
@@ -105,7 +105,7 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
     if not _REVISION.fullmatch(revision):
         raise UsageError(
             "invalid_value",
-            f"the revision {shortened(revision)} has not the form of one",
+            f"the revision {shortened(revision)} is malformed",
             expected="a branch, a tag or a commit of the repository",
             remedy="check --revision",
         )

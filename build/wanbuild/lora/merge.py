@@ -1,7 +1,7 @@
 """Opens LoRA files, for merging into the transformers during conversion or for an adapter.
 
 Every tensor of every file is checked before anything is written: it changes a parameter of the model, or it
-is of a layer that the model lacks, which is counted; otherwise the file is refused (``lora.file``).
+is of a layer that the model lacks, which is counted; otherwise the file is refused (``lora.lora_file``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Self
 
 from wanbuild.lora.deltas import Delta, FullDelta, LowRankDelta, SummedDelta
-from wanbuild.lora.file import LoraFile, Match, layers_of, shortly
+from wanbuild.lora.lora_file import LoraFile, Match, lora_layers, shortly
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
 from wanbuild.mapping.engine import describe_problems
-from wanbuild.mapping.lora import Parameters
+from wanbuild.mapping.lora_keys import Parameters
 from wanbuild.mapping.original import LISTED
 from wanbuild.source.experts import NOISE, experts_named
 from wanbuild.source.safetensors import TensorFile
@@ -52,15 +52,15 @@ def misplaced(loras: Sequence[LoraRequest], transformers: Sequence[str]) -> Iter
         if lora.component is not None:
             yield f"{lora.path} is given to the {NOISE[lora.component]}-noise expert; its name says {noise}"
         elif len(transformers) == 1:
-            yield f"{lora.path} is for the {noise}-noise one of two experts by its name; this model has one"
+            yield f"{lora.path} is named after the {noise}-noise expert; this model has one transformer"
         else:
             yield f"{lora.path} goes into both experts; its name says {noise}: use --lora-{noise}"
     for name, noise in NOISE.items():
         if loras and all(lora.component == name for lora in loras):
-            yield f"LoRAs go into the {noise}-noise expert alone; the other one stays as it is"
+            yield f"LoRAs go only into the {noise}-noise expert; the other one is not changed"
 
 
-def parse_lora(text: str) -> tuple[Path, float]:
+def parse_lora_file(text: str) -> tuple[Path, float]:
     """Parses ``FILE[:SCALE]``; an existing file whose name contains the colon takes precedence.
 
     Raises UsageError if the scale is not a finite number, or experts have separate ones.
@@ -162,7 +162,7 @@ def open_loras(requests: Sequence[LoraRequest], shapes: Shapes, strict: bool = F
         MappingProxyType({name: MappingProxyType(keys) for name, keys in found.items()}),
         tuple(records),
         tuple(lines),
-        layers_of(lacking),
+        lora_layers(lacking),
         tuple(files),
     )
 
@@ -183,7 +183,7 @@ def _line(record: Lora, changed: int, left_out: Sequence[str], count: int) -> st
         return line
     return (
         f"{line}; {len(left_out)} of its {count} tensors are left out, of layers that this model lacks: "
-        f"{shortly(layers_of(left_out), LISTED)}"
+        f"{shortly(lora_layers(left_out), LISTED)}"
     )
 
 

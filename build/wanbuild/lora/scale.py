@@ -54,15 +54,10 @@ _INIT = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """Alpha and rank of every module.
+    """Alpha and rank of every module, read from ``where``.
 
-    Attributes:
-        where: the file it was read from.
-        rank: the rank if no pattern matches.
-        alpha: the alpha if no pattern matches.
-        ranks: pattern -> rank; the first matching pattern applies.
-        alphas: pattern -> alpha.
-        rank_stabilized: whether the scale is alpha / sqrt(rank).
+    ``ranks`` and ``alphas`` are by pattern, of which the first that matches applies; ``rank`` and ``alpha``
+    if none does. ``rank_stabilized`` is whether the scale is alpha / sqrt(rank).
     """
 
     where: str

@@ -44,10 +44,10 @@ TRANSFORMER = tuple(prefix for prefix, part in PREFIXES.items() if part == "tran
 _WRAPPER = re.compile(
     r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", re.ASCII
 )
-"""What torch puts before the names of a module that it wraps: the whole model, or each of its blocks."""
+"""The prefix of names in a module that torch wraps: the whole model, or each of its blocks."""
 
 LEADING = re.compile(f"({'|'.join(map(re.escape, TRANSFORMER))})*")
-"""The prefixes of one key, however many."""
+"""Any number of prefixes of one key."""
 
 
 def unwrapped(key: str) -> str:

@@ -115,7 +115,7 @@ class AnimateTransformer(WanTransformer):
         return jnp.where(jnp.arange(x.shape[1])[:, None] < rows * columns, 0, tokens)
 
     def apply_beside(self, apply: ApplyBlock, layer: FaceAdapter, carry: Carry, kv: KV, extra: Any) -> Carry:
-        """Adds what a face adapter makes of the tokens."""
+        """Adds the output of a face adapter to the tokens."""
         del extra
         x = carry["x"]
         return {"x": (x.astype(jnp.float32) + layer(x, apply.of_prompt(kv), apply.attention)).astype(x.dtype)}

@@ -21,7 +21,7 @@ from wanbuild.models.transformer_config import TransformerConfig
 class AnyFlowConfig(TransformerConfig):
     """Config of AnyFlowTransformer3DModel: the base's fields and two more.
 
-    ``gate_value`` is the share of the second embedding in the time's. ``deltatime_type`` says what it is of:
+    ``gate_value`` is the share of the second embedding in the time's. ``deltatime_type`` says what it embeds:
     the timestep at which a step ends ("r"), or the difference to it ("t-r").
     """
 

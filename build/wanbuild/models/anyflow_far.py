@@ -1,7 +1,7 @@
 """The transformer of AnyFlow-FAR, which makes a video chunk by chunk.
 
 The newest finished chunks are kept as they are, older ones in patches of more cells. Each chunk attends to
-those before it; compressed chunks to compressed ones alone, so that they never change once they are.
+those before it; compressed chunks only to compressed ones, so that they never change once compressed.
 
 Source: diffusers' AnyFlowFARTransformer3DModel, which computes all chunks anew after each of them.
 """
@@ -176,7 +176,7 @@ class AnyFlowFARTransformer(Causal, AnyFlowTransformer):
     ) -> Cache:
         """Returns what is kept once a chunk is made: see ``Causal.remember``.
 
-        The oldest of the chunks that were whole is compressed. The others see it so, and are computed again.
+        The oldest whole chunk is compressed. The others attend to the compressed one, and are computed again.
         """
         each, kept = self.chunks.each, jnp.concatenate([cache["latents"], latents], 2)
         parts = [self.compress(kept[:, :, :each], dtype), self.embed(kept[:, :, each:], {}, dtype)]
@@ -204,7 +204,7 @@ class AnyFlowFARTransformer(Causal, AnyFlowTransformer):
 
 
 class _Past:
-    """Where the chunks go that are computed as one is remembered: first the one that becomes old."""
+    """The places of the chunks that are computed when one is remembered, the one that becomes old first."""
 
     def __init__(
         self, model: AnyFlowFARTransformer, cache: Cache, chunk: jax.Array, attention: Attention

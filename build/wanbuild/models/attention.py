@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.forms import operand
 from wanbuild.models.loops import map_leading
 from wanbuild.models.passes import Passes
+from wanbuild.models.tracing import operand
 
 Mask = jax.Array | int | None
 """Which keys count: a bool (T,) whose true ones come first, their number, or None for all of them."""

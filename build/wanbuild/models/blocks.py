@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.models.forms import forms
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
 from wanbuild.models.nag import guided_away
 from wanbuild.models.params import param
 from wanbuild.models.partition import ROTARY, constrain, mesh_sizes
 from wanbuild.models.passes import Unrotated
-from wanbuild.models.prompts import Prompts
+from wanbuild.models.prompt_rows import PromptRows
 from wanbuild.models.sequence import TokenAttention
+from wanbuild.models.tracing import trace_options
 from wanbuild.models.transformer_config import TransformerConfig
 
 KV = Mapping[str, jax.Array]
@@ -77,7 +77,7 @@ def _of_tokens(rows: jax.Array, groups: jax.Array) -> jax.Array:
 
 def kept_dtype(x: jax.Array) -> Any:
     """Returns the dtype of products of x that are not final: float32, or x's where products are rounded."""
-    return x.dtype if forms().rounded else jnp.float32
+    return x.dtype if trace_options().rounded else jnp.float32
 
 
 class WanAttention(nnx.Module):
@@ -132,7 +132,7 @@ class CrossAttention(WanAttention):
             self.add_v_proj = Linear(added, dim, dtype, ("heads", "embed"))
             self.norm_added_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
 
-    def kv(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
+    def kv(self, text: PromptRows, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
         """Returns the keys and values of one block, one layer of ``KV``, in text's dtype.
 
         Text is embedded, (P, T, D). ``image`` is embedded image tokens (1, I, D), if the model has keys and
@@ -180,14 +180,14 @@ class FeedForward(nnx.Module):
         """Returns in how many equal parts a chip computes tokens (B, S, D) one after the other."""
         tokens = x.size // x.shape[-1]
         wanted = -(-x.dtype.itemsize * tokens * self.up.weight.shape[-2] // HIDDEN_BYTES)
-        if wanted == 1 or forms().cpu or mesh_sizes():
+        if wanted == 1 or trace_options().cpu or mesh_sizes():
             return 1
         return next((parts for parts in range(wanted, 4 * wanted) if tokens % parts == 0), 1)
 
     def _some(self, x: jax.Array) -> jax.Array:
         hidden = constrain(self.up(x, out_dtype=kept_dtype(x)), "videos", "tokens", "mlp")
         hidden = jax.nn.gelu(hidden, approximate=True).astype(x.dtype)
-        if not forms().cpu:
+        if not trace_options().cpu:
             # Else the second product reads float32, and takes the activation of every block several times.
             hidden = jax.lax.optimization_barrier(hidden)
         return self.down(hidden, out_dtype=jnp.float32)

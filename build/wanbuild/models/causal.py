@@ -1,7 +1,7 @@
 """Attention of a chunk of latent frames to itself and to chunks before it, whose keys and values are kept.
 
 Keys are kept normalised and without rotation. A token's position in time is the order of its frame among
-those that are kept and the chunk's own, so it never grows: scores depend on differences of positions alone,
+those that are kept and the chunk's own, so it never grows: scores depend only on differences of positions,
 and a video may have any length.
 
 Axes: B batch, F latent frames, T tokens, S tokens of a frame, N heads, K head dimension, L layers.
@@ -30,7 +30,7 @@ Tables = tuple[jax.Array, jax.Array]
 """Cosines and sines, float32 (tokens, K // 2)."""
 
 Cache = dict[str, jax.Array]
-"""What is kept of earlier chunks: by a buffer's name and ``_k`` or ``_v`` their keys and values, in the
+"""The cache of earlier chunks: by a buffer's name and ``_k`` or ``_v`` their keys and values, in the
 compute dtype (L, B, F, S, N, K), those that are there first; and what else a model keeps. A program for a CPU
 has bfloat16 as integers of the same bits: see ``models.loops``."""
 
@@ -49,10 +49,8 @@ def frames_before(chunks: Chunking, number: jax.Array) -> jax.Array:
 class Ring:
     """The frames that a buffer keeps: the first ones of all that were put into it, and the newest.
 
-    Args:
-        capacity: frames of the buffer.
-        total: frames that were put into it, int32.
-        sink: the first frames that are never replaced, fewer than ``capacity``.
+    ``capacity`` is frames of the buffer, ``total`` those that were put into it, int32. The first ``sink``,
+    fewer than ``capacity``, are never replaced.
     """
 
     capacity: int
@@ -61,7 +59,7 @@ class Ring:
 
     @property
     def count(self) -> jax.Array:
-        """The frames that are there, in the first slots, int32."""
+        """The number of frames present, in the first slots, int32."""
         return jnp.minimum(self.total, self.capacity)
 
     @property
@@ -86,7 +84,7 @@ class Rotations:
         rows: patches of a column.
         columns: patches of a row.
         head_dim: K.
-        longest: positions in time that there are.
+        longest: the number of positions in time.
         pooled: how many times wider and higher a patch is than those by which positions count.
     """
 
@@ -123,7 +121,7 @@ class PastAttention(TokenAttention):
     Args:
         buffers: names of the buffers of the past, in the order of their tokens.
         tables: the rotary tables of these tokens.
-        real: those of them that count, the first ones, int32.
+        real: how many of them count, from the first, int32.
         zeros: further keys and values of the chunk, all of them 0.
         past: keys and values (B, T, N, K) of one layer; None before ``of_layer``.
     """
@@ -135,7 +133,7 @@ class PastAttention(TokenAttention):
     past: tuple[jax.Array, jax.Array] | None = None
 
     def of_layer(self, kv: KV) -> PastAttention:
-        """Returns the attention of one layer, whose part of the cache is beside its keys of text."""
+        """Returns the attention of one layer, whose part of the cache comes with its keys of text."""
         keys, values = (
             jnp.concatenate([tokens_of(kv[f"{name}_{of}"]) for name in self.buffers], 1) for of in "kv"
         )
@@ -184,11 +182,7 @@ def written(
 ) -> jax.Array:
     """Returns a buffer (L, B, F, S, N, K) with new frames in slots of a layer.
 
-    Args:
-        buffer: what it was.
-        layer: the layer's number, int32.
-        slots: of each frame, int32.
-        frames: tokens of all of them, (B, T, N, K).
+    ``layer`` and each frame's slot are int32; ``frames`` has the tokens of all, (B, T, N, K).
     """
     each = frames.reshape(frames.shape[0], len(slots), -1, *frames.shape[2:])
     return placed(buffer, layer, slots, each[None])
@@ -197,13 +191,9 @@ def written(
 def placed(
     buffer: jax.Array, layer: jax.Array | int, slots: Sequence[jax.Array | int], frames: jax.Array
 ) -> jax.Array:
-    """Returns a buffer (L, B, F, S, N, K) with new frames in slots.
+    """Returns a buffer (L, B, F, S, N, K) with ``frames``, (layers, B, slots, S, N, K), in slots.
 
-    Args:
-        buffer: what it was.
-        layer: the first of the frames' layers, int32.
-        slots: of each frame, int32.
-        frames: (layers, B, slots, S, N, K).
+    ``layer`` is the first of the frames' layers, int32 like each frame's slot.
     """
     bits, each = to_bits(buffer), to_bits(frames)
     for index, slot in enumerate(slots):
@@ -241,20 +231,15 @@ class Chunked(WanTransformer):
         raise NotImplementedError
 
     def beside(self, cache: Cache, chunk: jax.Array, latent_shape: tuple[int, int, int]) -> tuple[KV, Rope]:
-        """Returns what the steps of a chunk take of the past.
+        """Returns what the steps of a chunk take of the past, and the chunk's rotary tables.
 
-        Args:
-            cache: what is kept.
-            chunk: the chunk's number, int32.
-            latent_shape: latent frames of the chunk, rows and columns.
-
-        Returns:
-            What is to be beside the keys of text, with a part for each layer; and the chunk's rotary tables.
+        The first comes with the keys of text, a part for each layer. ``cache`` is what is kept, ``chunk`` the
+        chunk's number, int32, and ``latent_shape`` its latent frames, rows and columns.
         """
         raise NotImplementedError
 
     def condition(self, cache: Cache) -> dict[str, jax.Array]:
-        """Returns what of the past is a condition of the steps of a chunk."""
+        """Returns the part of the past that conditions the steps of a chunk."""
         del cache
         return {}
 
@@ -269,27 +254,22 @@ class Chunked(WanTransformer):
     ) -> Cache:
         """Returns what is kept once a chunk is made.
 
-        Args:
-            cache: what was kept before.
-            kv: the cross-attention cache.
-            latents: the chunk's, float32 (1, C, F, h, w), zeros behind those of a shorter one.
-            chunk: its number, int32.
-            attention: the attention implementation.
-            dtype: compute dtype.
+        ``cache`` is what was kept before, ``kv`` the cross-attention cache. ``latents`` are the chunk's,
+        float32 (1, C, F, h, w), with zeros behind those of a shorter one; ``chunk`` is its number, int32.
         """
         raise NotImplementedError
 
     def rope(self, latent_shape: tuple[int, int, int]) -> dict[str, jax.Array]:
-        """Returns nothing: each chunk has tables of its own."""
+        """Returns nothing: each chunk has its own tables."""
         del latent_shape
         return {}
 
 
 class Causal(Chunked):
-    """One that keeps keys and values of the past.
+    """A chunked transformer that keeps keys and values of the past.
 
-    What is ``beside`` those of text are its buffers, and with a chunk's rotary tables are those of the past,
-    ``past_cos`` and ``past_sin``, of which the first ``real`` tokens count.
+    ``beside`` returns its buffers, to be used with the keys and values of text, and with a chunk's rotary
+    tables those of the past, ``past_cos`` and ``past_sin``, of which the first ``real`` tokens count.
     """
 
     BUFFERS: ClassVar[tuple[str, ...]]

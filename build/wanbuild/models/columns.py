@@ -1,8 +1,8 @@
 """Columns of a video that the devices of a mesh share: each encodes or decodes its own.
 
 A convolution reads a column of each neighbour, so the neighbours exchange those before it. A width that does
-not divide is padded on the right. The padding is zeroed before every convolution, as what lies outside of the
-video, and trimmed at the end.
+not divide is padded on the right. The padding is zeroed before every convolution, like everything
+outside of the video, and trimmed at the end.
 
 Arrays are (B, T, H, W, C).
 """
@@ -104,7 +104,7 @@ class Columns:
         return jnp.concatenate(parts, 3)
 
     def all(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns all devices' columns, and a mask bool (W,) of those without padding, None if it is all."""
+        """Returns all devices' columns, and a mask bool (W,) of those without padding; None without any."""
         columns = jax.lax.all_gather(x, self.axes, axis=3, tiled=True)
         if self.own * self.count == self.width:
             return columns, None

@@ -64,6 +64,6 @@ def _taken(q: jax.Array) -> bool:
 
 
 def _lengths(mask: Mask, k: jax.Array) -> jax.Array | None:
-    """The number of keys that count, int32 (B,); None if all do."""
+    """The number of keys that count, int32 (B,); None if all count."""
     kept = key_mask(mask, k.shape[1])
     return None if kept is None else jnp.full(len(k), jnp.sum(kept), jnp.int32)

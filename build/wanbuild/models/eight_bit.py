@@ -6,7 +6,7 @@ stay 8 bits wide in memory, and no more of them is widened at a time than is bei
 W8A8 rounds activations to 8 bits too, and widens nothing (``models.products``).
 
 In GGUF's Q8_0 each block of 32 inputs has a scale, float16 (out, in / 32). Blocks are widened and scaled
-before they are multiplied (``models.blocks_of_inputs``), on a target of W8A8 too.
+before they are multiplied (``models.products.in_blocks``), on a target of W8A8 too.
 """
 
 from __future__ import annotations

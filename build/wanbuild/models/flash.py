@@ -55,7 +55,7 @@ class FlashAttention(TpuPasses, Attention):
         return head_dim**-0.5 * math.log2(math.e)
 
     def is_kernel(self, dtype: Any, head_dim: int) -> bool:
-        """Whether it is a kernel: always; as ``Attention.is_kernel``."""
+        """Returns True: see ``Attention.is_kernel``."""
         return True
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array:
@@ -109,7 +109,7 @@ class FlashAttention(TpuPasses, Attention):
 
 
 def _rows_of_tiles(keys: int, tile: int) -> int:
-    """Returns how many rows of tiles a block of keys has: of some numbers the one with least left over."""
+    """Returns how many rows of tiles a block of keys has: the number that leaves least over."""
     # What fills no block is computed a row at a time, which takes half as long again.
     rows = pl.cdiv(keys, tile)
     fitting = [number for number in BLOCK_ROWS if number * tile <= keys] or [rows]
@@ -118,13 +118,9 @@ def _rows_of_tiles(keys: int, tile: int) -> int:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """How a block is computed.
+    """How a block is computed: ``group`` tiles of queries are unrolled, of ``all_queries`` queries.
 
-    Args:
-        group: tiles of queries that are unrolled.
-        all_queries: the number of queries.
-        some_full: whether there can be a block whose keys all count.
-        ends_full: whether the keys of every block all count.
+    All keys count of some blocks if ``some_full``, of every block if ``ends_full``.
     """
 
     queries: int

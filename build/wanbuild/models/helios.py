@@ -1,4 +1,4 @@
-"""The transformer of Helios: a chunk's tokens behind those of a past, which is patched the coarser the older.
+"""The transformer of Helios: a chunk's tokens behind those of a past, whose older frames have larger patches.
 
 Source: diffusers' HeliosTransformer3DModel, and HeliosPipeline for the frames of the past. A chunk is always
 at the same positions: the video's first latent frame is at 0, the past follows, the chunk comes last.
@@ -37,7 +37,7 @@ LONG, MID, RECENT = 16, 2, 1
 first: ``history_sizes`` of HeliosPipeline. The video's first latent frame goes with the last of them."""
 
 PAST = LONG + MID + RECENT
-"""R."""
+"""R, latent frames of the past."""
 
 MID_POOL, LONG_POOL = 2, 4
 """How many patches of ``patch_short`` one of ``patch_mid`` and ``patch_long`` has along each axis."""
@@ -150,7 +150,7 @@ def _past_of(attention: TokenAttention) -> int:
 
 
 class HeliosTransformer(Chunked):
-    """The base and the three patch embeddings of the past, which is all that is kept of earlier chunks.
+    """The base and three patch embeddings of the past; of earlier chunks only latents are kept.
 
     Its condition is ``past``, float32 (B, C, R, h, w), the last latent frames before the chunk, zeros where
     there are none, and ``first``, (B, C, 1, h, w), the video's first one. The chunk may be of a smaller size.
@@ -205,9 +205,8 @@ class HeliosTransformer(Chunked):
     def tables(self, latent_shape: tuple[int, int, int], past_size: tuple[int, int]) -> dict[str, jax.Array]:
         """Returns the rotary tables of the past and of a chunk: means, where a patch has several positions.
 
-        Args:
-            latent_shape: latent frames, rows and columns of the chunk.
-            past_size: rows and columns of the past's latents.
+        ``latent_shape`` is latent frames, rows and columns of the chunk, ``past_size`` rows and columns of
+        the past's latents.
         """
         frames, *chunk_grid = self.config.grid(latent_shape)
         _, *past_grid = self.config.grid((1, *past_size))
@@ -236,8 +235,7 @@ class HeliosTransformer(Chunked):
     def embed(self, latents: jax.Array, condition: Condition, dtype: Any) -> jax.Array:
         """Embeds the past and latents (B, C, T, h, w) as tokens (B, S, D) in dtype.
 
-        Raises:
-            ValueError: on a mesh, where tokens of both would have to be shared.
+        Raises ValueError on a mesh, where tokens of both would have to be shared.
         """
         if mesh_sizes():
             raise ValueError("Helios has no form for several devices")

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.models.blocks_of_inputs import in_blocks
-from wanbuild.models.forms import forms
 from wanbuild.models.params import param
-from wanbuild.models.products import added_product, product
+from wanbuild.models.products import added_product, in_blocks, product
+from wanbuild.models.tracing import trace_options
 
 
 class Linear(nnx.Module):
@@ -89,7 +88,7 @@ class RMSNorm(nnx.Module):
         """Returns what the norm multiplies each row of x by, float32 (..., 1)."""
         inverse = inverse_rms(x.astype(jnp.float32), self.eps)
         # Otherwise a GPU runs the norm as a separate pass, which writes float32 for the rotation to read.
-        return inverse if forms().cpu else jax.lax.optimization_barrier(inverse)
+        return inverse if trace_options().cpu else jax.lax.optimization_barrier(inverse)
 
 
 def layer_norm(x: jax.Array, eps: float) -> jax.Array:

@@ -5,7 +5,7 @@ each slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB
 So sliced arrays are sliced as unsigned integers of the same bits, and weights are already passed so
 (``Kernels.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
 
-A TPU slices bfloat16, and copies whole stacks for a bitcast: ``models.forms`` says which a program is for.
+A TPU slices bfloat16, and copies whole stacks for a bitcast: ``models.tracing`` says which a program is for.
 
 A slice of a stack is a copy in memory before it is multiplied. For few rows that costs as much as their
 product. ``LayerSlice`` leaves it to the layer that reads a weight to slice blocks, which stay in the cache.
@@ -19,13 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.forms import forms
+from wanbuild.models.tracing import trace_options
 from wanrun.artifact.layout import BITS
 
 
 def to_bits(x: jax.Array) -> jax.Array:
     """Returns floats of ``BITS`` as integers of the same bits, in a program that slices those; else x."""
-    as_bits = x.dtype.name in BITS and forms().cpu
+    as_bits = x.dtype.name in BITS and trace_options().cpu
     return jax.lax.bitcast_convert_type(x, BITS[x.dtype.name]) if as_bits else x
 
 
@@ -41,7 +41,7 @@ def from_bits(x: jax.Array, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.A
 def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
     """``jax.lax.scan`` over the leading axis of every array in xs; uint16 arrays reach body as bfloat16.
 
-    uint8 arrays stay what they are: pixels, or weights in one of several formats.
+    uint8 arrays are not converted: they are pixels, or weights in one of several formats.
     """
     return jax.lax.scan(
         lambda carry, bits: body(carry, jax.tree.map(from_bits, bits)), carry, jax.tree.map(to_bits, xs)
@@ -81,7 +81,7 @@ class LayerSlice:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of what a slice gives."""
+        """The dtype of a slice's values."""
         return jax.eval_shape(self._floats, self._stack).dtype
 
     def __getitem__(self, key: Any) -> jax.Array:

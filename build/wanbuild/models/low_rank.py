@@ -2,7 +2,7 @@
 
 A layer with slots of rank R computes y = x Wᵀ + (x Aᵀ) Bᵀ + b: ``lora_a`` is A (R, in), ``lora_b`` is B
 (out, R), as PEFT has them, with any strength in B. Zeros change nothing. Changes of a smaller rank are padded
-with zeros; several are one behind the other along the rank. Slots of 8-bit weights are not rounded.
+with zeros; several are concatenated along the rank. Slots of 8-bit weights are not rounded.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def log_sums(most: jax.Array, total: jax.Array) -> jax.Array:
 
 
 def num_blocks(count: Any, keys: int) -> Any:
-    """Returns the number of blocks of keys that are read: one at least, and all its keys may be masked."""
+    """Returns the number of blocks of keys that are read: at least one, whose keys may all be masked."""
     if isinstance(count, int):
         return max(1, -(-count // keys))
     return jnp.maximum(1, jax.lax.div(count + keys - 1, keys))

@@ -31,8 +31,8 @@ from wanbuild.models.mosaic import (
 )
 
 SLACK = 8
-"""By how much a score, base 2, may exceed the one that weights are relative to. Sums are multiplied only
-where it exceeds it by more, which is seldom: weights are at most 2^8."""
+"""The most by which a score, base 2, may exceed the one that weights are relative to. Sums are multiplied
+only where it exceeds it by more, which is seldom: weights are at most 2^8."""
 
 COLUMNS = 32
 """Columns of sums that are multiplied at once: a thread holds its scores meanwhile."""

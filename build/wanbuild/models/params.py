@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wanbuild.models.forms import for_one_cpu
 from wanbuild.models.loops import LayerSlice, from_bits, scan, to_bits
 from wanbuild.models.partition import constrain_parameter, mesh_sizes
+from wanbuild.models.tracing import for_one_cpu
 from wanrun.artifact.parameters import LAYERS
 
 VOCAB = "vocab"
@@ -241,7 +241,7 @@ def bind_layer(blocks: nnx.Module, params: Mapping[str, Any]) -> Any:
 
     def fill(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
         node = _at(params, path)
-        # As the layers of a stack are read: see ``Stack``.
+        # Layers of a stack are read the same way: see ``Stack``.
         return _sliced(variable, node[None], 0) if for_one_cpu() else _floats(variable, node)
 
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))

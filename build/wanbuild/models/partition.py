@@ -1,7 +1,7 @@
 """Shardings of activations on a mesh: one table, and the functions that apply it while tracing.
 
 The mesh is the one that ``jax.set_mesh`` has set. Without one, every function here returns its argument, so
-that a program for one device has no trace of any of this.
+programs for one device do not depend on this module.
 """
 
 from __future__ import annotations

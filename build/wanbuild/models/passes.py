@@ -1,4 +1,4 @@
-"""What queries, keys and values pass through between their projections and the attention.
+"""The operations on queries, keys and values between their projections and the attention.
 
 Axes: B batch, S tokens, N heads, K head dimension. *Parts* are parts of the heads, which devices exchange.
 """

@@ -8,12 +8,13 @@ into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.forms import for_one_cpu, forms, operand
 from wanbuild.models.loops import LayerSlice, from_bits, to_bits
+from wanbuild.models.tracing import for_one_cpu, operand, trace_options
 from wanrun import EIGHT_BITS
 
 FEW_ROWS = 320
@@ -31,14 +32,14 @@ def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
     """Returns x Wᵀ over the last axes, float32 (..., out), of any float x (..., in).
 
     The weight is (out, in), a float or 8 bits. 8-bit values are converted to x's dtype, and the layer applies
-    their scales; where ``Forms.w8a8`` asks for it, x is rounded to the weight's dtype instead. Where
-    ``Forms.rounded`` asks for it, a product of bfloat16 x with a float weight is rounded to bfloat16: cuBLAS
-    then writes half the bytes.
+    their scales; where ``TraceOptions.w8a8`` asks for it, x is rounded to the weight's dtype instead. Where
+    ``TraceOptions.rounded`` asks for it, a product of bfloat16 x with a float weight is rounded to bfloat16:
+    cuBLAS then writes half the bytes.
     """
     eight_bit = weight.dtype.name in EIGHT_BITS
-    if forms().w8a8 and eight_bit:
+    if trace_options().w8a8 and eight_bit:
         return _product_in_eight_bits(x, weight[...])
-    if forms().rounded and x.dtype == jnp.bfloat16 and not eight_bit:
+    if trace_options().rounded and x.dtype == jnp.bfloat16 and not eight_bit:
         return _dot(x, weight[...].astype(x.dtype), x.dtype)
     if isinstance(weight, LayerSlice) and math.prod(x.shape[:-1]) <= FEW_ROWS:
         return _product_by_block(x, weight)
@@ -105,3 +106,34 @@ def _product_by_block(x: jax.Array, weight: LayerSlice) -> jax.Array:
 
     y = jax.lax.map(block, jnp.arange(0, out_dim, size))
     return jnp.moveaxis(y.reshape(out_dim, *x.shape[:-1]), 0, -1)
+
+
+def in_blocks(weight: jax.Array | LayerSlice, scale: jax.Array | LayerSlice) -> jax.Array | LayerSlice:
+    """Returns the values of a weight, float32 (out, in); as a slice if weight and scale are slices.
+
+    The weight is int8 (out, in), the scale float16 (out, in / block). A product cannot be scaled afterwards:
+    its terms have different scales. So the weight is widened first, in float32, and the caller rounds it to
+    the dtype of the activations, which gives the bits of a weight stored in that dtype.
+    """
+    if isinstance(weight, LayerSlice) and isinstance(scale, LayerSlice):
+        return _ScaledSlice(weight, scale)
+    blocks = weight[...].reshape(*scale.shape, -1).astype(jnp.float32)
+    return (blocks * scale[..., None].astype(jnp.float32)).reshape(weight.shape)
+
+
+class _ScaledSlice(LayerSlice):
+    """One layer of a stack of such weights, widened where it is read."""
+
+    def __init__(self, weight: LayerSlice, scale: LayerSlice) -> None:
+        self._weight, self._scale = weight, scale
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._weight.shape
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.dtype(jnp.float32)
+
+    def block(self, start: Any, size: int) -> jax.Array:
+        return in_blocks(self._weight.block(start, size), self._scale.block(start, size))[...]

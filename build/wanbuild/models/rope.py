@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wanbuild.models.forms import forms
+from wanbuild.models.tracing import trace_options
 
 THETA = 10_000.0
 
@@ -87,6 +87,8 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     rotated = first * cos - second * sin, first * sin + second * cos
-    if forms().cpu:  # XLA's CPU backend joins last axes value by value, which takes eight times as long
+    if (
+        trace_options().cpu
+    ):  # XLA's CPU backend joins last axes value by value, which takes eight times as long
         return jnp.stack(rotated, axis=-2).reshape(x.shape)
     return jnp.concatenate(rotated, axis=-1)

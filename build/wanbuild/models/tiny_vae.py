@@ -18,8 +18,8 @@ from jax import lax
 from wanbuild.models import convolution
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param
-from wanbuild.models.tiny_vae_config import STRIDES, TinyVAEConfig
 from wanbuild.models.vae_blocks import Conv2d
+from wanbuild.models.vae_config import STRIDES, TinyVAEConfig
 
 BLOCKS = 3
 """Blocks of each level."""
@@ -74,7 +74,7 @@ class Level(nnx.Module):
 class TinyVAE(nnx.Module):
     """The decoder, with abstract parameters until ``bind``.
 
-    ``config`` is what the checkpoint's shapes show.
+    ``config`` is derived from the checkpoint's shapes.
     """
 
     def __init__(self, config: TinyVAEConfig, param_dtype: Any = jnp.float32) -> None:
@@ -142,7 +142,7 @@ class TinyVAE(nnx.Module):
         return y, last
 
     def _blank(self, x: jax.Array) -> list[list[jax.Array]]:
-        """Returns what stands for the frame before the first one, for each block."""
+        """Returns each block's substitute for the frame before the first one."""
         B, _, H, W, _ = x.shape
         sizes = [(2**number * H, 2**number * W) for number in range(len(self.levels))]
         return [

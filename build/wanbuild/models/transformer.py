@@ -29,7 +29,7 @@ from wanbuild.models.partition import (
     shared_tokens,
     token_groups,
 )
-from wanbuild.models.prompts import Prompts
+from wanbuild.models.prompt_rows import PromptRows
 from wanbuild.models.rope import rope_tables
 from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
@@ -152,7 +152,7 @@ class WanTransformer(nnx.Module):
     def prepare(
         self, embeddings: jax.Array, latent_shape: tuple[int, int, int], dtype: Any, **inputs: Any
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """Returns what stays constant over a generation: the cross-attention cache and the rotary tables.
+        """Returns the constants of a generation: the cross-attention cache and the rotary tables.
 
         Prompt embeddings are (P, T, text_dim), ``latent_shape`` is latent frames, rows and columns, and the
         cache is in dtype. ``inputs`` are the other arguments of ``context``.
@@ -170,11 +170,11 @@ class WanTransformer(nnx.Module):
         """Returns what the keys and values of all layers are computed from, in dtype.
 
         The dict has ``text`` (P, T, D) of prompt embeddings (P, T, text_dim), and its ``pieces`` where not
-        all rows are computed (``Prompts``). A model that takes N images has ``image`` (1, I, D) too, of the
-        image encoder's tokens (N, tokens, image_dim) padded to a multiple of ``image_multiple``, and if there
-        is padding ``image_mask``, bool (I,).
+        all rows are computed (``PromptRows``). A model that takes N images has ``image`` (1, I, D) too, of
+        the image encoder's tokens (N, tokens, image_dim) padded to a multiple of ``image_multiple``, and if
+        there is padding ``image_mask``, bool (I,).
         """
-        prompts = Prompts.of(embeddings)
+        prompts = PromptRows.of(embeddings)
         text = prompts.map(lambda rows: self.condition_embedder.text(rows).astype(dtype))
         context = {"text": constrain(text, "prompts", None, None)}
         if prompts.pieces is not None:
@@ -205,7 +205,7 @@ class WanTransformer(nnx.Module):
     def keys(self, stack: str, layer: Any, context: Context, dtype: Any) -> KV:
         """Returns the keys and values of one layer of a stack."""
         del stack, dtype
-        text = Prompts(context["text"], context.get("pieces"))
+        text = PromptRows(context["text"], context.get("pieces"))
         return layer.attn2.kv(text, context.get("image"), context.get("image_mask"))  # type: ignore[no-any-return]
 
     def patchify(self, latents: jax.Array) -> jax.Array:

@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 
 from wanbuild.config import ConfigError, Divisor, Size
-from wanbuild.models.forms import for_one_cpu, operand
 from wanbuild.models.layers import Linear, RMSNorm
 from wanbuild.models.loops import from_bits, map_leading, to_bits
 from wanbuild.models.params import VOCAB, param, scan_layers, stacked
 from wanbuild.models.partition import constrain
+from wanbuild.models.tracing import for_one_cpu, operand
 
 
 @dataclass(frozen=True)

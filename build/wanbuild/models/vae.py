@@ -49,7 +49,7 @@ Past = dict[str, jax.Array]
 """The history of the decoder's layers, by names in their order."""
 
 HISTORY = "past"
-"""Its name in programs."""
+"""The name of ``Past`` among the arguments of programs."""
 
 
 class Encoder(nnx.Module):
@@ -209,8 +209,8 @@ class WanVAE(nnx.Module):
 
         Args:
             latents: (B, z, n, h, w), denormalised. The first piece is the first frame; the frames that fill a
-                last piece are any.
-            past: what the piece before has left; None before the first one.
+                last piece may be any.
+            past: the state that the piece before returned; None before the first one.
             finish: as for ``decode``; it may return several arrays.
             first: where pieces are alike, bool scalar, whether this is the first one: the first frame is its
                 last, and ``past`` is zeros.

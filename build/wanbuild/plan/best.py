@@ -1,4 +1,4 @@
-"""The fastest settings that this project knows for a chip: one choice after the other, what each gives."""
+"""The fastest settings that this project knows for a chip: one choice after the other, with its gain."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from wanbuild.build_options import PlanRequest
 from wanbuild.conversion.chosen import Quantise, parse_quantise
-from wanbuild.options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan, parse_chip
-from wanbuild.plan.report import gigabytes, in_seconds, title
+from wanbuild.plan.plan_report import gigabytes, in_seconds, title
 from wanbuild.plan.subject import Subject
 from wanbuild.targets.chip import Chip
-from wanbuild.targets.names import ChipName
+from wanbuild.targets.parsing import ChipName
 from wanrun import EIGHT_BITS
 from wanrun.artifact.mesh import mesh_text
 from wanrun.artifact.target_names import W8A8, split_w8a8
@@ -23,13 +23,10 @@ from wanrun.errors import UsageError
 
 @dataclass(frozen=True)
 class Setting:
-    """A choice added to those before it.
+    """A choice added to those before it, as a user gives it, with the measured loss of quality.
 
-    Args:
-        given: how it is asked for.
-        quality: what it costs, as measured on the trained tiny models (benchmarks/RESULTS.md).
-        quantise: dtype of the layers' weights; products are of 8 bits too.
-        steps: denoising steps, without guidance; None for the model's own.
+    The loss is that of the trained tiny models (benchmarks/RESULTS.md). ``quantise`` is the dtype of the
+    layers' weights; products are of 8 bits too. ``steps`` are without guidance; None for the model's own.
     """
 
     given: str
@@ -63,8 +60,8 @@ class Best:
 def best_settings(subject_of: Callable[[Quantise | None], Subject], request: PlanRequest) -> Sequence[Best]:
     """Returns the settings of which each is faster than the one before, with their plans by formula.
 
-    ``subject_of`` returns the subject with layers in 8 bits; ``request`` has the chip, and what is the same
-    for all settings. Raises UsageError as ``make_plan`` does, if no setting can be planned.
+    ``subject_of`` returns the subject with layers in 8 bits; ``request`` has the chip and the options that
+    all settings share. Raises UsageError as ``make_plan`` does, if no setting can be planned.
     """
     chip, count = parse_chip(request.target)
     found: list[Best] = []

@@ -20,7 +20,7 @@ PREPARED = ("blocks/attn2/to_k", "blocks/attn2/to_v")
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """A denoising step of the transformer, with its entry in a manifest.
 
     ``latent_shape`` is latent frames, rows and columns; ``text_length`` is tokens of a prompt with its

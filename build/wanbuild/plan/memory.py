@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.models.blocks import HIDDEN_BYTES
-from wanbuild.plan.generation import Generation, Runs
+from wanbuild.plan.planned_generation import PlannedCalls, PlannedGeneration
 from wanbuild.programs.shape import Shape
 from wanrun import EIGHT_BITS
 from wanrun.artifact.manifest import TINY_VAE
@@ -37,11 +37,9 @@ HELD: Mapping[str, str] = MappingProxyType(
 class VaeCopies:
     """Activations at the VAE's largest level that a compiler keeps at once.
 
-    Args:
-        piece: of a decoder's piece, without the history of each convolution, which is among its inputs.
-        decoder: of a decoder that has its history within, of a window.
-        tile: of one of tiles, whose largest level is that of a tile.
-        encoder: of an encoder, which has its history within.
+    ``piece`` is of a decoder's piece, without the history of each convolution, which is among its inputs. A
+    window's ``decoder`` and an ``encoder`` have their history within; the largest level of a ``tile`` is its
+    own.
     """
 
     piece: float
@@ -91,7 +89,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Need:
-    """The bytes that a device has to have: those of weights, and those of everything else, ``working``.
+    """The bytes that a device needs: those of weights, and those of everything else, ``working``.
 
     ``held`` is how weights lie, a key of ``HELD``; ``limit`` is the bytes of the device that may be used.
     """
@@ -117,7 +115,7 @@ def usable(memory_bytes: int) -> int:
     return int(memory_bytes * (1 - DEVICE_MARGIN))
 
 
-def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -> Need:
+def need(generation: PlannedGeneration, sizes: Sizes, figures: Mapping[str, Figures]) -> Need:
     """Returns what a generation needs on each device: with the fastest way to hold weights that fits.
 
     If none fits, that is the need of the last. ``sizes`` has devices by axis, and ``figures`` those of its
@@ -154,7 +152,7 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
     return next((one for one in needs if one.fits), needs[-1])
 
 
-def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
+def estimated(generation: PlannedGeneration, sizes: Sizes) -> dict[str, Figures]:
     """Returns the figures of every program by formula.
 
     A pass holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
@@ -171,7 +169,7 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     return figures
 
 
-def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
+def _temporary_bytes(generation: PlannedGeneration, call: PlannedCalls, sizes: Sizes) -> float:
     if call.component is None:  # it computes a little of what it is given
         return 0.0
     if ROLES[call.role].when == "steps":
@@ -184,7 +182,7 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     return _gathered_bytes(generation, call.component, sizes)
 
 
-def _step_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
+def _step_bytes(generation: PlannedGeneration, call: PlannedCalls, sizes: Sizes) -> float:
     config: Any = generation.step.config
     item, tensor = 4 if generation.options.dtype == "float32" else 2, sizes.get("tensor", 1)
     tokens = generation.step_of(call).tokens_of(sizes)
@@ -200,13 +198,13 @@ def _step_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     return tokens * (hidden + width) + layer
 
 
-def _scales_rows(generation: Generation) -> bool:
+def _scales_rows(generation: PlannedGeneration) -> bool:
     """Whether products are scaled, and so are kept in float32 as well as rounded."""
     layers = generation.manifest.dtypes[generation.experts[0]].eight_bit
     return any(not EIGHT_BITS[form].block for form in layers.values())
 
 
-def _vae_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
+def _vae_bytes(generation: PlannedGeneration, call: PlannedCalls, sizes: Sizes) -> float:
     decoder = ROLES[call.role].when == "video"
     config, shape, options = generation.config("vae"), generation.shape, generation.options
     chunk = options.vae_decode_chunk if decoder else options.vae_encode_chunk
@@ -229,7 +227,7 @@ def _vae_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     return _vae_copies(generation, call, tiled) * largest + joined
 
 
-def _vae_copies(generation: Generation, call: Runs, tiled: bool) -> float:
+def _vae_copies(generation: PlannedGeneration, call: PlannedCalls, tiled: bool) -> float:
     copies = VAE_COPIES[generation.chip.platform]
     if ROLES[call.role].when != "video":
         return copies.encoder
@@ -244,7 +242,7 @@ def _joined_bytes(shape: Shape, tile: int) -> int:
     return 3 * shape.num_frames * (4 * (2 * tile**2 + width * (tile - step)) + width * height)
 
 
-def _tiny_bytes(generation: Generation) -> float:
+def _tiny_bytes(generation: PlannedGeneration) -> float:
     config, shape, options = generation.config(TINY_VAE), generation.shape, generation.options
     pixels = shape.width * shape.height / config.patch_size**2
     item = 4 if options.vae_dtype == "float32" else 2
@@ -252,7 +250,7 @@ def _tiny_bytes(generation: Generation) -> float:
     return TINY_COPIES * frames * pixels * config.widths[-1] * item
 
 
-def _gathered_bytes(generation: Generation, component: str, sizes: Sizes) -> float:
+def _gathered_bytes(generation: PlannedGeneration, component: str, sizes: Sizes) -> float:
     """Returns the bytes of two layers that are gathered along ``fsdp``, the one in use and the next."""
     if sizes.get("fsdp", 1) == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""The meshes of a number of devices, from the fastest; and what would fit where none of them does."""
+"""The meshes of a number of devices, the fastest first, and alternatives if none of them fits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import structs
 
 from wanbuild.models.tiles import TILE
-from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, Need, estimated, need
+from wanbuild.plan.planned_generation import PlannedGeneration
 from wanbuild.plan.prediction import transfer_seconds
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import mesh_problem, meshes
@@ -34,7 +34,7 @@ class Candidate:
     figures: Mapping[str, Figures]
 
 
-def candidates(generation: Generation, count: int) -> list[Candidate]:
+def candidate_meshes(generation: PlannedGeneration, count: int) -> list[Candidate]:
     """Returns all meshes of exactly this many devices: first those that fit, the fastest first.
 
     Of those that do not fit, the one that needs least comes first.
@@ -48,15 +48,15 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
     return sorted(works, key=lambda one: (not one.need.fits, one.video if one.need.fits else one.need.total))
 
 
-def candidate(generation: Generation, sizes: Sizes) -> Candidate:
-    """Returns what is predicted for one mesh, only by formula."""
+def candidate(generation: PlannedGeneration, sizes: Sizes) -> Candidate:
+    """Returns the prediction for one mesh, by formula."""
     figures = estimated(generation, sizes)
     found = need(generation, sizes, figures)
     step = step_seconds(generation, sizes, found)
     return Candidate(sizes, step, video_seconds(generation, sizes, found), found, figures)
 
 
-def step_seconds(generation: Generation, sizes: Sizes, found: Need | None = None) -> float:
+def step_seconds(generation: PlannedGeneration, sizes: Sizes, found: Need | None = None) -> float:
     """Returns the mean seconds of a step: the larger of computing and bringing layers that stream."""
     seconds = 0.0
     if found is not None and found.held == "stream":
@@ -65,10 +65,10 @@ def step_seconds(generation: Generation, sizes: Sizes, found: Need | None = None
     return max(seconds, computed / generation.all_steps)
 
 
-def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
+def video_seconds(generation: PlannedGeneration, sizes: Sizes, found: Need) -> float:
     """Returns the seconds of a generation, without the start.
 
-    Where not all weights are held, those that leave come back once: both experts, and the text encoder.
+    Where not all weights are held, both experts and the text encoder are transferred once more.
     """
     others = (call for call in generation.calls if call not in generation.makers)
     total = sum(generation.time(call, sizes).seconds * call.times for call in others)
@@ -80,7 +80,7 @@ def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
 
 
 def refusal(
-    generation: Generation,
+    generation: PlannedGeneration,
     count: int,
     best: Candidate,
     sizes: Sequence[tuple[int, int]],
@@ -103,7 +103,7 @@ def refusal(
     )
 
 
-def _more_devices(generation: Generation, count: int) -> Iterator[str]:
+def _more_devices(generation: PlannedGeneration, count: int) -> Iterator[str]:
     """Yields the least number of devices that would fit, with their fastest mesh; first, another mesh."""
     chip = generation.chip
     for devices in (count, *(n for n in chip.counts if n > count)):
@@ -113,7 +113,7 @@ def _more_devices(generation: Generation, count: int) -> Iterator[str]:
             return
 
 
-def in_tiles(generation: Generation, count: int) -> Generation | None:
+def in_tiles(generation: PlannedGeneration, count: int) -> PlannedGeneration | None:
     """Returns a generation whose VAE works in tiles, if it fits only so: on one device, not in chunks."""
     if count > 1 or generation.options.vae_tile or generation.chunked:
         return None
@@ -121,7 +121,7 @@ def in_tiles(generation: Generation, count: int) -> Generation | None:
     return tiled if _fitting(tiled, count) is not None else None
 
 
-def _smaller(generation: Generation, count: int, sizes: Sequence[tuple[int, int]]) -> Iterator[str]:
+def _smaller(generation: PlannedGeneration, count: int, sizes: Sequence[tuple[int, int]]) -> Iterator[str]:
     """Yields another dtype, the largest smaller size and the most frames that would fit."""
     shape, options = generation.shape, generation.options
     for name in ("dtype", "vae_dtype"):
@@ -144,9 +144,9 @@ def _smaller(generation: Generation, count: int, sizes: Sequence[tuple[int, int]
             break
 
 
-def _fitting(generation: Generation, count: int) -> Candidate | None:
+def _fitting(generation: PlannedGeneration, count: int) -> Candidate | None:
     """Returns the fastest mesh of this many devices that fits."""
-    found = candidates(generation, count)
+    found = candidate_meshes(generation, count)
     return found[0] if found and found[0].need.fits else None
 
 

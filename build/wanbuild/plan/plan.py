@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from wanbuild.options import BuildOptions, PlanRequest
-from wanbuild.plan.generation import Generation
+from wanbuild.build_options import BuildOptions, PlanRequest
 from wanbuild.plan.here import NAMES, this_machine
-from wanbuild.plan.meshes import Candidate, candidate, candidates, in_tiles, refusal
+from wanbuild.plan.meshes import Candidate, candidate, candidate_meshes, in_tiles, refusal
+from wanbuild.plan.planned_generation import PlannedGeneration
 from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.programs.export import in_form_of
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
-from wanbuild.programs.too_large import TooLargeError
+from wanbuild.programs.xla import TooLargeError
 from wanbuild.targets.chip import Chip
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.names import chip_named, choice
+from wanbuild.targets.parsing import chip_named, choice
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.mesh import name_suffix, num_devices
 from wanrun.artifact.roles import FORMS, STEPWISE
@@ -42,7 +43,7 @@ class Plan:
     """
 
     subject: Subject
-    generation: Generation
+    generation: PlannedGeneration
     devices: int
     chosen: Candidate
     others: Sequence[Candidate] = ()
@@ -72,8 +73,8 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
 def make_plan(subject: Subject, request: PlanRequest, chips: Mapping[str, Chip] = CHIPS) -> Plan:
     """Returns the plan of a generation.
 
-    Raises UsageError for an unknown chip, a number of devices that it does not come in, a mesh or a shape
-    that cannot be, or a generation that does not fit.
+    Raises UsageError for an unknown chip, a number of devices that it does not come in, an impossible mesh
+    or shape, or a generation that does not fit.
     """
     chip, count = parse_chip(request.target, chips)
     # Work is counted in jaxprs, for which JAX starts a platform too.
@@ -95,20 +96,29 @@ def _planned(subject: Subject, request: PlanRequest, chip: Chip, count: int | No
     generation = _generation(subject, request, chip)
     if mesh:
         check_mesh(mesh, generation.step.config, generation.shape, devices, generation.options.nag)
-    found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
+    found = [candidate(generation, mesh)] if mesh else candidate_meshes(generation, devices)
     if not found:
         raise UsageError(
             "unsupported",
             f"no mesh of {devices} devices makes a video of {subject.manifest.model.variant}",
-            expected=f"{chip.name} alone",
+            expected=f"one {chip.name}",
             found=f"{chip.name}-{devices}",
         )
     if not found[0].need.fits and (tiled := in_tiles(generation, devices)) is not None:
-        generation, found = tiled, candidates(tiled, devices)
+        generation, found = tiled, candidate_meshes(tiled, devices)
     if not (found[0].need.fits or request.all_meshes):
         raise refusal(generation, devices, found[0], subject.sizes)
-    others = candidates(generation, devices) if request.all_meshes else ()
+    others = candidate_meshes(generation, devices) if request.all_meshes else ()
     return Plan(subject, generation, devices, found[0], others)
+
+
+@contextmanager
+def fitting_offered(artifact: Path) -> Iterator[None]:
+    """Gives the error of a program that is too large, raised inside the block, a remedy that fits."""
+    try:
+        yield
+    except TooLargeError as error:
+        raise fitting_instead(artifact, error) from error
 
 
 def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
@@ -146,7 +156,7 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
     return UsageError(error.code, error.what, expected=error.expected, found=error.found, remedy=remedy)
 
 
-def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generation:
+def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> PlannedGeneration:
     """Returns the generation: what the request says, else the subject, else the variant."""
     manifest, defaults = subject.manifest, subject.defaults
     variant = variant_named(manifest.model.variant, Path(subject.name))
@@ -174,4 +184,4 @@ def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generatio
     loop = STEPWISE if manifest.model.chunks is None else next(one for one in FORMS if FORMS[one].chunked)
     form = FORMS.get(options.loop, FORMS[loop])  # of several, that of single steps, or the model's only one
     options = structs.replace(options, loop=STEPWISE if form.streams else form.name)
-    return Generation(manifest, shape, options, chip, steps, form.streams)
+    return PlannedGeneration(manifest, shape, options, chip, steps, form.streams)

@@ -14,7 +14,7 @@ transformer's layer once between its products: norms, rotation, modulation, sums
 added: a program mostly waits for one of them before the next.
 
 *Efficiency* is what remains of the chip's figure in long runs, the same for all models and sizes. Those of a
-TPU's products and attention, and the passes, are what the chips' compilers say of our programs
+TPU's products and attention, and the passes, are the chips' compilers' figures for our programs
 (docs/notes/chips.md, "What a layer takes"); the others are assumed.
 """
 
@@ -92,10 +92,10 @@ OF_CHIPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         **{gpu.name: HALF_RATE for gpu in GPUS if gpu.device_kind.startswith("NVIDIA GeForce")},
     }
 )
-"""Where something else is known than of the platform: of TPUs by their compiler, of GPUs by measurements."""
+"""Efficiencies that differ from the platform's: of TPUs by their compiler, of GPUs by measurements."""
 
 PAST_PASSES = 3
-"""Reads and writes of what is kept of earlier chunks, in each step: keys are rotated, keys and values joined
+"""Reads and writes of the cache of earlier chunks, in each step: keys are rotated, keys and values joined
 with those of the chunk. Assumed, not measured."""
 
 BOUNDS = ("products", "bytes", "passes", "exchange")

@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec import structs
 
+from wanbuild.build_options import DTYPE_OF
 from wanbuild.conversion.chosen import Quantise, parse_quantise
 from wanbuild.hub.repository import locate_tokenizer
-from wanbuild.options import DTYPE_OF
-from wanbuild.plan.published import (
-    manifest_of,
+from wanbuild.plan.published_model import (
+    model_manifest,
     published_manifest,
     published_names,
     published_variant,
@@ -21,8 +21,8 @@ from wanbuild.plan.published import (
 from wanbuild.recipe import Recipe, read_recipe
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
+from wanbuild.source.checkpoint_parts import TOKENIZER
 from wanbuild.source.match import variant_of
-from wanbuild.source.parts import TOKENIZER
 from wanbuild.source.single_files import open_files
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
@@ -132,7 +132,7 @@ def _of_open(
     """Returns the subject of an open checkpoint."""
     variant = variant_of(source)
     configs = {name: part.recorded_config for name, part in source.components.items()}
-    manifest = manifest_of(variant, configs, source.boundary_ratio, dtypes, quantise)
+    manifest = model_manifest(variant, configs, source.boundary_ratio, dtypes, quantise)
     return Subject(name, manifest, variant.sizes)
 
 

@@ -1,25 +1,21 @@
-"""Compiles a profile's programs into the artifact's compilation cache."""
+"""Compiles the requested shapes' programs for a target."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from wanbuild.build_options import CompileRequest
 from wanbuild.models.attention_forms import has_kernel
-from wanbuild.options import CompileRequest
 from wanbuild.programs.entry_compiler import CompiledProgram, EntryCompiler
-from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
+from wanbuild.programs.export import builder_of, profile_of
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
-from wanbuild.programs.preview import with_preview
-from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
+from wanbuild.programs.requirements import requirements_of, write_requirements
 from wanbuild.programs.shape import Shape
-from wanbuild.programs.too_large import TooLargeError
-from wanbuild.programs.wiring import check_set
-from wanbuild.staging import changing
+from wanbuild.programs.xla import TooLargeError
 from wanbuild.targets.target import MOSAIC, TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.artifact import Artifact, named_executable
@@ -36,41 +32,12 @@ from wanrun.units import in_bytes, in_hours, scaled
 
 
 def shapes(request: CompileRequest, manifest: Manifest) -> Iterator[Shape]:
-    """Yields every combination of size, frame count and guidance that is asked for."""
+    """Yields every requested combination of size, frame count and guidance."""
     variant = variant_named(manifest.model.variant, request.artifact)
     for width, height in request.sizes or variant.sizes[:1]:
         for frames in request.frames or (variant.num_frames,):
             for guidance in request.guidance or (has_guidance(manifest),):
                 yield Shape(width, height, frames, request.num_videos, guidance, request.num_references)
-
-
-def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> Manifest:
-    """Adds profiles and targets to an artifact, and the map of its previews; executes no program of it.
-
-    Executables that are intact and were built in this environment are kept. A target whose environment has
-    changed is compiled again for all of its profiles. ``report`` gets one line per program. Returns the
-    artifact's new manifest.
-
-    Raises ArtifactError if there is no usable artifact, UsageError for a shape or a target that cannot be
-    built.
-    """
-    with changing(request.artifact.resolve()) as artifact, pinned(platforms_of(request.targets)):
-        manifest = artifact.manifest
-        targets = list({target.name: target for target in _targets(request, manifest)}.values())
-        head_dim = manifest.configs["transformer"]["attention_head_dim"]
-        for target in targets:
-            if not has_kernel(target.kernels, head_dim):
-                report(f"{target.name}: the kernel takes no heads of {head_dim}, so attention is XLA's")
-        wanted = [profile_of(manifest, shape, request.options) for shape in shapes(request, manifest)]
-        for target in targets[1:]:  # the first one is about to be built
-            builder_of(manifest, wanted[0], target)
-        for target in targets:
-            artifact = built_for(artifact, target, wanted, report)
-            write_built(artifact)
-        if (shown := with_preview(artifact, report)) is not artifact:
-            artifact = shown
-            artifact.write()
-    return artifact.manifest
 
 
 def check_request(request: CompileRequest, manifest: Manifest) -> None:
@@ -79,14 +46,14 @@ def check_request(request: CompileRequest, manifest: Manifest) -> None:
     ``manifest`` is the artifact's, or one without files of the same model.
     """
     with pinned(platforms_of(request.targets)):
-        targets = _targets(request, manifest)
+        targets = requested_targets(request, manifest)
         for shape in dict.fromkeys(shapes(request, manifest)):
             for target in targets:
                 builder_of(manifest, profile_of(manifest, shape, request.options), target)
 
 
-def _targets(request: CompileRequest, manifest: Manifest) -> list[TargetSpec]:
-    """Returns the targets that are asked for, with the asked form of attention or the one they have now."""
+def requested_targets(request: CompileRequest, manifest: Manifest) -> list[TargetSpec]:
+    """Returns the requested targets, with the requested form of attention or the one they have now."""
     targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
     if request.attention is None:
         return [as_recorded(target, manifest) for target in targets]
@@ -108,37 +75,13 @@ def as_recorded(target: TargetSpec, manifest: Manifest) -> TargetSpec:
     return target.attending_by(next(named, target.kernels.attention))
 
 
-def built_for(
-    artifact: Artifact,
-    spec: TargetSpec,
-    wanted: Sequence[Profile],
-    report: Callable[[str], None],
-) -> Artifact:
-    """Exports and compiles profiles for a target, added to those it has; ``write_built`` commits them.
-
-    The caller holds the build lock and JAX's flags, and removes files that are not listed.
-    """
-    exported, key = with_programs(artifact, spec, wanted)
-    check_set(exported.manifest, key)
-    manifest, sets = artifact.manifest, exported.manifest.program_sets
-    names = [profile.name for profile in wanted]
-    with LimitedProcesses() as processes:
-        compiled = _compile_target(exported, artifact, spec, key, names, processes, report)
-    targets = with_requirements({**exported.manifest.targets, spec.name: compiled})
-    return exported.changed(
-        targets=targets,
-        program_sets=used_sets(sets, targets),
-        times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
-    )
-
-
 def write_built(artifact: Artifact) -> None:
     """Commits what was built: the manifest, and before it the requirements files that it lists."""
     write_requirements(artifact.folder, artifact.manifest.targets)
     artifact.write()
 
 
-def _compile_target(
+def compile_target(
     artifact: Artifact,
     before: Artifact,
     spec: TargetSpec,
@@ -147,7 +90,7 @@ def _compile_target(
     processes: LimitedProcesses,
     report: Callable[[str], None],
 ) -> Target:
-    """Compiles the programs that a target has no usable executable of, of its other profiles too."""
+    """Compiles the programs without a usable executable for a target, its other profiles' too."""
     folder = f"{EXECUTABLE.folder}/{spec.name}"
     built = before.manifest.targets.get(spec.name)
     ledger: dict[tuple[str, str], CompiledProgram] = {}
@@ -209,7 +152,7 @@ def _announce(
     before: Manifest,
     report: Callable[[str], None],
 ) -> None:
-    """Reports how long the programs will take to compile, if that is long, as far as it is known."""
+    """Reports how long the programs will take to compile, if that is long and known."""
     missing = {
         (name, program.sha256): _last_seconds(before, name)
         for programs in profiles
@@ -232,7 +175,7 @@ def _last_seconds(manifest: Manifest, program: str) -> float | None:
 
 
 def _last_time(manifest: Manifest, program: str) -> str:
-    """Returns the same in words; empty where it is not known."""
+    """Returns the same in words; empty if it is not known."""
     seconds = _last_seconds(manifest, program)
     return "" if seconds is None else f" ({seconds:.0f} s the last time)"
 

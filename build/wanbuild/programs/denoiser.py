@@ -173,7 +173,7 @@ def _led_away(
     projection: jax.Array | None,
     skip_scale: jax.Array,
 ) -> jax.Array:
-    """Returns what ``guided`` does where a pass may skip layers; the conditional velocity waits for it."""
+    """Returns ``guided``'s result where a pass may skip layers; the conditional velocity waits for it."""
     together, turns = at_once(scale), passes(scale, skip_scale)
 
     def one(turn: jax.Array, made: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

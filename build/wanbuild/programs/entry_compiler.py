@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.instructions import beyond, record_cpu_level
 from wanbuild.programs.limited import LimitedProcesses
-from wanbuild.programs.too_large import TooLargeError
+from wanbuild.programs.xla import TooLargeError, compile_into
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.mesh import name_suffix
@@ -130,7 +129,7 @@ class EntryCompiler:
         raise UsageError(
             "unsupported",
             f"{name} cannot be compiled for {level.name} on this CPU",
-            expected=f"code for {level.limits[-1]} alone",
+            expected=f"only code for {level.limits[-1]}",
             found=" ".join(more),
             remedy="build it on another CPU",
         )

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
+from wanbuild.build_options import BuildOptions
 from wanbuild.models.partition import PARAMETERS
-from wanbuild.options import BuildOptions
-from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.jax_flags import jax_options
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.wiring import aval_text
 from wanbuild.targets.target import TargetSpec
-from wanbuild.variants.start import with_start
+from wanbuild.variants.from_video import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.model import Model
@@ -131,7 +131,7 @@ def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profi
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
         programs[name] = _export_profile(artifact, name, builder, target.platform)
     streams = (name for name in names if any(FORMS[form].streams for form in profiles[name].options.forms))
-    layers = next((layers_of(builders[name]) for name in streams), own.layers)
+    layers = next((layer_stacks(builders[name]) for name in streams), own.layers)
     sets[empty.key] = msgspec.structs.replace(own, programs=programs, layers=layers)
     changed = _changed_programs(manifest.program_sets, sets)
     targets = {
@@ -152,7 +152,7 @@ def with_programs(artifact: Artifact, target: TargetSpec, wanted: Sequence[Profi
     )
 
 
-def layers_of(builder: ProgramBuilder) -> dict[str, tuple[int, ...]]:
+def layer_stacks(builder: ProgramBuilder) -> dict[str, tuple[int, ...]]:
     """Returns the stacks of a transformer, each with the layers of the first one that its own follow."""
     return {name: tuple(follows) for name, follows in builder.modules["transformer"].stacks.items()}
 
@@ -195,7 +195,7 @@ def _export_profile(
 
 
 def _written(artifact: Artifact, path: Path, data: bytes) -> dict[str, str]:
-    """Writes a program to a file that is named by a path and the digest; returns what a record has of it."""
+    """Writes a program to a file that is named by a path and the digest; returns the fields of its record."""
     digest = sha256_of(data)
     file = path.with_name(f"{path.name}-{digest[:12]}.stablehlo")
     if digest_found(file, len(data)) != digest:  # a killed build leaves the old one whole
@@ -221,7 +221,7 @@ def _of_these(programs: ProgramSet, old: Mapping[str, Profile], new: Mapping[str
 
 
 def _changed_programs(old: Mapping[str, ProgramSet], new: Mapping[str, ProgramSet]) -> set[tuple[str, str]]:
-    """Returns set key and profile of the programs that are gone or have changed."""
+    """Returns set key and profile of the programs that were removed or changed."""
     return {
         (key, name)
         for key, programs in old.items()

@@ -54,8 +54,8 @@ def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
 def record_cpu_level(entry: Path, level: CpuLevel) -> None:
     """Removes the features beyond a CPU level from the list of those that an entry needs.
 
-    XLA writes down those of the CPU that compiles. On one that lacks any of them it would warn of SIGILL at
-    every start, in lines of 3 000 characters, whatever instructions there are. Call it only for an entry in
+    XLA records those of the CPU that compiles. On a CPU that lacks any of them it would warn of SIGILL at
+    every start, in lines of 3 000 characters, whatever the instructions need. Call it only for an entry in
     which ``beyond`` has found no instruction beyond the level.
     """
     from jax._src import compilation_cache

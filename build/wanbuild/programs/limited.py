@@ -88,7 +88,7 @@ def _started(limit: str) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Compiles what standard input asks for, until that ends: its parent has ended, perhaps by a kill."""
+    """Compiles programs that standard input names until it closes, also because the parent was killed."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's output must not mix with the answers
     requests = queue.SimpleQueue[Any]()
@@ -115,8 +115,8 @@ def _compile(
     target: str, cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
 ) -> Mapping[str, Any]:
     """Compiles a program in this process."""
-    from wanbuild.programs.compiler import compile_into
     from wanbuild.programs.jax_flags import pinned
+    from wanbuild.programs.xla import compile_into
     from wanbuild.targets.target import resolve_target
 
     with pinned("cpu"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from wanbuild.models.forms import Forms, tracing_with
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanbuild.programs.shardings import arrays_placed
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.roles import FORMS, ROLES, STEPWISE, RoleName
@@ -54,7 +54,9 @@ class ProgramSpec:
                 # have outliers, runs once a video.
                 w8a8 = self.kernels.w8a8 and ROLES[self.role].when != "prompts"
                 products = self.kernels.products
-                forms = Forms(self.kernels.weight_bits, products == "widened", w8a8, products == "rounded")
+                forms = TraceOptions(
+                    self.kernels.weight_bits, products == "widened", w8a8, products == "rounded"
+                )
                 stack.enter_context(tracing_with(forms))
                 if self.kernels.float32_precision != "default":
                     stack.enter_context(jax.default_matmul_precision(self.kernels.float32_precision))

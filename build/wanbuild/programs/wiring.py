@@ -1,7 +1,7 @@
-"""Compares programs with what they are given: names, dtypes and shapes, role by role.
+"""Compares programs with the arguments that they get: names, dtypes and shapes, role by role.
 
 ``check_set`` compares the manifest's records with one another and with the model, before anything is
-compiled; ``check_file`` compares a program's file with its record.
+compiled; ``check_program`` compares a program's file with its record.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def aval_text(dtype: str, *sizes: int) -> str:
     return f"{dtype}[{','.join(map(str, sizes))}]"
 
 
-def check_file(
+def check_program(
     name: str, program: Program, components: Mapping[str, Component], bits: bool, exported: Exported
 ) -> None:
     """Checks that a program's file has the name, inputs and outputs that the manifest says.
@@ -69,7 +69,7 @@ def check_file(
 
 
 def check_set(manifest: Manifest, key: str) -> None:
-    """Checks that the programs of a set take what the host, the weights and other programs give.
+    """Checks that the programs of a set fit the arrays of the host, the weights and other programs.
 
     Raises ArtifactError with the first input or output that does not fit.
     """
@@ -79,7 +79,7 @@ def check_set(manifest: Manifest, key: str) -> None:
 
 
 class _Wiring:
-    """What each program of a profile is given, by name."""
+    """The arguments that each program of a profile gets, by name."""
 
     def __init__(self, manifest: Manifest, profile: Profile, program_set: ProgramSet) -> None:
         self._manifest, self._profile, self._set = manifest, profile, program_set
@@ -108,7 +108,7 @@ class _Wiring:
             self._check_program(name, self._programs[name])
 
     def _check_roles(self) -> None:
-        """Checks that there is a program for all that the runtime calls."""
+        """Checks that there is a program for every call of the runtime."""
         task = self._task
         needed = {"window": task.conditions, "start": self._options.video_to_video, "past": task.past}
         media = [role for role, is_so in needed.items() if is_so]
@@ -158,7 +158,7 @@ class _Wiring:
         _compare(f"program {name} of profile {self._profile.name}", expected, program.avals)
 
     def _around(self, name: str, program: Program) -> tuple[Trees, Trees]:
-        """Returns what a program is given, and what of its outputs others take."""
+        """Returns a program's arguments, and those of its outputs that others take."""
         role = ROLES[program.role]
         if role.when == "loading":
             return self._spreading(name, program)
@@ -186,7 +186,7 @@ class _Wiring:
         return given, passed if role.makes or form.chunked else alike
 
     def _chunk(self, program: Program) -> dict[str, Any]:
-        """Returns the state of a program of chunks, its number and what is kept of those before it."""
+        """Returns the state of a program of chunks, the chunk's number and the cache of those before it."""
         assert self._model.chunks is not None
         batch, channels, times, *cells = self._latents
         lengths, frames = self._model.chunks.lengths(times), program.array("latents")[1][2]
@@ -206,7 +206,7 @@ class _Wiring:
 
     @property
     def _kept(self) -> Any:
-        """What is kept of earlier chunks."""
+        """The cache of earlier chunks."""
         (beginner,) = with_role(self._programs, FORMS[self._options.loop].roles[0])
         return self._programs[beginner].avals["outputs"].get("cache", NOTHING)
 
@@ -215,7 +215,7 @@ class _Wiring:
         return self._layers.keys() & set(program.inputs)
 
     def _made(self, program: Program) -> dict[str, Any]:
-        """Returns what earlier programs of a form make for one; of layers, only those of its stack."""
+        """Returns the outputs of earlier programs of a form for one; of layers, only those of its stack."""
         made: dict[str, Any] = {**self._layers, OUTSIDE: self._outside, **self._slots_for(program)}
         own = next((form.roles for form in FORMS.values() if program.role in form.roles), ())
         for name in with_role(self._programs, *roles_when("media"), *own):
@@ -237,7 +237,7 @@ class _Wiring:
         return {LORA: {name: tree for name, tree in slots.items() if whole or name not in self._layers}}
 
     def _arrays(self) -> dict[str, Any]:
-        """Returns what the host gives before the steps: embeddings, images and videos, windows and modes."""
+        """Returns the host's arrays before the steps: embeddings, images and videos, windows and modes."""
         profile, task = self._profile, self._task
         prompts, tokens = profile.num_prompts, self._manifest.tokenizer.max_length
         arrays = {"embeddings": aval_text(self._options.dtype, prompts, tokens, self._model.text_width)}
@@ -293,7 +293,7 @@ class _Wiring:
         return aval_text("float32", channels, times, *cells)
 
     def _calls(self, form: Form) -> dict[str, Any]:
-        """Returns what the host gives a call in the steps: a row of the solver's table, or all of it."""
+        """Returns the host's arrays for a call in the steps: a row of the solver's table, or all of it."""
         row: dict[str, tuple[int, ...]] = {"coefficients": (len(COLUMNS),), "timestep": ()}
         if self._model.flow_map:
             row["next_timestep"] = ()
@@ -314,7 +314,7 @@ class _Wiring:
         return {key: program.avals["inputs"][key] for key in program.donated} | {"latents": latents}
 
     def _filled(self, program: Program | None = None) -> dict[str, Any]:
-        """Returns what the host fills in the shape that a program takes: options, a held frame's mask."""
+        """Returns the host's arrays in the shape that a program takes: options, a held frame's mask."""
         keys = [key for key in self._model.options if key not in EXPERT_OPTIONS]
         if self._task.held is not None and self._task.held.mask:
             keys.append(self._task.held.mask)

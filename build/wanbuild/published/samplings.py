@@ -48,4 +48,4 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "rcm-4-i2v-ode": _rcm(200, "rcm-ode"),
     }
 )
-"""By name, defaults by key: see ``wanbuild.default_options.default_rows``."""
+"""By name, defaults by key: see ``wanbuild.convert_options.default_rows``."""

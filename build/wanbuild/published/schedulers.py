@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.published.settings import Config
+from wanbuild.published.base_configs import Config
 
 _SHARED_SIGMAS = {
     "num_train_timesteps": 1000,
@@ -127,7 +127,7 @@ SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
     }
 )
 """One per solver, with every field that diffusers 0.42.1 saves, or FastVideo for ``self-forcing``; Wan itself
-is published with ``unipc``. Those of Helios are by variant: its dynamic shifting is that of its own training
+is published with ``unipc``. Those of Helios are by variant: its dynamic shifting is that of its training
 configs."""
 
 

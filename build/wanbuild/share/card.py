@@ -19,7 +19,7 @@ from wanrun.units import in_bytes
 
 CARD = "README.md"
 BEGIN, END = "<!-- wanbuild: begin -->", "<!-- wanbuild: end -->"
-"""Between them is what a push writes again; the rest of the card is its owner's."""
+"""The marks around the part that a push writes again; the rest of the card is its owner's."""
 
 STEPS = ("denoise_step", "chunk")
 """The programs of a step: of a whole video, and of a chunk."""
@@ -53,7 +53,7 @@ class Example:
         Raises UsageError if a page cannot show the file as a video, or it was not made from this artifact.
         """
         if path.suffix.lower() not in SHOWN:
-            raise UsageError("wrong_kind", f"{path} is no example", expected=" or ".join(SHOWN))
+            raise UsageError("wrong_kind", f"{path} cannot be an example", expected=" or ".join(SHOWN))
         try:
             open_regular(path).close()  # whoever reads its metadata would wait for a pipe's writer
         except OSError as error:
@@ -79,8 +79,8 @@ def merged_card(
 ) -> str | None:
     """Returns a new card, or ``there``, the repository's card, with our part written again.
 
-    It is None if the card in the repository has no part of ours: then it is its owner's. ``licence`` is of
-    the weights, as the hub names it; None for the one that is known of the source.
+    It is None if the card in the repository was written without wanbuild. ``licence`` is of the weights, as
+    the hub names it; None for that of a known source.
     """
     part = "\n".join([BEGIN, *_lines(artifact, repository, example), END])
     if there is None:

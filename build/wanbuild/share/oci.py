@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.conversion.orbax import add_metadata
-from wanbuild.progress import Progress
+from wanbuild.progress_line import ProgressLine
 from wanbuild.share.card import licence_of
-from wanbuild.share.layers import layers_of
-from wanbuild.share.requests import OciRequest
+from wanbuild.share.oci_layers import layers_of
+from wanbuild.share.share_options import OciRequest
 from wanbuild.share.tar import write_tar
 from wanhub.signature import is_signed
 from wanrun.artifact.artifact import Artifact, open_artifact
@@ -35,11 +35,11 @@ TYPES = "application/vnd.oci.image"
 NAME = "org.opencontainers.image.ref.name"
 """The annotation that names an image of a layout."""
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-"""What a registry takes as a tag."""
+"""The tags that a registry accepts."""
 ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
 """OCI's names of machines."""
 MAX_INDEX_BYTES = 2**24
-"""Of a layout's small files."""
+"""The largest small file of a layout."""
 
 Descriptor = dict[str, Any]
 Report = Callable[[str], None]
@@ -56,7 +56,7 @@ def write_layout(request: OciRequest, report: Report) -> str:
     if TAG.fullmatch(request.tag) is None:
         raise UsageError(
             "invalid_value",
-            "the tag is none that a registry takes",
+            "the tag is not valid in a registry",
             expected="letters, digits, '.', '_' and '-', 128 at most",
             found=request.tag,
         )
@@ -159,7 +159,10 @@ def _annotations(manifest: Manifest, licence: str | None) -> dict[str, str]:
 def _write_layer(folder: Path, title: str, content: Mapping[str, Path | bytes]) -> Descriptor:
     """Writes files as a layer; returns its descriptor."""
     total = sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in content.values())
-    with Progress(total, "write") as progress, temporary_path(folder / "blobs" / "sha256" / "layer") as path:
+    with (
+        ProgressLine(total, "write") as progress,
+        temporary_path(folder / "blobs" / "sha256" / "layer") as path,
+    ):
         with path.open("wb") as file:
             digest, size = write_tar(file, content, progress.advance)
             file.flush()

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from wanbuild.conversion.orbax import add_metadata
-from wanbuild.progress import Progress
-from wanbuild.share.requests import PullRequest
+from wanbuild.progress_line import ProgressLine
+from wanbuild.share.share_options import PullRequest
 from wanhub.copy import Copy
 from wanhub.marker import MARKER
 from wanhub.opening import open_newest
@@ -48,7 +48,7 @@ def pull(request: PullRequest, report: Report) -> Path:
     copy, files = Copy(artifact, report), list(chosen.named())
     copy.discard_damaged(files)
     missing = copy.missing(files)
-    with Progress(sum(one.nbytes or 0 for one in missing), "fetch") as progress:
+    with ProgressLine(sum(one.nbytes or 0 for one in missing), "fetch") as progress:
         copy.fetch(files, progress.advance)
     opened.pin(report)
     came = f"{copy.store.requests} requests, {copy.store.nbytes:,} bytes"
@@ -84,7 +84,7 @@ def _check_folder(folder: Path) -> None:
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
             raise UsageError(
-                "exists", f"{folder} is not empty, and no artifact", remedy="choose a new folder"
+                "exists", f"{folder} is not empty, and not an artifact", remedy="choose a new folder"
             )
     except OSError as error:
         raise unwritable(f"the folder {folder}", error, "choose another folder") from error

@@ -16,8 +16,8 @@ from typing import Any
 from wanbuild.conversion.orbax import add_metadata
 from wanbuild.hub.errors import SilentHubError
 from wanbuild.share.card import CARD, Example, merged_card
-from wanbuild.share.layers import layers_of
-from wanbuild.share.requests import PushRequest
+from wanbuild.share.oci_layers import layers_of
+from wanbuild.share.share_options import PushRequest
 from wanhub.address import parse_address
 from wanhub.origin import read_copied
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
@@ -39,7 +39,7 @@ ATTRIBUTES = tuple(
         "example.*",
     )
 )
-"""What git keeps as large files, whatever they are called."""
+"""The files that git keeps as large files."""
 
 CONFLICT = frozenset({409, 412})
 """The hub's answers where the branch has moved since it was read."""
@@ -52,8 +52,8 @@ def push(request: PushRequest, report: Report) -> str:
     """Publishes an artifact; returns its address at the new commit.
 
     Raises ArtifactError if the artifact is damaged, SilentHubError if the hub does not answer, and UsageError
-    for an unknown target, another artifact's example, a repository that may not be written, or a push of
-    somebody else meanwhile.
+    for an unknown target, another artifact's example, a repository that may not be written, or a
+    concurrent push.
     """
     from huggingface_hub import CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -130,7 +130,7 @@ def _stale(store: Store, others: Collection[str], report: Report) -> list[str]:
         try:
             before = read_copied(Path(folder), "the repository", "")
         except ArtifactError as error:
-            report(f"files of the {MANIFEST} that is there stay: {error.what}")
+            report(f"files of the present {MANIFEST} stay: {error.what}")
             return []
     listed = {SIGNATURE, *(one.name for one in before.named())}
     components = before.manifest.components.values()

@@ -27,7 +27,7 @@ def bill_of_materials(artifact: Artifact, licence: str | None = None) -> str:
     It has the model with its source, revision, licence and digests; each component's weights, merged LoRAs,
     the tokenizer, the executables of each target; and the packages with which the executables load.
 
-    ``licence`` is of the weights, as SPDX names it; None for the one that is known of the source. Raises
+    ``licence`` is of the weights, as SPDX names it; None for that of a known source. Raises
     ArtifactError if a requirements file is damaged, and UsageError without cyclonedx-python-lib.
     """
     try:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 COPY_BYTES = 2**20
-"""Read at a time."""
+"""Bytes read at a time."""
 
 
 class _Digesting(io.RawIOBase):

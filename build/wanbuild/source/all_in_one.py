@@ -8,8 +8,8 @@ from pathlib import Path
 from wanbuild.mapping.original import listed
 from wanbuild.mapping.original_parts import EMBEDDED
 from wanbuild.mapping.prefixes import PREFIXES
+from wanbuild.source.checkpoint_parts import OPTIONS, TOKENIZER
 from wanbuild.source.experts import LOW_NOISE
-from wanbuild.source.parts import OPTIONS, TOKENIZER
 from wanbuild.source.safetensors import TensorFile
 from wanrun.errors import SourceError
 

@@ -17,15 +17,15 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import read_json, shown
+from wanbuild.source.checkpoint_parts import ADDED, OPTIONS
 from wanbuild.source.component import SourceComponent, open_component, open_part
 from wanbuild.source.configs import FILES, SCHEDULER, beside, given_scheduler, of_parts
-from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE, NOISE, check_boundary, read_boundary
 from wanbuild.source.former_names import with_names_of_index
-from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
-from wanbuild.source.images import ImageProcessorConfig, open_image_processor
-from wanbuild.source.parts import ADDED, OPTIONS
+from wanbuild.source.image_processor import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.image_processor import ImageProcessorConfig, open_image_processor
 from wanbuild.source.safetensors import nothing_there
+from wanbuild.source.scales import read_config
 from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.variants.table import MODULES, variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, NO_WEIGHTS, Variant

@@ -19,7 +19,6 @@ from wanbuild.mapping.prefixes import plain_names
 from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, classes_of, derived_config
-from wanbuild.source.eight_bit import EightBit, Scales, read_config, weights_in
 from wanbuild.source.gguf_file import weight_file
 from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.recognise import check_kind
@@ -29,6 +28,7 @@ from wanbuild.source.safetensors import (
     TensorFile,
     not_a_weight,
 )
+from wanbuild.source.scales import Scales, StoredEightBit, read_config, weights_in
 from wanbuild.source.shards import (
     WEIGHT_NAMES,
     check_shards,
@@ -45,19 +45,16 @@ from wanrun.errors import SourceError
 class SourceTensor:
     """One tensor of a component: a stored tensor, or one of equal parts of its rows.
 
-    Attributes:
-        stored: the stored tensor's name.
-        begin: bytes of the stored tensor in front of this one.
-        eight_bit: how 8-bit values are restored; None for a plain dtype.
-        blocks: the place of its values as blocks of 8 bits, where ``entry`` has the values in float32; None
-            if its file has no blocks.
+    The tensor ``stored`` has ``begin`` bytes in front of this one. ``eight_bit`` is how 8-bit values are
+    restored, None for a plain dtype. ``blocks`` is the place of the values as blocks of 8 bits, where
+    ``entry`` has the values in float32; None if its file has no blocks.
     """
 
     file: TensorFile
     stored: str
     entry: TensorEntry
     begin: int = 0
-    eight_bit: EightBit | None = None
+    eight_bit: StoredEightBit | None = None
     blocks: TensorEntry | None = None
 
     @property
@@ -137,7 +134,7 @@ class SourceComponent:
         """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
         return self.tensors[key].entry
 
-    def eight_bit(self, key: str) -> EightBit | None:
+    def eight_bit(self, key: str) -> StoredEightBit | None:
         """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
         return self.tensors[key].eight_bit
 
@@ -293,7 +290,7 @@ _TIED = ("shared.weight", "encoder.embed_tokens.weight")
 """The two names of a text encoder's embedding; torch's own saving writes both."""
 
 _TIED_BYTES = 2**22
-"""What is compared at a time."""
+"""Bytes compared at a time."""
 
 
 def _check_tied(one: SourceTensor, other: SourceTensor) -> None:

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import class_name_of, shown
+from wanbuild.source.checkpoint_parts import ADDED, OPTIONS, TOKENIZER
 from wanbuild.source.derived import classes_of, shown_fields
-from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE
 from wanbuild.source.original_config import OriginalConfig, Shapes, derive_config, is_original
-from wanbuild.source.parts import ADDED, OPTIONS, TOKENIZER
 from wanbuild.source.safetensors import nothing_there
+from wanbuild.source.scales import read_config
 from wanbuild.source.scheduler import read_scheduler
 from wanbuild.source.shards import is_checkpoint, weights_at
 from wanbuild.variants.variant import WITH_IMAGES
@@ -114,7 +114,7 @@ def scheduler_beside(files: Mapping[str, Path]) -> Path | None:
 def scheduler_left(
     files: Mapping[str, Path], configs: Mapping[str, Path], own: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yields a line if the scheduler of such a checkpoint is not used, and differs from ``own``, which is.
+    """Yields a line if such a checkpoint's scheduler is not used, and differs from the used one, ``own``.
 
     Raises SourceError as ``read_json`` does.
     """
@@ -192,11 +192,11 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
 
 
 def _remedy(name: str, file: Path, weights: str) -> str:
-    """Returns what to do about a wrong config: one next to the weights is used if their folder is given."""
+    """Returns the remedy for a wrong config: one next to the weights is used if their folder is given."""
     other = f"give --config {name}={FILES[name]} of these weights"
     if file != Path(weights).with_name(FILES[name]) or weights.endswith(".json"):
         return f"{other}, or leave it out"
-    return f"{other}, or their file alone: {OPTIONS[name]} {weights}"
+    return f"{other}, or only their file: {OPTIONS[name]} {weights}"
 
 
 def _read(name: str, file: Path, classes: Collection[str], remedy: str) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _read(name: str, file: Path, classes: Collection[str], remedy: str) -> dict[
     if (found := class_name_of(config)) is not None and found not in classes:
         raise SourceError(
             "wrong_kind",
-            f"{file} is no config of the {name.replace('_', ' ')}",
+            f"{file} is not the {name.replace('_', ' ')}'s config",
             expected=" or ".join(classes),
             found=shown(found),
             remedy=remedy,

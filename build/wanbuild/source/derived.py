@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.mapping.tiny_vae import BLOCKS, CONV_IN, CONV_OUT, LEVELS, block_name, grow_name
-from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER
-from wanbuild.published.models import PUBLISHED_MODELS
-from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_VAE_2_2, PUBLISHED_VAE_IN_A14B
+from wanbuild.mapping.vae_rules import BLOCKS, CONV_IN, CONV_OUT, LEVELS, block_name, grow_name
+from wanbuild.published.base_configs import PUBLISHED_TEXT_ENCODER, PUBLISHED_VAE_2_2, PUBLISHED_VAE_IN_A14B
+from wanbuild.published.variant_configs import PUBLISHED_IMAGE_ENCODER, PUBLISHED_MODELS
+from wanbuild.source.checkpoint_parts import OPTIONS
 from wanbuild.source.original_config import Shapes, derive_config, fields_of_transformer, layers
-from wanbuild.source.parts import OPTIONS
 from wanrun.artifact.manifest import TINY_VAE, TRANSFORMERS
 from wanrun.errors import SourceError
 
@@ -126,7 +125,7 @@ def _no_part(name: str, where: str, found: str) -> SourceError:
 
 
 def _animate(shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields that only Animate has: as published, but for how often a face is injected."""
+    """Returns the fields that only Animate has, as published except for how often a face is injected."""
     published = PUBLISHED_MODELS["Wan2.2-Animate-14B-Diffusers"]["transformer"]
     base = PUBLISHED_MODELS["Wan2.2-T2V-A14B-Diffusers"]["transformer"]
     own = {name: value for name, value in published.items() if name not in base}
@@ -156,7 +155,7 @@ def _self_forcing(shapes: Shapes) -> dict[str, Any]:
 
 
 def _helios(shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields that only Helios has: as published, but for the scale of the past's keys."""
+    """Returns the fields that only Helios has, as published except for the scale of the past's keys."""
     published = PUBLISHED_MODELS["Helios-Base"]["transformer"]
     base = PUBLISHED_MODELS["Wan2.1-T2V-14B-Diffusers"]["transformer"]
     scale = shapes.get("blocks.0.attn1.history_key_scale")

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import shown
-from wanbuild.source.parts import OPTIONS
+from wanbuild.source.checkpoint_parts import OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
 from wanrun.terminal.lines import warn
@@ -25,10 +25,10 @@ LOW_NOISE = TRANSFORMERS[1]
 """The component that only a checkpoint with two experts has."""
 
 NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, ("high", "low"), strict=True)))
-"""What the experts are named after in published files, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
+"""The words for the experts in names of published files, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
 
 _AFTER = r"fp|bf|int|q\d|e\dm|scaled|kj|lora|light(?:x2v|ning)|model|cn"
-"""What stands after the name of an expert in published files; others are of high or low quality, rank, ..."""
+"""The words after an expert's name in published files; after others, high and low are a quality or a rank."""
 
 _NAMED = (
     re.compile(r"(high|low)[ _.-]?noise"),
@@ -92,7 +92,7 @@ def check_experts(files: Mapping[str, Path], variant: str, given: bool = True) -
             "one file is given for both experts",
             expected=_PLACES,
             found=f"{first} and {second}",
-            remedy="give two files; a model with one transformer takes --transformer alone",
+            remedy="give two files; a model with one transformer takes only --transformer",
         )
     wrong = [name for name, found in named.items() if found != name]
     if len(wrong) == 2:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 MAX_COUNT: Final = 200_000
-"""Of tensors, and of facts."""
+"""The most tensors, and the most facts, of a file."""
 
 MAX_HEADER_BYTES: Final = 64 << 20
 
@@ -35,7 +35,7 @@ _FORMATS = ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")
 """struct's formats of a fact's value by the number of its type; 8 is a text, 9 a list."""
 
 Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", (32,))])
-"""A block of the type Q8_0: 32 values, of 8 bits each, and what they are multiplied by."""
+"""A block of the type Q8_0: 32 values of 8 bits, and their factor."""
 
 _TEXT, _LIST = 8, 9
 _SHAPE = "comfy.gguf.orig_shape."
@@ -202,7 +202,7 @@ class _Header:
         return value
 
     def count(self, what: str) -> int:
-        """Returns a number of things."""
+        """Returns a count."""
         found = int(self.take("<Q"))
         if found > MAX_COUNT:
             raise self._file.damaged(f"the number of {what}", f"at most {MAX_COUNT}", found)

@@ -8,7 +8,7 @@ from typing import Any
 from wanbuild.config import shown
 from wanbuild.models.clip_config import image_tokens
 from wanbuild.source.checkpoint import Source
-from wanbuild.source.parts import OPTIONS
+from wanbuild.source.checkpoint_parts import OPTIONS
 from wanbuild.variants.table import variants_of_pipeline
 from wanbuild.variants.variant import CHANNELS, IMAGE_ENCODER, Variant
 from wanrun.artifact.manifest import TINY_VAE

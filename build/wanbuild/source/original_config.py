@@ -176,7 +176,7 @@ def derive_config(
         what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
         raise SourceError(
             "mismatch",
-            f"{weights} has no config.json beside it, and its shapes do not make one: {what}",
+            f"{weights} has no config.json next to it, and its shapes do not make one: {what}",
             remedy="copy transformer/config.json from the repository whose name ends in -Diffusers",
         ) from None
     if stated is not None:

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from wanbuild.mapping.lora import of_adapter
+from wanbuild.mapping.lora_keys import of_adapter
 from wanbuild.mapping.prefixes import common_prefix, unwrapped
 from wanbuild.source.all_in_one import all_in_one
-from wanbuild.source.eight_bit import UNUSED
+from wanbuild.source.checkpoint_parts import NEEDED, OPTIONS
 from wanbuild.source.experts import NOISE, expert_named
 from wanbuild.source.gguf_file import GgufFile
-from wanbuild.source.parts import NEEDED, OPTIONS
 from wanbuild.source.safetensors import (
     GGUF,
     PICKLED_SUFFIXES,
@@ -24,6 +23,7 @@ from wanbuild.source.safetensors import (
     first_bytes,
     pickled,
 )
+from wanbuild.source.scales import UNUSED
 from wanbuild.source.shards import is_shard
 from wanrun.errors import SourceError
 
@@ -119,7 +119,7 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     if kind == "a LoRA":
         option = f"--lora-{NOISE[expert]}" if expert else "--lora"
         remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR {option} {path}"
-        return SourceError("wrong_kind", f"{path} is a LoRA, and no checkpoint", remedy=remedy)
+        return SourceError("wrong_kind", f"{path} is a LoRA, not a checkpoint", remedy=remedy)
     needed: tuple[str, ...] = NEEDED
     if expert and component == "transformer":
         component, needed = expert, (*NOISE, *NEEDED[1:])

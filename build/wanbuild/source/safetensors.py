@@ -58,7 +58,7 @@ WEIGHT_DTYPES = frozenset({"F32", "F16", "BF16"})
 """The dtypes of plain weights: Wan is published in these."""
 
 EIGHT_BIT_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
-"""The dtypes of 8-bit weights, which have scales or may have them (``wanbuild.source.eight_bit``)."""
+"""The dtypes of 8-bit weights, which have scales or may have them (``wanbuild.source.scales``)."""
 
 GGUF = b"GGUF"
 """The first bytes of a GGUF file."""

@@ -170,7 +170,7 @@ class HeliosDMDConfig:
         return Pyramid(stages=self.stages, shift=shift, gamma=self.gamma)
 
     def problems(self) -> list[str]:
-        """Returns what no table of steps here has."""
+        """Returns the reasons why no table of steps here fits."""
         found, parts = [], [stage / self.stages for stage in range(self.stages + 1)]
         if self.stages > 1 and not np.allclose(self.stage_range, parts, rtol=1e-6, atol=0):
             found.append(f"stage_range {list(self.stage_range)}, which is not {self.stages} equal parts")
@@ -182,7 +182,7 @@ class HeliosDMDConfig:
 
 
 @dataclass(frozen=True)
-class HeliosConfig(HeliosDMDConfig):
+class HeliosSchedulerConfig(HeliosDMDConfig):
     """HeliosScheduler: UniPC or Euler in each stage, of which there may be one."""
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("HeliosScheduler",)
@@ -208,8 +208,8 @@ def _read_pyramid(config: Mapping[str, Any], where: str) -> tuple[Solver, Pyrami
     class_name = config.get("_class_name")
     solver: Solver = "dmd"
     read: HeliosDMDConfig | None = None
-    if class_name in HeliosConfig.CLASS_NAMES:
-        read = plain = parse_config(HeliosConfig, config, where)
+    if class_name in HeliosSchedulerConfig.CLASS_NAMES:
+        read = plain = parse_config(HeliosSchedulerConfig, config, where)
         solver = plain.scheduler_type
     elif class_name in HeliosDMDConfig.CLASS_NAMES:
         read = parse_config(HeliosDMDConfig, config, where)
@@ -301,7 +301,7 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
 def read_scheduler(config: Mapping[str, Any], where: str = "scheduler_config.json") -> SchedulerDefaults:
     """Returns the solver and shift of the content of a scheduler_config.json.
 
-    A shift that is left out is the class's, as in diffusers. So is null, with which diffusers makes no step.
+    A shift that is left out is the class's, as in diffusers. So is null, with which diffusers fails.
     Raises SourceError if the class is not one of these, a field is unknown or has an unsupported value, or
     the shift is out of range.
     """

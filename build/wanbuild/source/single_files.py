@@ -12,16 +12,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
+from wanbuild.published.base_configs import MODEL_INDEXES
 from wanbuild.published.schedulers import scheduler_config
-from wanbuild.published.settings import MODEL_INDEXES
 from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
+from wanbuild.source.checkpoint_parts import ADDED, NEEDED, OPTIONS, TOKENIZER
 from wanbuild.source.component import SourceComponent, open_part
 from wanbuild.source.configs import SCHEDULER, beside, given_scheduler, of_parts, scheduler_beside
 from wanbuild.source.derived import as_class, shown_fields
-from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.source.image_processor import ImageProcessorConfig
 from wanbuild.source.match import given_parts, misfits, nearest_misfits
-from wanbuild.source.parts import ADDED, NEEDED, OPTIONS, TOKENIZER
 from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.variants.table import variants
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, Variant
@@ -32,7 +32,7 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
     """Opens a checkpoint of single files, whose tensors decide the variant.
 
     ``files`` has the weight file of each component, and the tokenizer's folder or file. ``configs`` are given
-    by the user, by part; what they say is not assumed. Raises UsageError if a needed part is missing, or a
+    by the user, by part; their facts are not assumed. Raises UsageError if a needed part is missing, or a
     config is of no part, and SourceError if a file is missing, damaged or not what its option names, or the
     parts are of no supported variant.
     """
@@ -117,7 +117,7 @@ def _as_published(source: Source, variant: Variant) -> Source:
 def taken_as(source: Source, name: str) -> Source:
     """Returns a source as one of the variant ``name``, whose weights have the same tensors.
 
-    Facts that neither the weights nor a given config has are as published for it.
+    Facts that neither the weights nor a given config states are as published for that variant.
     """
     variant, components = variants()[name], dict(source.components)
     if source.pipeline_class == variant.pipeline_class:

@@ -1,4 +1,4 @@
-"""What is known of one kind of chip, as records."""
+"""The facts about one kind of chip, as records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GpuFacts:
         capability: its compute capability, major and minor.
         cores: streaming multiprocessors.
         lanes: float32 lanes of one.
-        threads: that reside on one at most.
+        threads: the most that reside on one.
         shared: bytes of shared memory of one; a block may ask for all but 1 KiB of it.
         cache: bytes of the second-level cache.
         clock: GHz.

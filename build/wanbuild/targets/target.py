@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wanbuild.devices import open_exactly
 from wanbuild.targets.chip import CUDNN, Chip
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.cpu_levels import CPU_LEVELS, CpuLevel
-from wanbuild.targets.names import chip_named, choice
-from wanbuild.targets.topology import open_topology
+from wanbuild.targets.parsing import chip_named, choice
+from wanbuild.targets.topology import open_exactly, open_topology
 from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.target_names import W8A8, split_w8a8

@@ -1,4 +1,7 @@
-"""Opens devices that are not there: JAX compiles for a topology with the chip's compiler and no chip."""
+"""Opens devices that are not there: JAX compiles for a topology with the chip's compiler and no chip.
+
+Of CPU devices it opens as many as a target has, because JAX's cache key depends on their number.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import importlib.metadata
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from wanbuild.targets.chip import Chip, GpuFacts
 from wanrun.errors import UsageError
-from wanrun.machine.environment import has_package
+from wanrun.machine.environment import has_package, open_devices
 
 if TYPE_CHECKING:
     import jax
+
 
 COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -165,3 +170,27 @@ def _target_config(chip: Chip, gpu: GpuFacts) -> str:
         dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} patch: {cudnn[2]} }}
         device_description_str: "{chip.device_kind}"
     """
+
+
+def open_exactly(platform: str | None, count: int) -> list[jax.Device]:
+    """Returns a platform's devices, as ``open_devices`` does; restarts JAX for another number of CPU devices.
+
+    Only a command may call it, between one target and the next: a restart loses all arrays and executables.
+    """
+    devices = open_devices(platform, count)
+    wanted = count if count > 1 else _forced_cpu_devices()
+    if devices[0].platform != "cpu" or len(devices) == wanted:
+        return devices
+    import jax
+    from jax.extend import backend
+
+    backend.clear_backends()
+    jax.config.update("jax_num_cpu_devices", wanted)
+    return jax.devices("cpu")
+
+
+def _forced_cpu_devices() -> int:
+    """Returns the number of CPU devices that XLA's flags ask for; one without such a flag."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return int(count[1]) if count else 1

@@ -84,7 +84,7 @@ class Conditioner(ABC):
 
     @property
     def _statistics(self) -> tuple[jax.Array, jax.Array]:
-        """What normalises latents (z, T, h, w): their mean, and the factor of what is above it."""
+        """The mean of latents (z, T, h, w) and the factor of their deviations, which normalise them."""
         mean, std = (
             jnp.asarray(values, jnp.float32)[:, None, None, None]
             for values in (self.config.latents_mean, self.config.latents_std)

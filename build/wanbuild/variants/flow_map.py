@@ -18,7 +18,7 @@ from wanrun.media.types import Media
 
 @dataclass(frozen=True, kw_only=True)
 class FlowMap(Variant):
-    """A variant of AnyFlow: guidance is in the weights, and the defaults are those of its own examples."""
+    """A variant of AnyFlow: guidance is in the weights, and the defaults are those of its examples."""
 
     flow_map: bool = True
     solver: Literal["unipc", "flow-map", "self-forcing", "dmd"] = "flow-map"

@@ -1,6 +1,6 @@
 """Helios: chunks of one size or of growing ones, from text or after an image or a video.
 
-Settings are of its own scripts.
+Settings are those of Helios's scripts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from wanbuild.models.helios import PAST
-from wanbuild.variants.past import goes_on_after
+from wanbuild.variants.from_video import goes_on_after
 from wanbuild.variants.variant import TEXT_TO_VIDEO, Usage, Variant
 from wanrun.artifact.model import Pyramid
 

@@ -28,7 +28,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "wan2.2-animate": "character",
         "anyflow-wan2.1": "flow_map",
         "anyflow-far-wan2.1": "flow_map",
-        "self-forcing-wan2.1": "self_forcing",
+        "self-forcing-wan2.1": "text",
         "helios-wan2.1": "helios",
         "helios-mid-wan2.1": "helios",
         "helios-distilled-wan2.1": "helios",

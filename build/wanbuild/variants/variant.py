@@ -161,7 +161,7 @@ class Variant:
     """The reference's limit on videos per prompt; None for any number."""
 
     sample_frames: ClassVar[int] = 17
-    """Frames of the sample videos beside a toy checkpoint."""
+    """Frames of the sample videos next to a toy checkpoint."""
 
     @property
     def weight_components(self) -> tuple[str, ...]:

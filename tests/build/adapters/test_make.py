@@ -13,10 +13,11 @@ import pytest
 
 from helpers.damage import flip, one_error
 from helpers.loras import PUBLISHED, listed_adapter, lora, stored_weights, transformer_shapes, write
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.default_options import DEFAULTS, default_rows
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.convert_options import DEFAULTS, default_rows
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanhub.marker import MARKER
 from wanrun.artifact.adapter import SamplingDefaults
@@ -359,7 +360,7 @@ def test_names_and_their_files(artifact: Path, ran: Ran, tmp_path: Path) -> None
     for wrong in ("a:1", "../a", "a b", ""):
         assert "cannot be named" in ran(path, "--name", wrong, code=2)
     assert "second" in ran("--remove", "third", code=2)
-    assert "given alone" in ran(path, "--remove", "second", code=2)
+    assert "excludes other options" in ran(path, "--remove", "second", code=2)
     ran("--remove", "second", "--remove", name)
     assert not read_manifest(artifact).adapters and not list((artifact / "adapters").iterdir())
     assert "no LoRA file" in ran(code=2)

@@ -20,7 +20,7 @@ from helpers.manifests import with_model
 from helpers.refusals import refuses
 from wanbuild.calibrate import search
 from wanbuild.calibrate.calibrate import calibrate
-from wanbuild.calibrate.request import CalibrateRequest
+from wanbuild.calibrate.calibrate_options import CalibrateRequest
 from wanbuild.calibrate.runs import Runs
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest

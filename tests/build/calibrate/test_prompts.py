@@ -8,7 +8,7 @@ import pytest
 
 from helpers.fake_pipeline import write_lines
 from helpers.refusals import refuses
-from wanbuild.calibrate.prompts import PROMPTS, read_prompts
+from wanbuild.calibrate.prompt_sets import PROMPTS, read_prompts
 from wanrun.codes import ErrorCode
 
 

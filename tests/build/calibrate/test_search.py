@@ -10,7 +10,7 @@ import pytest
 
 from wanbuild.calibrate import search as searching
 from wanbuild.calibrate.fit import Steps
-from wanbuild.calibrate.prompts import Prompts
+from wanbuild.calibrate.prompt_sets import PromptSets
 from wanbuild.calibrate.search import BEST, FIRST, FIT, Found, by_prompt, search
 from wanrun.request.prompts_file import Line
 
@@ -37,7 +37,7 @@ def found(monkeypatch: pytest.MonkeyPatch, videos: Videos) -> Found:
     monkeypatch.setattr(searching, "candidates", lambda *given: names)
     lines = [Line(prompt=f"prompt {seed}", seed=seed) for seed in range(20)]
     recording: Any = SimpleNamespace()
-    prompts = Prompts(lines[:8], lines[8:14], lines[14:])
+    prompts = PromptSets(lines[:8], lines[8:14], lines[14:])
     return search(videos, recording, prompts, 2, 30)  # type: ignore[arg-type]
 
 
@@ -65,13 +65,13 @@ def test_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {power: [0, 5 + min(2, place)] for place, power in enumerate(searching.POWERS)}
     runs: Any = SimpleNamespace(plain=lambda line, steps: PLAIN, nearest=lambda *given: [0, 4], fitted=fitted)
     recording: Any = SimpleNamespace(count=10, steps=lambda steps, power: paths[power])
-    found = searching.candidates(runs, recording, Prompts(lines, [], []), 2)
+    found = searching.candidates(runs, recording, PromptSets(lines, [], []), 2)
     assert [one.timesteps for one in found] == [PLAIN.timesteps, (0, 4), (0, 5), (0, 6), (0, 7)]
     assert [one.coefficients is None for one in found] == [True, False, False, False, False]
     assert found[PLAIN] == searching.OWN and "power 0" in [*found.values()][2]
     runs.nearest = lambda *given: [4, 4]  # more steps than nodes there
     recording.count = 1
-    assert [*searching.candidates(runs, recording, Prompts(lines, [], []), 2)] == [PLAIN]
+    assert [*searching.candidates(runs, recording, PromptSets(lines, [], []), 2)] == [PLAIN]
 
 
 @pytest.mark.parametrize("deciding", [[-3.0, 3.5, -2.5, 3.0, -3.0, 2.0], [0.1, 3.0, 0.2, 0.1, 0.0, -0.2]])

@@ -11,8 +11,8 @@ import pytest
 from helpers.fake_pipeline import write_lines
 from helpers.manifests import with_model
 from helpers.refusals import refuses
+from wanbuild.calibrate.calibrate import taken_steps
 from wanbuild.calibrate.fit import Steps
-from wanbuild.calibrate.taken import taken_steps
 from wanbuild.cli import wanbuild
 from wancli.console import run
 from wanrun.artifact.artifact import Artifact

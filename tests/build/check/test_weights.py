@@ -18,10 +18,11 @@ import pytest
 
 from helpers.damage import flip, linked, own
 from helpers.refusals import json_error, refuses
+from wanbuild.build import convert
 from wanbuild.check import weights
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.console import run
 from wanrun import intact
 from wanrun.artifact.artifact import Artifact, open_artifact

@@ -7,16 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from wanbuild.build import convert
+from wanbuild.build_options import BuildOptions
 from wanbuild.components import kind_of
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.models.params import parameter_axes
 from wanbuild.models.partition import ROTARY
-from wanbuild.options import BuildOptions
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import CPU
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.variants.start import with_start
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.variants.from_video import with_start
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError

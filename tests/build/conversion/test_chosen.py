@@ -13,17 +13,18 @@ import pytest
 from helpers.naive import load_params
 from helpers.naive_conversion import arrays_of, load_state
 from helpers.refusals import refuses
+from wanbuild.build import convert
 from wanbuild.check.weights import check_places, check_with_orbax
 from wanbuild.components import kind_of
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.chosen import Quantise, chosen_layers, lost_lines, parse_quantise
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.conversion.quantise import Quantiser
 from wanbuild.models.eight_bit import linear_layers
 from wanbuild.models.params import LAYERS
-from wanbuild.plan.published import published_manifest
-from wanbuild.published.models import PUBLISHED_MODELS
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.plan.published_model import published_manifest
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun import EIGHT_BITS
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest

@@ -18,13 +18,14 @@ from helpers.naive_conversion import assert_equals_naive
 from helpers.original_checkpoint import original_keys
 from helpers.refusals import refuses
 from helpers.tensor_files import load_file, save_file
+from wanbuild.build import convert
 from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion import writer as writer_module
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.mapping.original import diffusers_names
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_VARIANTS
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_configs import TOY_VARIANTS
+from wanbuild.toy.toy_weights import Stored
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError
 

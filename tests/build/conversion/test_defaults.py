@@ -13,12 +13,14 @@ from click.testing import CliRunner
 
 from helpers.manifests import with_model
 from helpers.refusals import json_error, refuses
+from wanbuild import build as build_module
 from wanbuild import cli as commands
-from wanbuild.conversion import convert as convert_module
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import convert
+from wanbuild.conversion import convert_request
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.conversion.defaults import check_defaults, parse_defaults, with_defaults
 from wanbuild.conversion.provenance import recognised_lines
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.codes import ErrorCode
@@ -170,7 +172,7 @@ def test_nothing_is_fetched_for_defaults_that_cannot_be(
     def locate(*arguments: object) -> None:
         raise AssertionError("the source is looked for")
 
-    monkeypatch.setattr(convert_module, "locate_source", locate)
+    monkeypatch.setattr(convert_request, "locate_source", locate)
     request = ConvertRequest("owner/name", tmp_path / "artifact", defaults={"solver": "heun"})
     with refuses("invalid_value", what="solver"):
         convert(request)
@@ -226,7 +228,7 @@ def test_a_shift_that_the_scheduler_s_file_lacks_is_told(toy_artifact: Path) -> 
 def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wanbuild.check import verify
 
-    monkeypatch.setattr(commands, "_compile", lambda *arguments, **options: None)
+    monkeypatch.setattr(build_module, "compile_artifact", lambda *arguments, **options: None)
     monkeypatch.setattr(verify, "record", lambda artifact, report: None)
     write_toy(tmp_path / "toy")
     recipe = tmp_path / "recipe.toml"

@@ -31,8 +31,8 @@ from helpers.refusals import json_error
 from helpers.small_disk import small_disk
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
-from wanbuild.progress import Progress
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.progress_line import ProgressLine
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -228,14 +228,14 @@ def empty(path: Path) -> None:
 
 def change_in_the_middle(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
     """Does something once, when a part of the source has been converted."""
-    original, calls = Progress.advance, iter(range(10**9))
+    original, calls = ProgressLine.advance, iter(range(10**9))
 
-    def advance(self: Progress, count: int = 1) -> None:
+    def advance(self: ProgressLine, count: int = 1) -> None:
         if next(calls) == 3:
             change()
         original(self, count)
 
-    monkeypatch.setattr(Progress, "advance", advance)
+    monkeypatch.setattr(ProgressLine, "advance", advance)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from wanbuild.conversion.defaults import with_defaults
 from wanbuild.conversion.sampling import sampling_doubts, with_sampling
 from wanbuild.published.samplings import SAMPLINGS
 from wanbuild.recipe import fingerprint, read_recipe
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.codes import ErrorCode

@@ -22,15 +22,16 @@ from huggingface_hub import constants
 from helpers import UNPRIVILEGED
 from helpers.hub_server import LARGE, Hub, Repository, read_folder, serve
 from helpers.refusals import refuses
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.hub.errors import explained
 from wanbuild.hub.repository import Located, locate_source, locate_tokenizer
-from wanbuild.progress import Progress
+from wanbuild.progress_line import ProgressLine
 from wanbuild.source.checkpoint import open_source
-from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.image_processor import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.tokenizer import open_tokenizer
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.codes import ErrorCode
 from wanrun.errors import SourceError, UsageError, shortened
@@ -366,7 +367,7 @@ def test_a_lost_connection_is_taken_up_in_the_same_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(Progress, "advance", lambda progress, n: seen.append(n))
+    monkeypatch.setattr(ProgressLine, "advance", lambda progress, n: seen.append(n))
     toy.faults[FIRST] = [(fault, 50_000)]
     _check_folder(_locate(), files)
     first, second = hub.ranges(FIRST)

@@ -19,13 +19,14 @@ from safetensors.numpy import save_file
 
 from helpers.damage import one_error
 from helpers.refusals import refuses
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import writer as writer_module
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.lora.deltas import Delta
-from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras, parse_lora
+from wanbuild.lora.merge import LoraRequest, Loras, misplaced, open_loras, parse_lora_file
 from wanbuild.source.shapes import component_shapes
-from wanbuild.toy.configs import TOY_TRANSFORMER
+from wanbuild.toy.toy_configs import TOY_TRANSFORMER
 from wancli.console import run
 from wanrun.errors import SourceError, UsageError
 
@@ -468,9 +469,9 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "a checkpoint": (
         {"diffusion_model.blocks.0.self_attn.q.weight": NAN},
-        "is a transformer in the original naming, and no LoRA; give it as --transformer$",
+        "is a transformer in the original naming, not a LoRA; give it as --transformer$",
     ),
-    "a VAE": ({"decoder.middle.0.residual.0.gamma": DOWN}, "is the VAE .*, and no LoRA; give it as --vae$"),
+    "a VAE": ({"decoder.middle.0.residual.0.gamma": DOWN}, "is the VAE .*, not a LoRA; give it as --vae$"),
     "a bias where there is none": (
         {"diffusion_model.blocks.0.self_attn.norm_q.diff_b": UP[:, 0]},
         "it changes nothing",
@@ -642,16 +643,16 @@ def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
 
 
 def test_parse_lora(tmp_path: Path) -> None:
-    assert parse_lora("a/b.safetensors") == (Path("a/b.safetensors"), 1.0)
-    assert parse_lora("a/b.safetensors:0.8") == (Path("a/b.safetensors"), 0.8)
-    assert parse_lora("b:-1e-1") == (Path("b"), -0.1)
-    assert parse_lora("c:d.safetensors:2") == (Path("c:d.safetensors"), 2.0)
+    assert parse_lora_file("a/b.safetensors") == (Path("a/b.safetensors"), 1.0)
+    assert parse_lora_file("a/b.safetensors:0.8") == (Path("a/b.safetensors"), 0.8)
+    assert parse_lora_file("b:-1e-1") == (Path("b"), -0.1)
+    assert parse_lora_file("c:d.safetensors:2") == (Path("c:d.safetensors"), 2.0)
     (tmp_path / "e:2").touch()
-    assert parse_lora(f"{tmp_path}/e:2") == (tmp_path / "e:2", 1.0)
-    assert parse_lora(f"{tmp_path}/e:2:3") == (tmp_path / "e:2", 3.0)
+    assert parse_lora_file(f"{tmp_path}/e:2") == (tmp_path / "e:2", 1.0)
+    assert parse_lora_file(f"{tmp_path}/e:2:3") == (tmp_path / "e:2", 3.0)
     for text in ("a:", ":1", "a:b", "a:nan", "a:inf", "a:1:x", "a:high=1,low=0.5"):
         with pytest.raises(UsageError, match="FILE:SCALE"):
-            parse_lora(text)
+            parse_lora_file(text)
 
 
 @pytest.mark.parametrize(
@@ -679,10 +680,10 @@ def test_a_file_of_the_other_expert(name: str, component: str | None, said: str 
 def test_loras_of_one_expert() -> None:
     low = LoraRequest(Path("low_noise_model.safetensors"))
     (line,) = misplaced([low], ("transformer",))
-    assert "low-noise one" in line and str(low.path) in line
+    assert "low-noise expert" in line and str(low.path) in line
     given = LoraRequest(low.path, 1.0, "transformer_2")
     (line,) = misplaced([given], ("transformer", "transformer_2"))
-    assert "low-noise expert alone" in line
+    assert "only into the low-noise expert" in line
 
 
 # --- converting -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from wanbuild.components import KINDS
 from wanbuild.mapping.engine import LISTED, Assignment, assign, describe_problems
 from wanbuild.mapping.rules import TRANSFORMS, Rule
 from wanbuild.models.params import param, stacked
-from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.published.base_configs import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
 from wanbuild.source.shapes import Shapes, component_shapes
 
 F32, BF16 = np.dtype("float32"), np.dtype("bfloat16")

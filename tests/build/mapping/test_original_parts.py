@@ -11,9 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 from helpers.original_parts import original_text_key, original_vae_key
 from helpers.refusals import refuses
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.mapping.original_parts import text_encoder_names, vae_names
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.errors import SourceError
 
 

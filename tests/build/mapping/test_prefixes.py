@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.mapping.lora import parse_key
+from wanbuild.mapping.lora_keys import parse_key
 from wanbuild.mapping.original_parts import NAMES
 from wanbuild.mapping.prefixes import TRANSFORMER, plain_names
 from wanbuild.source.checkpoint import open_source

@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from wanbuild.models.blocks_of_inputs import in_blocks
 from wanbuild.models.eight_bit import store_in_eight_bits
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.layers import Linear
 from wanbuild.models.loops import LayerSlice, to_bits
 from wanbuild.models.params import bind, bind_layer, scan_layers, stacked
-from wanbuild.models.products import FEW_ROWS, product
+from wanbuild.models.products import FEW_ROWS, in_blocks, product
+from wanbuild.models.tracing import TraceOptions, tracing_with
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("form", [Forms(), Forms(widened=True), Forms(cpu=False, rounded=True)])
+@pytest.mark.parametrize(
+    "form", [TraceOptions(), TraceOptions(widened=True), TraceOptions(cpu=False, rounded=True)]
+)
 @pytest.mark.parametrize("tokens", [7, FEW_ROWS + 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products(dtype: str, tokens: int, form: Forms) -> None:
+def test_products(dtype: str, tokens: int, form: TraceOptions) -> None:
     """Of a layer that is sliced where it is read, as a CPU has them, and of an array."""
     rng = np.random.default_rng(3)
     x = jnp.asarray(rng.standard_normal((tokens, 96)), dtype)
@@ -56,8 +57,8 @@ class Up(nnx.Module):
         self.up = Linear(96, 96, jnp.float32, ("embed", "mlp"))
 
 
-@pytest.mark.parametrize("form", [Forms(), Forms(cpu=False)])
-def test_layers_of_a_stack(form: Forms) -> None:
+@pytest.mark.parametrize("form", [TraceOptions(), TraceOptions(cpu=False)])
+def test_layers_of_a_stack(form: TraceOptions) -> None:
     """In a loop, and streamed one by one: what weights of the same values in float32 give."""
     rng = np.random.default_rng(4)
     x = jnp.asarray(rng.standard_normal((5, 96)), jnp.float32)

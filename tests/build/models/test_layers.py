@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.layers import Linear
 from wanbuild.models.loops import scan, to_bits
 from wanbuild.models.params import bind, scan_layers, stacked
 from wanbuild.models.products import BLOCK_ROWS, FEW_ROWS
+from wanbuild.models.tracing import TraceOptions, tracing_with
 
 LAYERS, ROWS, IN, OUT = 3, 24, 320, 208
 
@@ -28,7 +28,7 @@ def run(widened: bool, weights: Any, x: Any) -> Any:
 
         return scan(step, None, weights)[1]
 
-    with tracing_with(Forms(widened=widened)):
+    with tracing_with(TraceOptions(widened=widened)):
         lowered = jax.jit(function).lower(weights, x)
     return lowered, lowered.compile()(weights, x)
 
@@ -64,7 +64,7 @@ def test_one_layer_is_widened_at_a_time(arguments: tuple[Any, Any]) -> None:
 def test_float32_stays_as_it_is() -> None:
     layer = Linear(IN, OUT, jnp.float32, (None, None), bias=False)
     shapes = {"weight": jax.ShapeDtypeStruct((OUT, IN), jnp.float32)}
-    with tracing_with(Forms(widened=True)):
+    with tracing_with(TraceOptions(widened=True)):
         text = jax.jit(lambda w, x: bind(layer, w)(x)).lower(shapes, jnp.ones((ROWS, IN))).as_text()
     assert "barrier" not in text and "convert" not in text
 
@@ -92,7 +92,7 @@ def stacked_layer(rows: int, dtype: Any = jnp.bfloat16) -> tuple[Any, Any, np.nd
 @pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("rows", [6, FEW_ROWS, FEW_ROWS + 2])
 def test_a_weight_is_sliced_by_block_for_few_rows(rows: int, widened: bool) -> None:
-    with tracing_with(Forms(widened=widened)):
+    with tracing_with(TraceOptions(widened=widened)):
         lowered, (weights, x), exact = stacked_layer(rows)
     found = lowered.compile()(jax.tree.map(to_bits, weights), x)
     np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-6 * np.abs(exact).max())
@@ -128,7 +128,7 @@ def test_a_rounded_product() -> None:
     layer = bind(Linear(64, 48, jnp.bfloat16, (None, None)), params)
     x = jnp.asarray(rng.standard_normal((7, 64)), jnp.bfloat16)
     exact = layer(x, out_dtype=jnp.float32)
-    with tracing_with(Forms(cpu=False, rounded=True)):
+    with tracing_with(TraceOptions(cpu=False, rounded=True)):
         found = layer(x, out_dtype=jnp.float32)
         text = str(jax.make_jaxpr(layer)(x))
     assert found.dtype == jnp.float32 and "preferred_element_type=bfloat16" in text

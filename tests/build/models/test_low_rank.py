@@ -13,12 +13,12 @@ import pytest
 from flax import nnx
 
 from wanbuild.models.eight_bit import linear_layers, store_in_eight_bits
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.layers import Linear
 from wanbuild.models.loops import to_bits
 from wanbuild.models.low_rank import declare_slots
 from wanbuild.models.params import abstract_params, bind, parameter_axes, scan_layers, stacked
 from wanbuild.models.products import BLOCK_ROWS, FEW_ROWS
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanrun import EIGHT_BITS
@@ -26,11 +26,11 @@ from wanrun.artifact.parameters import flat, nest
 
 LAYERS, IN, OUT, RANK = 2, 96, 2 * BLOCK_ROWS, 8
 FORMS = {
-    "cpu": Forms(),
-    "widened": Forms(widened=True),
-    "w8a8": Forms(w8a8=True),
-    "chip": Forms(cpu=False),
-    "rounded": Forms(cpu=False, rounded=True),
+    "cpu": TraceOptions(),
+    "widened": TraceOptions(widened=True),
+    "w8a8": TraceOptions(w8a8=True),
+    "chip": TraceOptions(cpu=False),
+    "rounded": TraceOptions(cpu=False, rounded=True),
 }
 ERRORS = {"float32": 2e-6, "bfloat16": 6e-3}
 CASES = [
@@ -129,7 +129,7 @@ def test_a_gpu_rounds_products_with_slots_as_others(stored: str | None, own: tup
         Linear(IN, OUT, jnp.bfloat16, (None, None)), {} if stored is None else {"": stored}
     )
     declare_slots(layer, RANK, jnp.bfloat16)
-    with tracing_with(Forms(cpu=False, rounded=True, w8a8=True)):
+    with tracing_with(TraceOptions(cpu=False, rounded=True, w8a8=True)):
         x = jax.ShapeDtypeStruct((4, IN), jnp.bfloat16)
         jaxpr = jax.make_jaxpr(lambda params, x: bind(layer, params)(x))(abstract_params(layer), x)
     dots = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]

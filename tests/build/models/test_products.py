@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.loops import LayerSlice, to_bits
 from wanbuild.models.products import product
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanrun import EIGHT_BITS
 
 TOKENS, IN, OUT = 7, 96, 48
@@ -33,7 +33,7 @@ def test_against_numpy(dtype: str, cpu: bool) -> None:
     x[0, 0], x[0, 2], x[1, 3] = 0, 1e-30 * x[0, 2], 1e30 * x[1, 3]
     x[0, 1, 5] = 1000
     weight = (40 * rng.standard_normal((3, OUT, IN))).clip(-127, 127).astype(jnp.dtype(dtype))
-    with tracing_with(Forms(cpu=cpu, w8a8=True)):
+    with tracing_with(TraceOptions(cpu=cpu, w8a8=True)):
         stack = to_bits(jnp.asarray(weight))
         found = jax.jit(lambda x, stack, layer: product(x, LayerSlice(stack, layer, dtype)))(x, stack, 1)
     assert found.dtype == jnp.float32 and np.isfinite(found).all() and not np.any(found[0, 0])
@@ -49,7 +49,7 @@ def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
     """In its own token alone: a NaN must not become a number that looks right."""
     x = np.ones((3, IN), np.float32)
     x[1, 4], x[2] = wrong, 1e-37
-    with tracing_with(Forms(w8a8=True)):
+    with tracing_with(TraceOptions(w8a8=True)):
         found = np.asarray(jax.jit(product)(x, jnp.ones((OUT, IN), dtype)))
     assert np.isfinite(found[[0, 2]]).all() and not np.isfinite(found[1]).any()
     np.testing.assert_allclose(found[0], IN, rtol=1e-6)
@@ -58,7 +58,7 @@ def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
 @pytest.mark.parametrize("dtype", ROWS)
 def test_nothing_is_widened(dtype: str) -> None:
     """Both operands of the product are of 8 bits, whatever x is; a weight of bfloat16 is as it was."""
-    with tracing_with(Forms(cpu=False, w8a8=True)):
+    with tracing_with(TraceOptions(cpu=False, w8a8=True)):
         for kind, operands in ((dtype, dtype), ("bfloat16", "bfloat16")):
             shapes = [jax.ShapeDtypeStruct((4, IN), jnp.bfloat16), jax.ShapeDtypeStruct((OUT, IN), kind)]
             jaxpr = jax.make_jaxpr(product)(*shapes)

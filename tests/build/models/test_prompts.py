@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wanbuild.models.forms import Forms, tracing_with
-from wanbuild.models.prompts import PIECE, Prompts
+from wanbuild.models.prompt_rows import PIECE, PromptRows
+from wanbuild.models.tracing import TraceOptions, tracing_with
 
 ROWS, WIDTH = 4 * PIECE, 24
 
@@ -42,7 +42,7 @@ def test_all_rows_are_there(lengths: tuple[int, ...], pieces: list[int]) -> None
     given = embeddings(*lengths)
 
     def program(given: jax.Array) -> tuple[Any, Any]:
-        prompts = Prompts.of(given)
+        prompts = PromptRows.of(given)
         return prompts.map(function), prompts.pieces
 
     made, used = jax.jit(program)(given)
@@ -58,14 +58,14 @@ def test_all_rows_are_there(lengths: tuple[int, ...], pieces: list[int]) -> None
 def test_only_pieces_with_tokens_are_computed() -> None:
     """Rows behind them are taken from the last row, so other values there do not arrive."""
     rows = jnp.asarray(np.arange(ROWS, dtype=np.float32)[None, :, None])
-    made = Prompts(rows, jnp.array([2])).map(lambda rows: rows)
+    made = PromptRows(rows, jnp.array([2])).map(lambda rows: rows)
     expected = np.where(np.arange(ROWS) < 2 * PIECE, np.arange(ROWS), ROWS - 1)
     np.testing.assert_array_equal(np.asarray(made)[0, :, 0], expected)
 
 
 def test_where_all_rows_are_computed() -> None:
-    assert Prompts.of(embeddings(3)[:, : PIECE - 1]).pieces is None
-    with tracing_with(Forms(cpu=False)):
-        prompts = Prompts.of(embeddings(3))
+    assert PromptRows.of(embeddings(3)[:, : PIECE - 1]).pieces is None
+    with tracing_with(TraceOptions(cpu=False)):
+        prompts = PromptRows.of(embeddings(3))
     assert prompts.pieces is None
     np.testing.assert_array_equal(prompts.map(lambda rows: rows + 1), embeddings(3) + 1)

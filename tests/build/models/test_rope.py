@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from helpers.naive import order_of_halves
-from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.rope import apply_rope
+from wanbuild.models.tracing import TraceOptions, tracing_with
 
 
 @pytest.mark.parametrize("cpu", [True, False])
@@ -20,6 +20,6 @@ def test_halves_are_neighbours(cpu: bool) -> None:
     turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles.astype(np.float64))[:, None]
     expected = np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
     order = order_of_halves(12, 12)
-    with tracing_with(Forms(cpu=cpu)):
+    with tracing_with(TraceOptions(cpu=cpu)):
         found = jax.jit(apply_rope)(x[..., order], np.cos(angles), np.sin(angles))
     np.testing.assert_allclose(found, expected[..., order], atol=1e-6)

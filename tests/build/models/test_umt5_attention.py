@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wanbuild.models.forms import Forms, tracing_with
+from wanbuild.models.tracing import TraceOptions, tracing_with
 from wanbuild.models.umt5 import SCORES_BYTES, _attention, relative_position_buckets
 
 P, N, K = 1, 12, 16
@@ -25,7 +25,7 @@ def test_groups_of_heads(tokens: int, widened: bool) -> None:
     buckets = jnp.asarray(by_distance[positions[None] - positions[:, None] + tokens - 1])
     mask = jnp.arange(tokens)[None] < tokens - 5
     texts, results = [], []
-    for forms in (Forms(cpu=True, widened=widened), Forms(cpu=False)):
+    for forms in (TraceOptions(cpu=True, widened=widened), TraceOptions(cpu=False)):
         with tracing_with(forms):
             lowered = jax.jit(lambda *a: _attention(*a)).lower(q, k, v, table, buckets, mask)
         texts.append(lowered.as_text())

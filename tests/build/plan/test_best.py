@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from wanbuild import cli
-from wanbuild.options import PlanRequest
+from wanbuild.build_options import PlanRequest
 from wanbuild.plan import best
 from wanbuild.plan.best import best_settings, settings
 from wanbuild.targets.chips import CHIPS

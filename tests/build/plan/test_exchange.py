@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from wanbuild.options import BuildOptions
-from wanbuild.plan.exchange import Step
-from wanbuild.plan.generation import Generation
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.build_options import BuildOptions
+from wanbuild.plan.exchange import PlannedStep
+from wanbuild.plan.planned_generation import PlannedGeneration
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 
 
 @pytest.fixture(scope="module")
-def small() -> Step:
+def small() -> PlannedStep:
     """The step of 1.3B at 832x480, 81 frames, between CPU devices."""
     return step("wan2.1-t2v-1.3b", (832, 480))
 
 
-def step(name: str, size: tuple[int, int]) -> Step:
+def step(name: str, size: tuple[int, int]) -> PlannedStep:
     manifest = published_manifest(published_names()[name])
-    one = Generation(manifest, Shape(*size, 81, 1, True), BuildOptions(), CHIPS["v5p"], 50).step
-    return Step(one.config, one.component, one.shape, one.latent_shape, one.text_length, activation_bytes=4)
+    one = PlannedGeneration(manifest, Shape(*size, 81, 1, True), BuildOptions(), CHIPS["v5p"], 50).step
+    return PlannedStep(
+        one.config, one.component, one.shape, one.latent_shape, one.text_length, activation_bytes=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,18 +39,20 @@ def step(name: str, size: tuple[int, int]) -> Step:
         ("data=2,tensor=4", "all-reduce", 27.190),
     ],
 )
-def test_formulas_are_those_of_compiled_programs(small: Step, mesh: str, kind: str, gigabytes: float) -> None:
+def test_formulas_are_those_of_compiled_programs(
+    small: PlannedStep, mesh: str, kind: str, gigabytes: float
+) -> None:
     assert small.sent(parse_mesh(mesh))[kind] == pytest.approx(gigabytes * 1e9, rel=1e-3, abs=1e6)
 
 
-def test_one_device_sends_nothing(small: Step) -> None:
+def test_one_device_sends_nothing(small: PlannedStep) -> None:
     assert sum(small.sent({}).values()) == 0
     assert small.tokens_of({}) == small.tokens_of({"data": 2}) == 32760
     assert [small.passes(sizes) for sizes in ({}, {"data": 2}, {"data": 3})] == [2, 1, 2]
 
 
-def test_a_chip_sends_activations_in_bfloat16(small: Step) -> None:
-    chip = Step(small.config, small.component, small.shape, small.latent_shape, small.text_length)
+def test_a_chip_sends_activations_in_bfloat16(small: PlannedStep) -> None:
+    chip = PlannedStep(small.config, small.component, small.shape, small.latent_shape, small.text_length)
     mesh = parse_mesh("context=4")
     assert chip.sent(mesh)["all-to-all"] == small.sent(mesh)["all-to-all"] / 2
 

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from wanbuild.options import PlanRequest
+from wanbuild.build_options import PlanRequest
 from wanbuild.plan import here
 from wanbuild.plan.here import this_machine
 from wanbuild.plan.plan import make_plan, parse_chip
-from wanbuild.plan.report import table
+from wanbuild.plan.plan_report import table
 from wanbuild.plan.subject import read_subject
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import pytest
 
 from build.plan.test_plan import CPU
 from helpers.artifacts import far_toy
-from wanbuild.options import PlanRequest
+from wanbuild.build_options import PlanRequest
 from wanbuild.plan.memory import need
 from wanbuild.plan.plan import Plan, make_plan
-from wanbuild.plan.report import as_json, table
+from wanbuild.plan.plan_report import as_json, table
 from wanbuild.plan.subject import read_subject
 from wanrun.errors import UsageError
 

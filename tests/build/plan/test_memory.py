@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from wanbuild.options import BuildOptions
-from wanbuild.plan.generation import Generation
+from wanbuild.build_options import BuildOptions
 from wanbuild.plan.memory import Figures, estimated, need, usable
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.plan.planned_generation import PlannedGeneration
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 from wanrun.artifact.mesh import Sizes
 
 GIB = 2**30
@@ -20,12 +20,12 @@ GIB = 2**30
 
 def generation(
     name: str, size: tuple[int, int], chip: str = "h200", rank: int = 0, tile: int = 0
-) -> Generation:
+) -> PlannedGeneration:
     manifest, options = (
         published_manifest(published_names()[name]),
         BuildOptions(lora_rank=rank, vae_tile=tile),
     )
-    return Generation(manifest, Shape(*size, 81, 1, True), options, CHIPS[chip], 40)
+    return PlannedGeneration(manifest, Shape(*size, 81, 1, True), options, CHIPS[chip], 40)
 
 
 @pytest.mark.thorough

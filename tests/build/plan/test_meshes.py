@@ -8,10 +8,10 @@ import math
 import pytest
 
 from helpers.refusals import check_refusal
-from wanbuild.options import BuildOptions
-from wanbuild.plan.generation import Generation
-from wanbuild.plan.meshes import Candidate, candidates, refusal
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.build_options import BuildOptions
+from wanbuild.plan.meshes import Candidate, candidate_meshes, refusal
+from wanbuild.plan.planned_generation import PlannedGeneration
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.targets.chips import CHIPS
@@ -25,20 +25,20 @@ BOTH = ((1280, 720), (832, 480))
 
 def generation(
     name: str, chip: str, size: tuple[int, int] = (832, 480), guidance: bool = True, **options: str
-) -> Generation:
+) -> PlannedGeneration:
     shape = Shape(*size, 81, 1, guidance)
-    return Generation(
+    return PlannedGeneration(
         published_manifest(published_names()[name]), shape, BuildOptions(**options), CHIPS[chip], 40
     )
 
 
-def best(one: Generation, count: int) -> Candidate:
-    return candidates(one, count)[0]
+def best(one: PlannedGeneration, count: int) -> Candidate:
+    return candidate_meshes(one, count)[0]
 
 
 def test_all_meshes_of_a_number_of_devices_that_work() -> None:
     one = generation("wan2.1-t2v-1.3b", "v6e")
-    found = candidates(one, 8)
+    found = candidate_meshes(one, 8)
     assert len({mesh_text(each.sizes) for each in found}) == len(found) == 20
     for each in found:
         assert math.prod(each.sizes.values()) == 8
@@ -61,7 +61,7 @@ def test_without_guidance_there_is_no_pair() -> None:
     assert best(generation("wan2.1-t2v-14b", "v7x", guidance=False), 8).sizes == {"context": 8}
 
 
-def refused(one: Generation, count: int) -> UsageError:
+def refused(one: PlannedGeneration, count: int) -> UsageError:
     found = best(one, count)
     assert not found.need.fits
     return refusal(one, count, found, BOTH)
@@ -75,10 +75,10 @@ def test_what_does_not_fit_is_refused_with_more_devices_that_would() -> None:
     assert "rtx4070ti" in error.what
 
 
-def on_less(one: Generation, nbytes: float) -> Generation:
+def on_less(one: PlannedGeneration, nbytes: float) -> PlannedGeneration:
     """The generation on a device that has so many bytes less than it needs at least."""
 
-    def having(memory_bytes: float) -> Generation:
+    def having(memory_bytes: float) -> PlannedGeneration:
         return dataclasses.replace(one, chip=dataclasses.replace(one.chip, memory_bytes=int(memory_bytes)))
 
     return having((best(having(0), 1).need.total - nbytes) / 0.95)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from wanbuild import cli
-from wanbuild.options import PlanRequest
+from wanbuild.build_options import PlanRequest
 from wanbuild.plan.plan import Plan, make_plan, parse_chip
+from wanbuild.plan.plan_report import as_json, table
 from wanbuild.plan.prediction import BOUNDS
-from wanbuild.plan.report import as_json, table
 from wanbuild.plan.subject import read_subject
 from wanbuild.targets.chip import Chip
 from wanbuild.targets.chips import CHIPS

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from wanbuild.options import BuildOptions
-from wanbuild.plan.generation import Generation
+from wanbuild.build_options import BuildOptions
 from wanbuild.plan.meshes import step_seconds
+from wanbuild.plan.planned_generation import PlannedGeneration
 from wanbuild.plan.prediction import Share, efficiency_of, predicted, rate, transfer_seconds
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.plan.work import Product, Work
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
@@ -22,9 +22,13 @@ NEAR = 1.35
 """The factor within which predictions and published figures agree."""
 
 
-def generation(name: str, chip: str, size: tuple[int, int], frames: int = 81, **options: str) -> Generation:
+def generation(
+    name: str, chip: str, size: tuple[int, int], frames: int = 81, **options: str
+) -> PlannedGeneration:
     manifest = published_manifest(published_names()[name])
-    return Generation(manifest, Shape(*size, frames, 1, True), BuildOptions(**options), CHIPS[chip], 40)
+    return PlannedGeneration(
+        manifest, Shape(*size, frames, 1, True), BuildOptions(**options), CHIPS[chip], 40
+    )
 
 
 @pytest.mark.thorough

@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from helpers.refusals import refuses
-from wanbuild.plan.published import manifest_of, published_manifest, published_names, published_variant
+from wanbuild.plan.published_model import (
+    model_manifest,
+    published_manifest,
+    published_names,
+    published_variant,
+)
 from wanbuild.plan.subject import read_subject
-from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 
 
@@ -52,7 +57,7 @@ def test_a_checkpoint_has_the_layouts_that_its_conversion_writes(toy_artifact: P
             for name, part in source.components.items()
         }
         dtypes = {name: policy.weights for name, policy in read_manifest(toy_artifact).dtypes.items()}
-        planned = manifest_of(variant_of(source), configs, dtypes=dtypes)
+        planned = model_manifest(variant_of(source), configs, dtypes=dtypes)
     converted = read_manifest(toy_artifact)
     for name, component in converted.components.items():
         layouts = {path: (one.layout, one.axes) for path, one in component.parameters.items()}

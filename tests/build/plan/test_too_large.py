@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from helpers.refusals import check_refusal
-from wanbuild.options import BuildOptions
+from wanbuild.build_options import BuildOptions
 from wanbuild.plan.plan import fitting_instead
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.export import profile_of
 from wanbuild.programs.shape import Shape
-from wanbuild.programs.too_large import TooLargeError, refused_bytes
+from wanbuild.programs.xla import TooLargeError, refused_bytes
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import CPU, TargetSpec
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from wanbuild.build_options import BuildOptions
 from wanbuild.models.attention import blocked_attention
-from wanbuild.options import BuildOptions
-from wanbuild.plan.generation import Generation
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.plan.planned_generation import PlannedGeneration
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.plan.work import Work, work_of
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
@@ -27,9 +27,9 @@ def counted(function: object, *arrays: jax.ShapeDtypeStruct) -> Work:
 
 def generation(
     name: str, size: tuple[int, int], frames: int, guidance: bool = True, rank: int = 0
-) -> Generation:
+) -> PlannedGeneration:
     shape, options = Shape(*size, frames, 1, guidance), BuildOptions(lora_rank=rank)
-    return Generation(published_manifest(published_names()[name]), shape, options, CHIPS["h200"], 40)
+    return PlannedGeneration(published_manifest(published_names()[name]), shape, options, CHIPS["h200"], 40)
 
 
 def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:

@@ -16,12 +16,12 @@ from helpers.compiled_once import compiled_once, exported_once
 from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, program, resealed
 from helpers.manifests import programs_of, without_profiles
 from helpers.refusals import json_error, refuses
+from wanbuild import again
+from wanbuild.again import compile_again, like_profile
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs import again
-from wanbuild.programs.again import compile_again, like_profile
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.targets.target import resolve_target
 from wancli.console import run

@@ -12,19 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wanbuild.build_options import BuildOptions
 from wanbuild.models.attention import Attention, BlockedAttention, Mask, blocked_attention
 from wanbuild.models.flash import FlashAttention
 from wanbuild.models.mosaic_wgmma import WgmmaAttention
-from wanbuild.options import BuildOptions
-from wanbuild.plan.published import manifest_of
-from wanbuild.programs import attention
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.plan.published_model import model_manifest
+from wanbuild.programs import attention_programs
 from wanbuild.programs.export import describe
-from wanbuild.programs.kinds import kinds_of
+from wanbuild.programs.kinds import ProgramBuilder, kinds_of
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import CHIPS
-from wanbuild.toy.configs import TOY_VARIANTS
+from wanbuild.toy.toy_configs import TOY_VARIANTS
 from wanbuild.variants.table import variants
 from wanrun.attest.drawn import attention_inputs
 from wanrun.executables.tolerance import ALIKE, relative_error
@@ -35,7 +34,7 @@ VARIANT, SHAPE = "wan2.1-i2v", Shape(112, 80, 9, 1, True)
 
 @pytest.fixture(scope="module")
 def builder() -> ProgramBuilder:
-    manifest = manifest_of(variants()[VARIANT], TOY_VARIANTS[VARIANT].configs)
+    manifest = model_manifest(variants()[VARIANT], TOY_VARIANTS[VARIANT].configs)
     return ProgramBuilder(manifest, SHAPE, BuildOptions(), CHIPS["v6e"].kernels)
 
 
@@ -59,8 +58,8 @@ def expected(builder: ProgramBuilder) -> Expected:
 def made(builder: ProgramBuilder, name: str, kernel: Attention) -> ProgramSpec:
     """A program with this form of the attention."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "attention_form", lambda kernels: kernel)
-        spec: ProgramSpec = getattr(attention, name)(builder)
+        patch.setattr(attention_programs, "attention_form", lambda kernels: kernel)
+        spec: ProgramSpec = getattr(attention_programs, name)(builder)
         return spec
 
 

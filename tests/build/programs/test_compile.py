@@ -17,18 +17,18 @@ from helpers.manifests import plain_manifest, plain_model, programs_of, with_mod
 from helpers.media_files import task_of
 from helpers.options import PROFILE as PLAIN
 from helpers.refusals import refuses
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check import verify
 from wanbuild.check.findings import Findings
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs import compile
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.export import export_program
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import resolve_target
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError, VerificationError

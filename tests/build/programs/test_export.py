@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from helpers.manifests import ENVIRONMENT, plain_manifest, plain_program, plain_target
-from wanbuild.options import BuildOptions
+from wanbuild.build_options import BuildOptions
 from wanbuild.programs import export
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.shape import Shape

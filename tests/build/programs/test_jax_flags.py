@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers.damage import linked
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.programs.jax_flags import FLAGS, cache_in, jax_options, pinned
 
 OTHERS: Mapping[str, Any] = {

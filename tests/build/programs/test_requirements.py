@@ -10,9 +10,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from helpers.manifests import plain_target
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check.verify import check_files
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest

@@ -15,7 +15,7 @@ from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.shardings import check_blocks, check_mesh, meshes, weights_placed
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 from wanrun.artifact.mesh import num_devices
 from wanrun.errors import UsageError
 

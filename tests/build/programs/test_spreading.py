@@ -17,7 +17,7 @@ from wanbuild.programs import spreading
 from wanbuild.programs.export import describe
 from wanbuild.programs.shardings import weights_placed
 from wanbuild.programs.spreading import is_staged, spread
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.mesh import jax_mesh
 from wanrun.artifact.parameters import Component, Parameter, flat, nest

@@ -17,14 +17,14 @@ from jax import export
 from helpers.damage import PROFILE, PROGRAMS, resealed
 from helpers.manifests import plain_program, programs_of
 from helpers.refusals import refuses
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.programs.entry_compiler import EntryCompiler
-from wanbuild.programs.export import describe, export_program, layers_of, profile_of
+from wanbuild.programs.export import describe, export_program, layer_stacks, profile_of
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import program
-from wanbuild.programs.wiring import aval_text, check_file, check_set
+from wanbuild.programs.wiring import aval_text, check_program, check_set
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -74,7 +74,7 @@ def described(manifest: Manifest, rank: int = 0) -> Manifest:
         mesh={},
         jax="0",
         programs={profile.name: programs},
-        layers=layers_of(builder),
+        layers=layer_stacks(builder),
     )
     return manifest.changed(
         profiles={profile.name: profile}, program_sets={own.key: own}, targets={}, golden={}
@@ -301,11 +301,11 @@ def test_files_and_their_records(toy_artifact: Path) -> None:
     assert sorted(records) == sorted(PROGRAMS)
     files = {name: exported(toy_artifact, name, record) for name, record in records.items()}
     for name, record in records.items():
-        check_file(name, record, manifest.components, True, files[name])
+        check_program(name, record, manifest.components, True, files[name])
 
     def differs(name: str, record: Program, where: str, bits: bool = True, **components: Any) -> None:
         with pytest.raises(ArtifactError) as caught:
-            check_file(name, record, {**manifest.components, **components}, bits, files["denoise_step"])
+            check_program(name, record, {**manifest.components, **components}, bits, files["denoise_step"])
         assert caught.value.what.startswith(f"program {name} ") and where in str(caught.value)
 
     step = records["denoise_step"]
@@ -345,7 +345,7 @@ def test_two_inputs_of_one_shape_cannot_be_exchanged() -> None:
     data = export_program(program("minus", minus, {"a": scalar, "b": scalar}), "cpu")
     for order in (("a", "b"), ("b", "a")):
         record = plain_program(inputs=order, avals=AVALS)
-        check_file("minus", record, {}, False, export.deserialize(bytearray(data)))
+        check_program("minus", record, {}, False, export.deserialize(bytearray(data)))
         compiled = lower(data, "minus", (), jax.devices("cpu")[0]).compile()
         assert LoadedProgram(compiled, order)(a=np.float32(7), b=np.float32(2))["c"] == 3
 
@@ -357,7 +357,7 @@ def test_a_program_without_names_is_refused() -> None:
     beside = export.export(jax.jit(lambda x, *, a, b: minus(a, b)))(scalar, a=scalar, b=scalar)
     for found, unnamed in ((file, 2), (beside, 1)):
         with pytest.raises(ArtifactError) as caught:
-            check_file("minus", record, {}, False, found)
+            check_program("minus", record, {}, False, found)
         assert caught.value.found == unnamed
 
 

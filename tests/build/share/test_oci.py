@@ -22,7 +22,7 @@ from helpers.refusals import refuses
 from wanbuild.cli import wanbuild
 from wanbuild.share import oci
 from wanbuild.share.oci import write_layout
-from wanbuild.share.requests import OciRequest
+from wanbuild.share.share_options import OciRequest
 from wancli.command import fetch_all
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import read_manifest
@@ -142,7 +142,7 @@ def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None
         ),
         (
             OciRequest(artifact, tmp_path / "o", "a b"),
-            "the tag is none that a registry takes; expected letters",
+            "the tag is not valid in a registry; expected letters",
         ),
         (
             OciRequest(artifact, tmp_path / "o", targets=["v5e"]),

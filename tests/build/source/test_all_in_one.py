@@ -119,7 +119,8 @@ def test_a_recipe_s_model_is_known_before_it_is_converted(
 
 
 def test_a_revision_is_of_a_hub_s_repository(whole: Path, tmp_path: Path) -> None:
-    from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.build import convert
+    from wanbuild.conversion.convert_request import ConvertRequest
 
     with refuses("no_effect", what=whole):
         convert(ConvertRequest(whole, tmp_path / "a", revision="main"))

@@ -19,8 +19,8 @@ from wanbuild.source import component
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_weights import Stored
 from wanbuild.variants.table import variant_named, variants
 from wanbuild.variants.variant import Variant
 from wanrun.errors import ArtifactError, SourceError

@@ -18,13 +18,14 @@ from safetensors.numpy import load_file, save_file
 from helpers.manifests import with_model
 from helpers.original_checkpoint import original_keys
 from helpers.refusals import refuses
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import SourceComponent, open_source
 from wanbuild.source.experts import check_experts, expert_named, experts_named
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_weights import Stored
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.boundary import boundary_between

@@ -11,7 +11,7 @@ from wanbuild.components import kind_of
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.errors import SourceError
 
 VARIANTS = ("anyflow-wan2.1", "anyflow-far-wan2.1")

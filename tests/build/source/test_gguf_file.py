@@ -20,14 +20,15 @@ from helpers.naive_conversion import arrays_of
 from helpers.refusals import check_refusal, refuses
 from helpers.single_files import original_transformer, state_of
 from helpers.tensor_files import State, save_file
+from wanbuild.build import convert
 from wanbuild.conversion.chosen import Quantise
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.source.component import open_part
 from wanbuild.source.gguf_file import GgufFile, values_of, weight_file
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.safetensors import TensorFile
 from wanbuild.source.single_files import open_files
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.errors import SourceError
 from wanrun.units import in_bytes
 

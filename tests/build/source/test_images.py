@@ -14,12 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from helpers.image_processors import PROCESSOR_FORMS, write_processor
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.published.settings import PUBLISHED_IMAGE_PROCESSOR
+from wanbuild.build import convert
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.published.base_configs import PUBLISHED_IMAGE_PROCESSOR
 from wanbuild.source.checkpoint import open_source
-from wanbuild.source.images import FILE, ImageProcessorConfig, open_image_processor
+from wanbuild.source.image_processor import FILE, ImageProcessorConfig, open_image_processor
 from wanbuild.source.match import variant_of
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import SourceError

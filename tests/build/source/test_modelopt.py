@@ -16,8 +16,9 @@ import pytest
 from helpers.refusals import refuses
 from helpers.single_files import state_of
 from helpers.tensor_files import State, save_file
+from wanbuild.build import convert
 from wanbuild.conversion.chosen import Quantise
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanrun.errors import SourceError
 
 SAID = {

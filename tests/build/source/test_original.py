@@ -16,12 +16,13 @@ from helpers.original_checkpoint import original_config, original_keys
 from helpers.refusals import refuses
 from helpers.single_files import original_transformer, write_with_published_heads
 from helpers.tensor_files import State, load_file, save_file
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import open_source
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_weights import Stored
 from wancli.console import run
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import SourceError

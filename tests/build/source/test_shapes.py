@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wanbuild.source.shapes import component_shapes
-from wanbuild.toy.configs import TOY_TRANSFORMER
+from wanbuild.toy.toy_configs import TOY_TRANSFORMER
 
 
 def test_what_a_config_leaves_out_is_the_default() -> None:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.build import convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.source.checkpoint import open_source
-from wanbuild.source.parts import OPTIONS
+from wanbuild.source.checkpoint_parts import OPTIONS
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.shards import weights_at
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.weights import Stored
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_weights import Stored
 from wanrun.errors import SourceError
 
 INDEXES = {

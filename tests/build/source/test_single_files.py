@@ -23,13 +23,14 @@ from helpers.single_files import (
     write_with_published_heads,
 )
 from helpers.tensor_files import State, save_file
+from wanbuild.build import convert
 from wanbuild.cli import wanbuild
 from wanbuild.components import kind_of
 from wanbuild.conversion.chosen import Quantise
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.source.parts import OPTIONS
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.source.checkpoint_parts import OPTIONS
 from wanbuild.source.single_files import open_files
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.variants.table import MODULES
 from wancli.console import run
 from wanrun.artifact.manifest import Manifest

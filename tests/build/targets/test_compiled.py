@@ -16,11 +16,11 @@ import pytest
 from jax.experimental.serialize_executable import serialize
 
 from helpers.chips import needs_cuda, needs_libtpu
+from wanbuild.build_options import BuildOptions
 from wanbuild.conversion.chosen import Quantise, parse_quantise
-from wanbuild.options import BuildOptions
-from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.export import export_program
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import MOSAIC, resolve_target
@@ -35,10 +35,10 @@ SHAPE = Shape(width=144, height=80, num_frames=5, num_videos=1, guidance=True)
 
 EXPORT = """
 import hashlib
-from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.plan.published_model import published_manifest, published_names
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.options import BuildOptions
+from wanbuild.build_options import BuildOptions
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wanbuild.targets.mesh import USES, parse_mesh
+from wanbuild.targets.parsing import USES, parse_mesh
 from wanrun.artifact.mesh import AXES
 from wanrun.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.names import chip_named, choice
+from wanbuild.targets.parsing import chip_named, choice
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import pytest
 from helpers.chips import needs_cuda, needs_libtpu
 from helpers.manifests import plain_target
 from helpers.refusals import refuses
+from wanbuild.again import _like_here as like_here
+from wanbuild.build_options import BuildOptions
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.mosaic import MosaicAttention
 from wanbuild.models.mosaic_tcgen05 import Tcgen05Attention
 from wanbuild.models.mosaic_wgmma import WgmmaAttention
-from wanbuild.options import BuildOptions
-from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.again import _like_here as like_here
-from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.compile import as_recorded
+from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.targets import topology
 from wanbuild.targets.chip import Chip

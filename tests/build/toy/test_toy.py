@@ -15,18 +15,14 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from helpers.refusals import refuses
-from wanbuild.published.settings import (
-    PUBLISHED_TEXT_ENCODER,
-    PUBLISHED_TRANSFORMERS,
-    PUBLISHED_VAE,
-)
+from wanbuild.published.base_configs import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.shapes import component_shapes
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_VARIANTS
-from wanbuild.toy.tokenizer import vocabulary
-from wanbuild.toy.weights import Stored, random_tensor
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_configs import TOY_VARIANTS
+from wanbuild.toy.toy_tokenizer import vocabulary
+from wanbuild.toy.toy_weights import Stored, random_tensor
 from wanbuild.variants.table import variants
 from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
@@ -237,7 +233,7 @@ def test_a_failure_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(folder: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wanbuild.toy.checkpoint.write_tokenizer", fail)
+    monkeypatch.setattr("wanbuild.toy.toy_checkpoint.write_tokenizer", fail)
     with pytest.raises(KeyboardInterrupt):
         write_toy(folder, seed=6)
     assert _same_bytes(folder, tmp_path / "copy")

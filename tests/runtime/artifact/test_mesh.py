@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wanbuild.targets.mesh import parse_mesh
+from wanbuild.targets.parsing import parse_mesh
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.mesh import (
     AXES,

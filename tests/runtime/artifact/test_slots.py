@@ -8,7 +8,7 @@ import pytest
 from wanbuild.components import kind_of
 from wanbuild.models.low_rank import declare_slots
 from wanbuild.models.params import abstract_params, flatten, parameter_axes
-from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.slots import Slot, slots_of
 

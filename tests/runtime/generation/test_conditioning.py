@@ -14,7 +14,7 @@ from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import with_model
 from helpers.media_tasks import manifest_of
 from helpers.refusals import refuses
-from wanbuild.variants.start import with_start
+from wanbuild.variants.from_video import with_start
 from wanrun.errors import ArtifactError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.media.types import Inputs

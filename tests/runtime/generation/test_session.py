@@ -18,9 +18,10 @@ from helpers.artifacts import compile_fast, shared
 from helpers.damage import flip, linked, own
 from helpers.memory import resident_bytes
 from helpers.refusals import refuses
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.toy.checkpoint import write_toy
+from wanbuild.build import convert
+from wanbuild.build_options import BuildOptions, CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.generation import session as session_module

@@ -18,7 +18,7 @@ from PIL import Image
 from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
 from helpers.refusals import check_refusal, refuses
-from wanbuild.variants.start import with_start
+from wanbuild.variants.from_video import with_start
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, WanError
 from wanrun.media import decoder, preparations

@@ -19,7 +19,7 @@ from helpers.manifests import with_model
 from helpers.media_files import task_of
 from helpers.pictures import picture
 from helpers.refusals import refuses
-from wanbuild.variants.start import with_start
+from wanbuild.variants.from_video import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile

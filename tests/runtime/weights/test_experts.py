@@ -13,7 +13,7 @@ from helpers.damage import PROFILE
 from helpers.manifests import plain_manifest, plain_model, plain_parameter, plain_program, programs_of
 from wanbuild.components import KINDS
 from wanbuild.models.params import abstract_params, flatten
-from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.published.base_configs import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.programs import Program
 from wanrun.machine.memory import DEVICE_MARGIN, HOST_MARGIN, Machine

@@ -23,8 +23,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from helpers.refusals import refuses
+from wanbuild.build import convert
 from wanbuild.conversion import orbax as layout_module
-from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.conversion.writer import ComponentWriter
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.models.params import LAYERS

@@ -37,8 +37,9 @@ STAGED_BYTES = 4096
 def build(store: str, checkpoint: str, folder: str) -> None:
     """Makes the artifact: one frame of 32x16 over two devices, of which most matrices are staged."""
     from helpers.artifacts import compile_fast
-    from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.options import BuildOptions, CompileRequest
+    from wanbuild.build import convert
+    from wanbuild.build_options import BuildOptions, CompileRequest
+    from wanbuild.conversion.convert_request import ConvertRequest
     from wanbuild.programs import spreading
 
     convert(ConvertRequest(Path(checkpoint), Path(folder), {"text_encoder": "float32"}))

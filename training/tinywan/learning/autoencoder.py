@@ -46,8 +46,8 @@ PHASES = (Phase(0.35, 4, 4, 1, 64), Phase(0.5, 4, 1, 9, 64), Phase(0.15, 3, 1, 9
 """Pictures first, of which a step is short; at last whole frames, which the middle's attention is to see."""
 
 KL_WEIGHT = 3e-4
-"""Of the divergence per latent value, beside the error per pixel. With an error of b per pixel the evidence's
-bound has b/48: 48 values of pixels share one of the latents."""
+"""Of the divergence per latent value, relative to the error per pixel. With an error of b per pixel the
+evidence's bound has b/48: 48 values of pixels share one of the latents."""
 
 SQUARE_WEIGHT = 3.0
 """Of the squared error, which draws the colours of large areas near at first."""

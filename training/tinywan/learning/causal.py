@@ -32,7 +32,7 @@ SINK = 1
 CONFIG: Mapping[str, int] = MappingProxyType(
     {"num_frames_per_block": BLOCK, "local_attn_size": WINDOW * BLOCK, "sink_size": SINK * BLOCK}
 )
-"""What the config of a causal transformer has beside the base's, in latent frames."""
+"""The fields that the config of a causal transformer adds to the base's, in latent frames."""
 
 LEVELS = (1.0, 15 / 16, 5 / 6, 5 / 8)
 """Sigmas of the four steps: 1000, 750, 500 and 250 of 1000, shifted by 5."""

@@ -41,8 +41,8 @@ class Course:
     Args:
         module: what is trained; its weights are changed.
         plan: how.
-        log_file: where losses are written; the state is beside it.
-        rng: what the steps draw from, beside torch.
+        log_file: where losses are written; the state is next to it.
+        rng: the steps' source of randomness, with torch's.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, log_file: Path, rng: np.random.Generator) -> None:

@@ -15,9 +15,9 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from transformers import CLIPImageProcessor, CLIPVisionModel, UMT5EncoderModel
 
 from tinywan.learning.causal import CONFIG
+from wanbuild.published.base_configs import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR
 from wanbuild.published.schedulers import scheduler_config
-from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR
-from wanbuild.toy.weights import write_json
+from wanbuild.toy.toy_weights import write_json
 
 SHARED = "shared"
 """The folder of components that several variants use."""
@@ -81,11 +81,11 @@ def write(trained: Path, target: Path) -> None:
 
 
 def write_live(trained: Path, folder: Path) -> None:
-    """Writes the causal model beside the other checkpoints, weights in float16.
+    """Writes the causal model next to the other checkpoints, weights in float16.
 
     Args:
         trained: the folder of the trained models.
-        folder: to create, beside ``SHARED``; one that is there is replaced.
+        folder: to create, next to ``SHARED``; an existing one is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
     index = MODEL_INDEXES["self-forcing-wan2.1"]

@@ -80,7 +80,7 @@ class Teacher:
     Args:
         bank: videos.
         captions: embeds texts.
-        rng: chooses, beside torch.
+        rng: the source of randomness, with torch's.
     """
 
     def __init__(self, bank: Stories, captions: Captions, rng: np.random.Generator) -> None:

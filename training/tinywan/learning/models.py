@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
 from tinywan import vocabulary
-from wanbuild.toy.tokenizer import write_tokenizer
+from wanbuild.toy.toy_tokenizer import write_tokenizer
 
 CHANNELS = 16
 """Of latents."""

@@ -31,9 +31,9 @@ from tinywan.learning.adapter import Adapter
 from tinywan.learning.course import Course, Plan
 from tinywan.learning.text import Captions, shorten
 from tinywan.scenes import random_scene
-from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.options import BuildOptions, CompileRequest
-from wanbuild.programs.compile import compile_artifact
+from wanbuild.build import compile_artifact, convert
+from wanbuild.build_options import BuildOptions, CompileRequest
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.published.samplings import SAMPLINGS
 from wanrun.denoising.noise import initial_noise
 

@@ -25,7 +25,7 @@ from tinywan.learning.models import CHANNELS
 from tinywan.scenes import random_scene
 from tinywan.yardstick import psnr
 from wanbuild.models.tiny_vae import BLOCKS, LEADING
-from wanbuild.models.tiny_vae_config import STRIDES
+from wanbuild.models.vae_config import STRIDES
 
 WIDTHS = (48, 24, 16, 16)
 """About a fifth of the published ones: the tiny VAE's are a twelfth of its published ones."""
