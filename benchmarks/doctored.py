@@ -56,9 +56,9 @@ from wanrun.artifact.programs import Profile, Program
 from wanrun.attest.attest import run_all
 from wanrun.attest.twins import Twins
 from wanrun.denoising.solvers import COLUMNS
+from wanrun.executables.executables import Native
 from wanrun.executables.jax_hook import compile_here, load
 from wanrun.executables.lowering import lower
-from wanrun.executables.store import Native
 from wanrun.executables.tolerance import Apart
 from wanrun.files import sha256_of
 from wanrun.generation.load import load as load_artifact

@@ -22,7 +22,7 @@ from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.xla import compiled_for
 from wanbuild.targets.target import resolve_target
-from wanrun.artifact.nag import NAG, nag_settings
+from wanrun.artifact.guiders import NAG, nag_settings
 
 PROGRAMS = (
     (False, False, {"none": {}}),

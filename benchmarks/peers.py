@@ -123,7 +123,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     diffusers.WanPipeline  # noqa: B018  imports what all pipelines share
     imported = time.monotonic()
     from wanbuild.check.reference_pipeline import Reference, open_media
-    from wanrun.media.types import Media
+    from wanrun.media.inputs import Media
     from wanrun.timing.timings import peak_rss_bytes
 
     begun = time.monotonic()

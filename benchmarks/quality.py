@@ -49,7 +49,7 @@ from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.models import convolution, vae_blocks
 from wanbuild.targets import target
 from wanbuild.toy.toy_checkpoint import write_toy
-from wanreport.files import now, write_report
+from wanreport.page import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Note, Report, Section, Table
 from wanrun.artifact.manifest import TINY_VAE
 from wanrun.claims import REPORT, Claims

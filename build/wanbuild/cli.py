@@ -15,8 +15,8 @@ from wanbuild.calibrate.calibrate_command import calibrate_command
 from wanbuild.check.check_commands import attest_command, embed_command, inspect_command, verify_command
 from wanbuild.share.share_commands import COMMANDS
 from wanbuild.variants.table import MODULES
-from wancli.command import Commands, Input, Output, takes_artifact
-from wancli.options import given, made_options
+from wancli.click_options import given, made_options
+from wancli.command import Commands, InputPath, OutputPath, takes_artifact
 from wanrun import __version__
 from wanrun.errors import UsageError
 from wanrun.rows import record_of
@@ -161,7 +161,7 @@ def _compile_again(artifact: Path) -> None:
 
 
 @wanbuild.command(cls=BuildCommand)
-@click.argument("recipe", type=Input())
+@click.argument("recipe", type=InputPath())
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
 @click.option(
     "--if-changed",
@@ -178,7 +178,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
 
 
 @wanbuild.command(cls=BuildCommand)
-@click.argument("directory", type=Output())
+@click.argument("directory", type=OutputPath())
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @error_options

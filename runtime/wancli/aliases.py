@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from wanrun.errors import UsageError
 from wanrun.request.elsewhere import ELSEWHERE, by_name, nearest
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 
 _EIGHT_BITS = "fp8 int8 load_in_8bit quantisation quantization quantize"
 _DEVICES = "chip cpu device gpu platform"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Checked", "Input", "Output", "artifact_option", "takes_artifact", "takes_overwrite"]
+__all__ = ["Checked", "InputPath", "OutputPath", "artifact_option", "takes_artifact", "takes_overwrite"]
 
 import functools
 import math
@@ -20,7 +20,7 @@ from wanhub.marker import is_copy
 from wanrun.claims import FOLDER, Claims, Place
 from wanrun.errors import UsageError, shortened
 from wanrun.request.prompts_file import Line
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 from wanrun.terminal.lines import print_error
 from wanrun.terminal.status import Status
 
@@ -45,7 +45,7 @@ def options_of(section: str) -> Callable[..., Callable[[Any], Any]]:
     return functools.partial(click.option, cls=Option, section=section)
 
 
-class Input(click.Path):
+class InputPath(click.Path):
     """A click type for a file or a folder that a command reads, so that no output may be there.
 
     Args:
@@ -69,7 +69,7 @@ class Input(click.Path):
             claims.read(Path(value), option, self.tree)
 
 
-class Output(click.ParamType):
+class OutputPath(click.ParamType):
     """A click type for an output of a command. ``Checked`` checks each such value before anything is done.
 
     Args:
@@ -252,11 +252,11 @@ def check_outputs(context: click.Context) -> None:
         if (value := context.params.get(param.name or "")) is not None
     ]
     for param, value in given:
-        if isinstance(param.type, Input):
+        if isinstance(param.type, InputPath):
             for path in value if param.multiple else [value]:
                 param.type.claim(claims, path, _spelled(param))
     for param, value in given:
-        if isinstance(param.type, Output):
+        if isinstance(param.type, OutputPath):
             claims.write_to(param.type.place, str(value), _spelled(param), overwrite)
 
 
@@ -273,6 +273,19 @@ def _origin(folder: Path) -> str:
 def _spelled(param: click.Parameter) -> str:
     """Returns how a parameter is written on the command line."""
     return max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+
+
+class Wanrun(Command):
+    """The command ``wanrun``, whose first word is an artifact, or ``serve``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses arguments; raises UsageError for a word that is meant as a command, or an unknown option."""
+        remedy = command_meant("wanrun", args[0], ["serve"]) if args else None
+        if remedy is None and len(args) > 1 and not args[0].startswith("-") and Path(args[1]).is_dir():
+            remedy = "wanrun ARTIFACT --prompt TEXT makes a video"
+        if remedy is not None and not Path(args[0]).exists():
+            raise UsageError("unknown_name", f"wanrun has no command {args[0]}", remedy=remedy)
+        return super().parse_args(ctx, args)
 
 
 class Written(click.ParamType):

@@ -14,10 +14,10 @@ import click
 
 import wanhub
 import wanrun
-from wancli.command import Command, Input, Number, Output, fetch, folder_found, options_of
+from wancli.click_options import click_option
+from wancli.command import Command, InputPath, Number, OutputPath, fetch, folder_found, options_of
 from wancli.console import leave, run
 from wancli.error_line import JSON_ERRORS, JSON_ERRORS_HELP
-from wancli.options import click_option
 from wanrun.artifact.overlay import overlaid
 from wanrun.artifact.select import BUILD_EXTRA, can_build
 from wanrun.errors import UsageError
@@ -49,7 +49,7 @@ MOST_WORKERS = 1024
 
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading, _log = options_of("Jobs"), options_of("Loading"), options_of("Log")
-_path = Input()
+_path = InputPath()
 _positive = click.IntRange(min=1)
 
 
@@ -106,7 +106,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 @_network("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @_jobs(
     "--data",
-    type=Output(),
+    type=OutputPath(),
     default=Path("wanrun-videos"),
     show_default=True,
     help="Folder of jobs and videos.",
@@ -181,7 +181,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 )
 @_loading(
     "--loras",
-    type=Input(),
+    type=InputPath(),
     metavar="DIR",
     help="Folder of adapters that requests may choose, besides the artifacts' own.",
 )
@@ -301,7 +301,7 @@ def _fetch(artifact: wanrun.Artifact, loading: dict[str, Any]) -> None:
 def _started(settings: Settings) -> WorkerProcess | None:
     """Starts the first worker, which imports JAX and loads while this process imports the server."""
     # Of several devices, the manifests decide which one it has: then it is not started yet.
-    from wanserve.devices import environments
+    from wanserve.environments import environments
 
     places = environments((), settings.workers)
     if len(places) > 1:

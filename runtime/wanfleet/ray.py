@@ -14,278 +14,30 @@ again, find the videos, and ``made`` is False. ``materialize`` computes it once.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import inspect
-import json
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import wanhub
 import wanrun
+from wanfleet.rows import Row, RowStore, added_types, check_suffix, digest, plain, request_of
 from wanfleet.uploads import Uploads
 from wanrun.errors import AdapterError, ArtifactError, UsageError, WanError, quoted
-from wanrun.job.line import AT_ONCE, Passed
+from wanrun.job.line import AT_ONCE
 
 if TYPE_CHECKING:
     import pyarrow
     from ray.data import Dataset
-
-RETRIES: Final = 3
-"""How often a row is retried whose worker has died: Ray has no limit."""
 
 ROWS_OF_A_BLOCK: Final = 64
 """Rows that come back together: a block is a file of a table that is written."""
 
 _MEDIA: Final = frozenset(inspect.signature(wanrun.Media).parameters)
 """The options that ``wanrun.Media`` has."""
-
-Row = dict[str, Any]
-
-
-class _Record(NamedTuple):
-    """How the videos of a row were made, as JSON, and their names."""
-
-    text: str
-    videos: Sequence[str]
-
-
-class _Turns:
-    """Lets rows of several threads begin one after the other, at most ``AT_ONCE``."""
-
-    def __init__(self) -> None:
-        self._steps, self._places = threading.Lock(), threading.Semaphore(AT_ONCE)
-
-    @contextlib.contextmanager
-    def taken(self, alone: bool) -> Iterator[Passed]:
-        """Waits until the previous row has made its steps, or has ended; yields what lets the next begin."""
-        with contextlib.ExitStack() as turn, contextlib.ExitStack() as places:
-            turn.enter_context(self._steps)
-            for _ in range(AT_ONCE if alone else 1):
-                places.enter_context(self._places)
-            yield (lambda: None) if alone else turn.close
-
-
-class VideoMaker:
-    """An actor of Ray Data. ``make_videos`` makes some; a class of callable objects for ``Dataset.map``.
-
-    Threads may share one: a row begins when the one before it has made its steps.
-
-    Args:
-        artifact: an artifact's folder or address.
-        output: the folder or URL of the videos.
-        suffix: the kind of video, such as ``.mp4``.
-        loading: keywords of ``wanrun.load``.
-
-    Raises:
-        ArtifactError, UsageError: as ``wanhub.load`` and ``Uploads``; UsageError for an unknown suffix.
-    """
-
-    def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
-        _check_suffix(suffix)
-        self._uploads, self._suffix, self._turns = Uploads(output), suffix, _Turns()
-        self._pipeline = wanhub.load(artifact, **loading)
-        names = {row.name: {row.name, *row.also} for row in wanrun.options()}
-        self._known, self._seeds = set[str]().union(*names.values()), names["seed"]
-
-    def __call__(self, row: Row) -> Row:
-        """Makes the videos of a row.
-
-        Args:
-            row: ``prompt`` and other options of a generation by name, images and videos as ``wanrun.Media``
-                takes them; ``output``, a name for the video without a suffix; other columns stay. A seed
-                that is to be drawn is the same whenever the row is made.
-
-        Returns:
-            The row with ``videos``, their paths or URLs; ``metadata``, JSON; ``made``, whether they were made
-            now; ``seconds``, of a video that was made without the wait for another row's steps; and
-            ``error``, why there is no video, or "".
-
-        Raises:
-            ArtifactError: if the artifact is not usable: then no row is.
-        """
-        started, added = time.monotonic(), Row()
-        try:
-            added = self._made({key: _plain(value) for key, value in row.items()})
-        except WanError as error:
-            if isinstance(error, ArtifactError) and not isinstance(error, AdapterError):
-                raise
-            added["error"] = str(error)
-        nothing = {"videos": [], "metadata": "", "made": False, "error": ""}
-        return {**row, **nothing, "seconds": time.monotonic() - started, **added}
-
-    def _made(self, row: Row) -> Row:
-        """Returns the columns added to a row; makes its videos unless they exist."""
-        asked = {name: row[name] for name in row.keys() & self._known if row[name] is not None}
-        drawn = [name for name in self._seeds & asked.keys() if str(asked[name]) in ("random", "-1")]
-        try:
-            generation = self._resolved(asked | dict.fromkeys(drawn, 0))
-        except ArtifactError as error:  # it has not what this row asks for
-            return {"error": str(error)}
-        inputs = generation.read_media()
-        request = _request(generation, inputs, bool(drawn))
-        name = row.get("output") or request[:16]
-        if not isinstance(name, str) or "/" in name or name.startswith("."):
-            raise UsageError(
-                "invalid_value", f"{quoted(name)} is no name of a video", expected="a name without a folder"
-            )
-        begun = self._begun(name, request)
-        if begun is not None and all(map(self._uploads.has, begun.videos)):
-            return self._told(begun)
-        if drawn:  # the same for each worker that gets the row
-            generation = self._resolved(asked | dict.fromkeys(drawn, int(_digest([request, name])[:8], 16)))
-        with (
-            tempfile.TemporaryDirectory(prefix="wan-video-") as folder,
-            self._counted(name, Path(folder)) as passed,
-        ):
-            started, path = time.monotonic(), Path(folder) / f"{name}{self._suffix}"
-            outputs = wanrun.outputs_of(path, generation.profile.num_videos)
-            job = wanrun.Job(name, generation, outputs)
-            outcome = wanrun.run_job(self._pipeline, job, inputs=inputs, passed=passed)
-            if outcome.error is not None:
-                raise outcome.error
-            files = [output.path for output in outputs]
-            facts = {"request": request, "videos": [file.name for file in files], **outcome.metadata}
-            return {**self._delivered(name, files, facts), "seconds": time.monotonic() - started}
-
-    @contextlib.contextmanager
-    def _counted(self, name: str, folder: Path) -> Iterator[Passed]:
-        """Waits for a row's turn, and counts in the output how many workers began it without ending it."""
-        tries = f"{name}.tries"
-        died = len(self._uploads.read(tries) or b"")  # maybe of this row: it is made alone
-        with self._turns.taken(alone=died > 0) as passed, self._removed(tries):
-            if died > RETRIES:
-                raise UsageError(
-                    "process_lost",
-                    f"{died} workers have ended in the middle of it",
-                    remedy="see Ray's log, and run it again",
-                )
-            (folder / tries).write_bytes(bytes(died + 1))
-            self._uploads.put(folder / tries, tries, overwrite=True)
-            yield passed
-
-    @contextlib.contextmanager
-    def _removed(self, tries: str) -> Iterator[None]:
-        """Removes the files that count a row's tries, at its end."""
-        try:
-            yield
-        finally:
-            with contextlib.suppress(UsageError):  # where nothing may be removed, rows are made all the same
-                self._uploads.remove(tries)
-
-    def _resolved(self, asked: Row) -> wanrun.Generation:
-        """Returns the generation of options by any of their names."""
-        names = {also: row.name for row in wanrun.options() for also in row.also}
-        asked = {names.get(name, name): value for name, value in asked.items()}
-        given = {name: asked[name] for name in asked.keys() & _MEDIA}
-        others = {name: value for name, value in asked.items() if name not in {*given, "prompt"}}
-        media = wanrun.Media(**given) if given else None
-        return self._pipeline.resolve(asked.get("prompt", ""), media=media, **others)
-
-    def _delivered(self, name: str, files: Sequence[Path], facts: Row) -> Row:
-        """Uploads the videos of a row after their record: a video without a record is not of a row."""
-        told = _Record(json.dumps(facts, sort_keys=True, default=str), facts["videos"])
-        record = files[0].with_name("record")
-        record.write_text(told.text)
-        foreign = self._uploads.begin(
-            record,
-            f"{name}.json",
-            told.videos,
-            lambda: self._begun(name, facts["request"]) is not None,
-        )
-        if foreign is not None:
-            raise UsageError(
-                "exists",
-                f"{self._uploads.where(foreign)} is there, and has no record",
-                remedy="choose another output",
-            )
-        made = [self._uploads.put_video(file) for file in files]
-        return self._told(told) | {"made": any(made)}
-
-    def _begun(self, name: str, request: str) -> _Record | None:
-        """Returns the record of a row; None if there is none; UsageError if it is of another request."""
-        record = self._uploads.read(f"{name}.json")
-        if record is None:
-            return None
-        try:
-            facts = json.loads(record)
-            videos = facts["videos"]
-            if facts["request"] == request and all("/" not in video for video in videos):
-                return _Record(record.decode(), videos)
-        except (ValueError, LookupError, TypeError, RecursionError):
-            pass
-        raise UsageError(
-            "exists",
-            f"{self._uploads.where(name)} is there, and was made otherwise",
-            remedy="choose another output",
-        )
-
-    def _told(self, record: _Record) -> Row:
-        """Returns the columns added to a row."""
-        return {"videos": [self._uploads.where(one) for one in record.videos], "metadata": record.text}
-
-
-class _TableMaker(VideoMaker):
-    """Makes the rows of an Arrow table: its columns keep their types, and the added ones have fixed types."""
-
-    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:  # type: ignore[override]
-        import pyarrow
-
-        rows = [super(_TableMaker, self).__call__(row) for row in table.to_pylist()]
-        types = _added_types()
-        table = table.drop_columns([name for name in table.column_names if name in types])
-        for name, kind in types.items():
-            table = table.append_column(name, pyarrow.array([row[name] for row in rows], kind))
-        return table
-
-
-def _added_types() -> dict[str, pyarrow.DataType]:
-    """Returns the types of the added columns: Arrow would infer none from an empty list of videos."""
-    import pyarrow
-
-    return {
-        "videos": pyarrow.list_(pyarrow.string()),
-        "metadata": pyarrow.string(),
-        "made": pyarrow.bool_(),
-        "error": pyarrow.string(),
-        "seconds": pyarrow.float64(),
-    }
-
-
-def _request(generation: wanrun.Generation, inputs: Any, drawn: bool) -> str:
-    """Returns a digest of what decides a row's videos; the names of input files are not part of it."""
-    if inputs is not None:
-        content = {name: fact for name, fact in inputs.facts.items() if f"{name}_sha256" not in inputs.facts}
-        inputs = replace(inputs, facts=content)
-    return _digest(generation.metadata(inputs, {"wanrun": "", "drawn": drawn}))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Returns a Python value for one of NumPy's, and a list for an array of texts."""
-    if getattr(value, "ndim", None) == 0:
-        return value.item()
-    return value.tolist() if str(getattr(value, "dtype", "")) == "object" else value
-
-
-def _check_suffix(suffix: str) -> None:
-    """Raises UsageError for an unknown kind of video, which otherwise shows only when one is made."""
-    if suffix.lower() not in wanrun.SUFFIXES:
-        raise UsageError(
-            "unsupported",
-            "the suffix is no kind of video",
-            expected="one of " + ", ".join(wanrun.SUFFIXES),
-            found=suffix,
-        )
 
 
 def make_videos(
@@ -323,7 +75,7 @@ def make_videos(
     """
     from ray.data import ActorPoolStrategy
 
-    _check_suffix(suffix)
+    check_suffix(suffix)
     made = rows.repartition(target_num_rows_per_block=1).map_batches(
         _TableMaker,  # type: ignore[arg-type]
         batch_size=1,
@@ -338,3 +90,109 @@ def make_videos(
         **(actor or {}),
     )
     return made.repartition(target_num_rows_per_block=ROWS_OF_A_BLOCK, strict=True)
+
+
+class VideoMaker:
+    """An actor of Ray Data. ``make_videos`` makes some; a class of callable objects for ``Dataset.map``.
+
+    Threads may share one: a row begins when the one before it has made its steps.
+
+    Args:
+        artifact: an artifact's folder or address.
+        output: the folder or URL of the videos.
+        suffix: the kind of video, such as ``.mp4``.
+        loading: keywords of ``wanrun.load``.
+
+    Raises:
+        ArtifactError, UsageError: as ``wanhub.load`` and ``Uploads``; UsageError for an unknown suffix.
+    """
+
+    def __init__(self, artifact: str, output: str, suffix: str = ".mp4", **loading: Any) -> None:
+        check_suffix(suffix)
+        self._uploads, self._suffix = Uploads(output), suffix
+        self._store = RowStore(self._uploads)
+        self._pipeline = wanhub.load(artifact, **loading)
+        names = {row.name: {row.name, *row.also} for row in wanrun.options()}
+        self._known, self._seeds = set[str]().union(*names.values()), names["seed"]
+
+    def __call__(self, row: Row) -> Row:
+        """Makes the videos of a row.
+
+        Args:
+            row: ``prompt`` and other options of a generation by name, images and videos as ``wanrun.Media``
+                takes them; ``output``, a name for the video without a suffix; other columns stay. A seed
+                that is to be drawn is the same whenever the row is made.
+
+        Returns:
+            The row with ``videos``, their paths or URLs; ``metadata``, JSON; ``made``, whether they were made
+            now; ``seconds``, of a video that was made without the wait for another row's steps; and
+            ``error``, why there is no video, or "".
+
+        Raises:
+            ArtifactError: if the artifact is not usable: then no row is.
+        """
+        started, added = time.monotonic(), Row()
+        try:
+            added = self._made({key: plain(value) for key, value in row.items()})
+        except WanError as error:
+            if isinstance(error, ArtifactError) and not isinstance(error, AdapterError):
+                raise
+            added["error"] = str(error)
+        nothing = {"videos": [], "metadata": "", "made": False, "error": ""}
+        return {**row, **nothing, "seconds": time.monotonic() - started, **added}
+
+    def _made(self, row: Row) -> Row:
+        """Returns the columns added to a row; makes its videos unless they exist."""
+        asked = {name: row[name] for name in row.keys() & self._known if row[name] is not None}
+        drawn = [name for name in self._seeds & asked.keys() if str(asked[name]) in ("random", "-1")]
+        try:
+            generation = self._resolved(asked | dict.fromkeys(drawn, 0))
+        except ArtifactError as error:  # it has not what this row asks for
+            return {"error": str(error)}
+        inputs = generation.read_media()
+        request = request_of(generation, inputs, bool(drawn))
+        name = row.get("output") or request[:16]
+        if not isinstance(name, str) or "/" in name or name.startswith("."):
+            raise UsageError(
+                "invalid_value", f"{quoted(name)} is no name of a video", expected="a name without a folder"
+            )
+        if (there := self._store.made(name, request)) is not None:
+            return there
+        if drawn:  # the same for each worker that gets the row
+            generation = self._resolved(asked | dict.fromkeys(drawn, int(digest([request, name])[:8], 16)))
+        with (
+            tempfile.TemporaryDirectory(prefix="wan-video-") as folder,
+            self._store.turn(name, Path(folder)) as passed,
+        ):
+            started, path = time.monotonic(), Path(folder) / f"{name}{self._suffix}"
+            outputs = wanrun.outputs_of(path, generation.profile.num_videos)
+            job = wanrun.Job(name, generation, outputs)
+            outcome = wanrun.run_job(self._pipeline, job, inputs=inputs, passed=passed)
+            if outcome.error is not None:
+                raise outcome.error
+            files = [output.path for output in outputs]
+            facts = {"request": request, "videos": [file.name for file in files], **outcome.metadata}
+            return {**self._store.deliver(name, files, facts), "seconds": time.monotonic() - started}
+
+    def _resolved(self, asked: Row) -> wanrun.Generation:
+        """Returns the generation of options by any of their names."""
+        names = {also: row.name for row in wanrun.options() for also in row.also}
+        asked = {names.get(name, name): value for name, value in asked.items()}
+        given = {name: asked[name] for name in asked.keys() & _MEDIA}
+        others = {name: value for name, value in asked.items() if name not in {*given, "prompt"}}
+        media = wanrun.Media(**given) if given else None
+        return self._pipeline.resolve(asked.get("prompt", ""), media=media, **others)
+
+
+class _TableMaker(VideoMaker):
+    """Makes the rows of an Arrow table: its columns keep their types, and the added ones have fixed types."""
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:  # type: ignore[override]
+        import pyarrow
+
+        rows = [super(_TableMaker, self).__call__(row) for row in table.to_pylist()]
+        types = added_types()
+        table = table.drop_columns([name for name in table.column_names if name in types])
+        for name, kind in types.items():
+            table = table.append_column(name, pyarrow.array([row[name] for row in rows], kind))
+        return table

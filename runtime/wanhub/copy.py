@@ -17,9 +17,9 @@ from typing import BinaryIO, Final
 import wanrun
 from wanhub.marker import MARKER
 from wanhub.origin import read_origin
-from wanhub.report import Report, quiet
+from wanhub.remote_files import RemoteFiles
 from wanhub.signature import MANIFEST, SIGNATURE
-from wanhub.store import Store
+from wanhub.url_reader import Report, quiet
 from wanrun.errors import ArtifactError, unwritable
 
 OWN: Final = frozenset({MARKER, MANIFEST, SIGNATURE})
@@ -47,9 +47,9 @@ class Copy:
         self.artifact, self._origin, self._report = artifact, origin, report
 
     @cached_property
-    def store(self) -> Store:
-        """The place of its files. Raises UsageError as ``Store``."""
-        return Store(self._origin.place, self._report)
+    def store(self) -> RemoteFiles:
+        """The place of its files. Raises UsageError as ``RemoteFiles``."""
+        return RemoteFiles(self._origin.place, self._report)
 
     def missing(self, names: Iterable[wanrun.Named]) -> list[wanrun.Named]:
         """Returns the missing files, each once."""
@@ -69,7 +69,7 @@ class Copy:
         ``names`` has all files of a parameter or none. ``advance`` gets numbers of bytes as they come, from
         any thread. Raises ArtifactError if a file is missing where the manifest comes from, or differs from
         it; the other fetched files stay. Raises UsageError if there is no room, or the folder cannot be
-        written; and as ``Store``.
+        written; and as ``RemoteFiles``.
         """
         self.store  # noqa: B018 - one for all threads
         wanted = {one.name: one for one in names}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import wanrun
 from wanhub.marker import is_copy
-from wanhub.report import Report, quiet
+from wanhub.url_reader import Report, quiet
 from wanrun.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:

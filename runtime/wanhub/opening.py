@@ -16,10 +16,9 @@ from wanhub.copy import check_places
 from wanhub.marker import MARKER
 from wanhub.origin import Origin, mark, read_copied
 from wanhub.pins import Pin, held, lock_file, pin, read_pins
-from wanhub.reading import ForbiddenError
-from wanhub.report import Report, quiet
+from wanhub.remote_files import RemoteFiles, resolved
 from wanhub.signature import MANIFEST, MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, SIGNATURE
-from wanhub.store import Store, resolved
+from wanhub.url_reader import ForbiddenError, Report, quiet
 from wanrun.errors import ArtifactError, unwritable
 
 
@@ -95,7 +94,7 @@ def _copied(
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
         try:
-            return _made(Store(place, report), place, asked, cache, pinned, made)
+            return _made(RemoteFiles(place, report), place, asked, cache, pinned, made)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
@@ -103,7 +102,7 @@ def _copied(
 
 
 def _made(
-    store: Store, place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
+    store: RemoteFiles, place: Address, asked: Address, cache: Path, pinned: Pin | None, made: Path
 ) -> tuple[Path, wanrun.Manifest]:
     try:
         (made / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))

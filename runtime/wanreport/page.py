@@ -7,32 +7,49 @@ digests, so nothing else would run even if it came into the page.
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
+import shlex
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from html import escape
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from wanreport import STYLE
 from wanreport.report import (
-    Cell,
-    Column,
     Fact,
     Facts,
     Film,
     Films,
     Lines,
     Note,
-    Picture,
     Report,
     Section,
     Table,
     Waterfall,
 )
-from wanreport.waterfall import drawing, scale, seconds
+from wanreport.tables import chart_table, image, table
+from wanrun import replace_file
+from wanrun.errors import unwritable
 
 _SHORT = 32
 """Characters of a value below which two facts stand in a line."""
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Writes a report's page atomically; it ends with the command of this process.
+
+    Raises UsageError if it cannot be written.
+    """
+    repeat = Section("Repeat", (Facts((Fact("Command", command(), code=True),)),))
+    try:
+        page = html(replace(report, sections=(*report.sections, repeat)))
+        replace_file(path, page.encode("utf-8", errors="backslashreplace"))
+    except OSError as error:
+        raise unwritable(f"the report {path}", error, "choose another --report") from error
 
 
 def html(report: Report) -> str:
@@ -119,68 +136,12 @@ def _film(film: Film) -> str:
             shown = f'<img class="moving" src="{uri}" alt="{alt}">'
     if film.sheet is not None:
         kind = "sheet instead" if film.clip is not None else "sheet"
-        shown += _image(film.sheet, kind, f"{film.alt}: frames from the first to the last")
+        shown += image(film.sheet, kind, f"{film.alt}: frames from the first to the last")
     note = f'<p class="remark">{escape(film.note)}</p>' if film.note else ""
     facts = f'<dl class="facts">{"".join(map(_fact, film.facts))}</dl>' if film.facts else ""
     return (
         f'<figure{name}><div class="screen">{shown}</div><figcaption><p class="title" dir="auto">'
         f"{escape(film.title)}</p>{note}{facts}</figcaption></figure>"
-    )
-
-
-def _image(picture: Picture, kind: str, alt: str) -> str:
-    size = f'width="{picture.width}" height="{picture.height}"'
-    return f'<img class="{kind}" src="{picture.uri}" {size} alt="{escape(alt)}">'
-
-
-def _table(part: Table) -> str:
-    heads = "".join(
-        f'<th scope="col"{_numeric(column)}>{escape(column.name)}</th>' for column in part.columns
-    )
-    rows = "".join(f"<tr>{''.join(map(_cell, part.columns, row, range(len(row))))}</tr>" for row in part.rows)
-    kind = "sortable" if part.sortable and len(part.rows) > 1 else "plain"
-    return (
-        f'<div class="wide" role="region" tabindex="0" aria-label="{escape(part.caption)}">'
-        f'<table class="{kind}"><caption>{escape(part.caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _numeric(column: Column) -> str:
-    return ' class="number"' if column.numeric else ""
-
-
-def _cell(column: Column, cell: Cell, place: int) -> str:
-    text = escape(cell.text)
-    if cell.link:
-        text = f'<a href="#{escape(cell.link)}">{text}</a>'
-    if cell.tone:
-        text = f'<span class="{cell.tone}">{text}</span>'
-    if cell.picture is not None:
-        text = f'<span class="with-picture">{_image(cell.picture, "small", "")}<span>{text}</span></span>'
-    if cell.detail:
-        text += f'<span class="detail">{escape(cell.detail)}</span>'
-    key = "" if cell.key is None else f' data-key="{cell.key!r}"'
-    tag, scope = ("td", "") if place else ("th", ' scope="row"')
-    return f'<{tag}{scope}{_numeric(column)}{key} dir="auto">{text}</{tag}>'
-
-
-def _waterfall(chart: Waterfall) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(bar.name)}</th><td>{drawing(chart, bar)}</td>'
-        f'<td class="number">{seconds(bar):.2f} s</td></tr>'
-        for bar in chart.bars
-    )
-    marks = "; ".join(f"{escape(name)} after {at:.2f} s" for name, at in chart.marks)
-    dashed = f'<span class="key mark">{marks}</span>' if marks else ""
-    return (
-        '<table class="waterfall">'
-        "<caption>When each part took place, in seconds since the process started. "
-        '<span class="keys"><span class="key loading">loading</span> '
-        f'<span class="key work">computing and writing</span> {dashed}</span></caption>'
-        '<thead><tr><th scope="col">Part</th><th scope="col">'
-        f'<span class="visually-hidden">When</span>{scale(chart)}</th>'
-        f'<th scope="col" class="number">Took</th></tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
@@ -190,8 +151,20 @@ _PARTS: Mapping[type[Any], Callable[[Any], str]] = MappingProxyType(
         Films: _films,
         Lines: _lines,
         Note: _note,
-        Table: _table,
-        Waterfall: _waterfall,
+        Table: table,
+        Waterfall: chart_table,
     }
 )
 """The function of each kind of part."""
+
+
+def command() -> str:
+    """Returns the command of this process, for a shell."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *sys.argv[1:]])
+
+
+def now() -> str:
+    """Returns the time, for ``Report.made``."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

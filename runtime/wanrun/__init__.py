@@ -78,13 +78,13 @@ if TYPE_CHECKING:
     from wanrun.job.outputs import Output, outputs_of
     from wanrun.job.packed import PackedJob, pack
     from wanrun.job.progress import Event, Progress
-    from wanrun.media.types import Media
+    from wanrun.media.inputs import Media
     from wanrun.media.video_paths import SUFFIXES
     from wanrun.opened.cancel import CancelToken
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
-    from wanrun.request.rows import rows as options
-    from wanrun.request.rows import schema
+    from wanrun.request.schema import rows as options
+    from wanrun.request.schema import schema
     from wanrun.temporary import temporary_path
     from wanrun.timing.timings import Timings
     from wanrun.units import in_bytes
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
         "Job": "wanrun.job.job",
         "Live": "wanrun.generation.live",
         "Manifest": "wanrun.artifact.manifest",
-        "Media": "wanrun.media.types",
+        "Media": "wanrun.media.inputs",
         "Named": "wanrun.artifact.named",
         "Outcome": "wanrun.job.outcome",
         "Output": "wanrun.job.outputs",
@@ -121,14 +121,14 @@ def __getattr__(name: str) -> Any:
         "needed": "wanrun.generation.needs",
         "open_artifact": "wanrun.artifact.artifact",
         "open_regular": "wanrun.files",
-        "options": "wanrun.request.rows",
+        "options": "wanrun.request.schema",
         "outputs_of": "wanrun.job.outputs",
         "pack": "wanrun.job.packed",
         "read_bounded": "wanrun.files",
         "relative_error": "wanrun.executables.tolerance",
         "replace_file": "wanrun.files",
         "resolve": "wanrun.request.resolve",
-        "schema": "wanrun.request.rows",
+        "schema": "wanrun.request.schema",
         "temporary_path": "wanrun.temporary",
         "run_all": "wanrun.job.line",
         "run_job": "wanrun.job.job",

@@ -11,9 +11,9 @@ import msgspec
 from wanrun import Event
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
-from wanserve.hub import Hub
 from wanserve.messages import Preview
 from wanserve.progress import QUEUED, STEPS, VideoProgress
+from wanserve.publisher import Publisher
 from wanserve.refusal import RefusedError, absent, without_paths
 from wanserve.settings import Settings
 from wanserve.shown import ShownVideo, shown
@@ -35,7 +35,7 @@ class Board:
         self,
         settings: Settings,
         folders: Folders,
-        hub: Hub,
+        hub: Publisher,
         waiting: list[Video],
         running: Mapping[str, VideoProgress],
         withheld: Mapping[str, str],

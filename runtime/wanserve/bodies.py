@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 from starlette.requests import Request
 
 from wanserve.folders import Folders
-from wanserve.forms import Form, read_form
+from wanserve.forms import RequestBody, read_form
 from wanserve.refusal import RefusedError
 
 SMALL: Final = 1 << 16
@@ -45,7 +45,7 @@ class Bodies:
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def read(self, request: Request, client: str) -> AsyncIterator[Form]:
+    async def read(self, request: Request, client: str) -> AsyncIterator[RequestBody]:
         """Gives the form of a request to a block, which has to let go of what is large; the form does.
 
         ``client`` is the name of its key. Raises RefusedError as ``read_form``, and if too many others come;
@@ -67,7 +67,7 @@ class Bodies:
 
 
 @asynccontextmanager
-async def _form(request: Request, file: IO[bytes]) -> AsyncIterator[Form]:
+async def _form(request: Request, file: IO[bytes]) -> AsyncIterator[RequestBody]:
     """Reads a form, and lets go of its values and its files."""
     form = await read_form(request, file)
     try:

@@ -19,7 +19,7 @@ from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.request.lora import EXPERTS
 from wanrun.request.offered import offered
-from wanserve.names import page_text
+from wanserve.field_names import page_text
 from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ PYTHON_ONLY = ("profile",)
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """One artifact that is served.
 
     Attributes:
@@ -284,11 +284,11 @@ class Catalog:
         build_limit: int | None = None,
     ) -> None:
         self.created = time.time()
-        self.models = dict[str, Model]()
+        self.models = dict[str, ServedModel]()
         for name, artifact in artifacts.items():
             largest = max(map(_pixels, artifact.alone.manifest.profiles.values()), default=0)
             most = (build_limit or LARGER * largest) if build else None
-            self.models[name] = Model(name, artifact, loop, most)
+            self.models[name] = ServedModel(name, artifact, loop, most)
         for model in self.models.values():
             if not model.shapes() and loop is not None:
                 built = sorted(model.manifest.profiles.values(), key=lambda one: one.index)
@@ -307,7 +307,7 @@ class Catalog:
             with contextlib.suppress(WanError):  # it needs an image
                 model.resolve({"prompt": ""}, str)
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> ServedModel:
         """Returns a model; None is the only one.
 
         Raises RefusedError if there is none of this name, or several and none is named.

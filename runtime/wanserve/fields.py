@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 import wanrun
 from wanrun.errors import UsageError, quoted
 from wanrun.request.elsewhere import ALIKE, nearest
 from wanrun.request.lengths import length_of
 from wanrun.request.written import parse_size
-from wanserve.catalog import Catalog, Model
-from wanserve.forms import MAX_FILES, Form
-from wanserve.live_fields import is_live, take_live
-from wanserve.lora_fields import read_loras, single_lora
-from wanserve.names import (
+from wanserve.catalog import Catalog, ServedModel
+from wanserve.field_names import (
     INSTEAD,
     LORA,
     MEDIA,
@@ -28,11 +28,21 @@ from wanserve.names import (
     files,
     options_by_name,
 )
+from wanserve.field_values import decoded, is_live, mistyped, number_of, read_loras, single_lora, take_live
+from wanserve.forms import MAX_FILES, RequestBody
 from wanserve.refusal import RefusedError, unknown, whole
+from wanserve.request_media import (
+    Source,
+    check_file,
+    decoded_text,
+    head_of,
+    kind_of,
+    safe_name,
+    stored_upload,
+)
+from wanserve.settings import Settings
 from wanserve.sizes import MAX_ITEMS
-from wanserve.uploads import Source, check_file, decoded_text, head_of, kind_of, safe_name, stored_upload
-from wanserve.values import decoded, mistyped, number_of
-from wanserve.video import Upload
+from wanserve.video import LiveState, Upload
 
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
@@ -68,7 +78,7 @@ class Body:
         frames: those of a live video; None for no end.
     """
 
-    model: Model
+    model: ServedModel
     options: dict[str, Any] = field(default_factory=dict)
     media: list[Upload] = field(default_factory=list)
     format: str = "mp4"
@@ -81,11 +91,40 @@ class Body:
         """Returns the client's name of an option."""
         return self.spelled.get(option, option)
 
+    def live_state(self, settings: Settings, client_seconds: float | None, fps: float) -> LiveState | None:
+        """Returns what makes the video live; raises RefusedError for one that is too long.
+
+        ``client_seconds`` are the client's own limit, None for none.
+        """
+        if not self.live:
+            return None
+        most = settings.max_live_seconds
+        if client_seconds is not None:
+            most = min(most, float(client_seconds))
+        if self.frames is not None and self.frames - 1 > most * fps:  # one more ends the last second
+            name = self.spell("num_frames")
+            what = f"a live video has at most {most:g} seconds, {int(most * fps)} frames"
+            raise RefusedError(f"{what}; found {self.frames} frames; ask for fewer", param=name)
+        return LiveState(frames=self.frames, seconds=most, bytes=settings.live_bytes)
+
+    def fingerprint(self) -> str:
+        """Returns a digest that is equal for equal requests."""
+        facts: list[Any] = [
+            *((["live", self.frames],) if self.live else ()),
+            self.model.name,
+            self.options,
+            self.format,
+            [(one.option, one.digest) for one in self.media],
+        ]
+        if self.seeds is not None:
+            facts.append(self.seeds)
+        return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
+
 
 def read_body(
-    form: Form, catalog: Catalog, folder: Path, model: str | None = None, live: bool = False
+    form: RequestBody, catalog: Catalog, folder: Path, model: str | None = None, live: bool = False
 ) -> Body:
-    """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
+    """Reads what a client asks for; whether the artifact can make it is for ``ServedModel.resolve``.
 
     It may decode and write megabytes: a thread's work. Files are stored in ``folder``, which is made for the
     first one. Where the request does not say them, ``model`` (None for the only one) and ``live`` count.
@@ -207,7 +246,7 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
         _check_size(value, name, body.model)
 
 
-def _check_size(value: Any, name: str, model: Model) -> None:
+def _check_size(value: Any, name: str, model: ServedModel) -> None:
     """Refuses a text that is not a size, such as ``480p``, with the sizes that the model has."""
     try:
         if isinstance(value, str):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import wanrun
 from wanrun.errors import UsageError
-from wanrun.generation.parts import spool_of
+from wanrun.generation.video_parts import spool_of
 from wanrun.temporary import remove_tree
 from wanserve.live_files import FOLDER, LiveFiles
 from wanserve.video import Upload, Video

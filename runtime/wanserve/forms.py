@@ -43,7 +43,7 @@ _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 
 
 @dataclass
-class Form:
+class RequestBody:
     """What a client has sent.
 
     ``fields`` are values by name: of JSON as they are, of a form strings, or what ``a[b]`` and ``a[]`` make
@@ -54,7 +54,7 @@ class Form:
     files: list[tuple[str, UploadFile]] = field(default_factory=list)
 
 
-async def read_form(request: Request, file: IO[bytes]) -> Form:
+async def read_form(request: Request, file: IO[bytes]) -> RequestBody:
     """Reads the body of a request from ``file``; its headers tell what the body is.
 
     Raises RefusedError for a body that is neither JSON nor a form, or is broken, too large or too deep.
@@ -63,7 +63,7 @@ async def read_form(request: Request, file: IO[bytes]) -> Form:
     kind = written.decode("latin-1").strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         short = file.seek(0, io.SEEK_END) <= SHORT
-        return Form(_object(file) if short else await asyncio.to_thread(_object, file))
+        return RequestBody(_object(file) if short else await asyncio.to_thread(_object, file))
     if kind not in FORM_TYPES:
         raise RefusedError(
             f"the content type {kind[:60] or 'is missing and'} is not understood; "
@@ -78,7 +78,7 @@ async def read_form(request: Request, file: IO[bytes]) -> Form:
         )
     texts, files = await (_parts(request, file) if kind.startswith("multi") else _pairs(file))
     await asyncio.to_thread(_check_texts, texts)
-    return Form(nested(texts), files)
+    return RequestBody(nested(texts), files)
 
 
 def _object(file: IO[bytes]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 from wanserve.fields import FORMATS
 from wanserve.folders import Folders
 from wanserve.keys import owner_of
-from wanserve.live import LiveJob, Reader
+from wanserve.live_jobs import LiveJob, LiveReader
 from wanserve.protocol import TRANSPORT
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, absent, closing, failed, withheld
-from wanserve.route import BINARY, Content, Parameter, gone, route
+from wanserve.route import BINARY, Content, RouteParameter, gone, route
 from wanserve.video import Video
 
-PACE: Final = Parameter(
+PACE: Final = RouteParameter(
     "pace",
     {"enum": ["made", "played"], "default": "made"},
     "As it is made; or as it plays, from the newest fragment on.",
@@ -109,7 +109,7 @@ class LiveRoutes:
 class _Reading(StreamingResponse):
     """What a reader is answered, who leaves with it."""
 
-    def __init__(self, job: LiveJob, reader: Reader, **given: Any) -> None:
+    def __init__(self, job: LiveJob, reader: LiveReader, **given: Any) -> None:
         super().__init__(job.read(reader), **given)
         self._job, self._reader = job, reader
 

@@ -10,9 +10,9 @@ import msgspec
 
 import wanrun
 from wanserve.catalog import Catalog
+from wanserve.field_names import LORA, MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
 from wanserve.fields import FORMATS, MOST_SEEDS
-from wanserve.names import LORA, MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
-from wanserve.route import ERROR, TEXT, Content, Parameter, Route, schema_of
+from wanserve.route import ERROR, TEXT, Content, Route, RouteParameter, schema_of
 from wanserve.shown import ShownVideo
 
 
@@ -155,7 +155,7 @@ def _in_path(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": TEXT}
 
 
-def _parameter(one: Parameter) -> dict[str, Any]:
+def _parameter(one: RouteParameter) -> dict[str, Any]:
     return {"name": one.name, "in": one.place, "schema": one.schema, "description": one.text}
 
 

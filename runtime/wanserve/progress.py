@@ -1,18 +1,26 @@
-"""How far a video is that waits or is made, from what its worker tells."""
+"""How far a video is that waits or is made, from what its worker tells; and its moving preview."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from wanrun import Event
 from wanserve.video import Video
+
+if TYPE_CHECKING:
+    import numpy as np
 
 QUEUED = "queued"
 BUILD = "build"
 CANCELLING = "cancelling"
 STEPS = "steps"
+
+FRAME_MS: Final = 100
+"""How long a preview shows each latent frame."""
 
 
 @dataclass
@@ -67,3 +75,21 @@ class VideoProgress:
         if began is not None and self.step:
             step = (self._phase_began - began) / self.step if self.phase == STEPS else None
         return {"phase": now - self._phase_began, "step": step or None}
+
+
+def moving(frames: np.ndarray) -> bytes:
+    """Returns frames, uint8 (T, h, w, 3), as a WebP that repeats: the preview of a video."""
+    from PIL import Image
+
+    file, (first, *others) = io.BytesIO(), [Image.fromarray(frame) for frame in frames]
+    first.save(
+        file,
+        "WEBP",
+        save_all=True,
+        append_images=others,
+        duration=FRAME_MS,
+        loop=0,
+        quality=60,
+        method=0,
+    )
+    return file.getvalue()

@@ -14,23 +14,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import CancelledError
-from wanserve import store as stored
+from wanserve import database as stored
 from wanserve.board import Board
+from wanserve.database import VideoDatabase
+from wanserve.dispatcher import Dispatcher
 from wanserve.folders import Folders
-from wanserve.hub import Hub
-from wanserve.live import LiveJobs
+from wanserve.live_jobs import LiveJobs
 from wanserve.log import INFO, WARNING, tell
 from wanserve.messages import Fragment, code_of
 from wanserve.metrics import Metrics
 from wanserve.process import from_outside
 from wanserve.progress import CANCELLING, VideoProgress
+from wanserve.publisher import Publisher
 from wanserve.refusal import RefusedError, closing, full
 from wanserve.resolved import Resolved
-from wanserve.restore import restored
+from wanserve.retention import restored
 from wanserve.room import Room
 from wanserve.settings import Settings
-from wanserve.store import Store
-from wanserve.turns import Turns
 from wanserve.video import Failure, Stopped, Video
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Queue:
     """
 
     def __init__(
-        self, settings: Settings, folders: Folders, store: Store, hub: Hub, metrics: Metrics
+        self, settings: Settings, folders: Folders, store: VideoDatabase, hub: Publisher, metrics: Metrics
     ) -> None:
         self._settings, self._folders, self._store = settings, folders, store
         self.hub, self._metrics = hub, metrics
@@ -65,7 +65,7 @@ class Queue:
         videos = self._waiting, self._running, self.withheld
         self.board = Board(settings, folders, hub, *videos, store.times())
         self._unstored, self._unremoved = dict[str, Video](), set[str]()
-        self.turns = Turns(self._waiting, self._running, self.withheld, self.room)
+        self.turns = Dispatcher(self._waiting, self._running, self.withheld, self.room)
         self._broken, self.loads = 0, False
         self.lives = LiveJobs(settings, folders, metrics, self.stop)
 

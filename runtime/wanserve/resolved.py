@@ -1,8 +1,8 @@
-"""What the videos that wait or run were resolved to, in memory: after a start they are resolved again."""
+"""What requests are resolved to: kept in memory for videos that wait or run, and shown as their shape."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -30,3 +30,19 @@ class Resolved:
     def drop(self, id: str) -> None:
         """Forgets the generation of a video."""
         self._generations.pop(id, None)
+
+
+def shape_of(generation: Generation) -> dict[str, Any]:
+    """Returns the facts of a video that are known before it runs."""
+    profile, counts = generation.profile, generation.counts()
+    return {
+        "profile": profile.name,
+        "size": f"{profile.width}x{profile.height}",
+        "num_frames": counts.frames,
+        "num_videos": counts.videos,
+        "fps": generation.fps,
+        "num_steps": counts.told_steps,
+        "windows": counts.windows,
+        "guided": counts.rounds * (counts.guided + counts.skipping),
+        "other_frames": generation.other_frames,
+    }

@@ -42,7 +42,7 @@ ERROR: Final = Content(schema_of("Error"))
 
 
 @dataclass(frozen=True)
-class Parameter:
+class RouteParameter:
     """A parameter of a route, besides those in its path; ``place`` is where a request has it.
 
     Requests are held to the schema's default, bounds and choices. ``text`` says in a sentence what it
@@ -89,7 +89,7 @@ class Route:
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     handler: Handler
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[RouteParameter, ...]
     body: Content | None
     answer: Content | None
     failure: Content
@@ -109,7 +109,7 @@ class Route:
 def route(
     method: Literal["GET", "POST", "PATCH", "DELETE"],
     path: str,
-    *parameters: Parameter,
+    *parameters: RouteParameter,
     body: Content | None = None,
     answer: Content | None,
     failure: Content = ERROR,

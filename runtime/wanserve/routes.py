@@ -13,30 +13,30 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from wanserve import hub as hubs
-from wanserve.catalog import Catalog, Model
+from wanserve import publisher as hubs
+from wanserve.catalog import Catalog, ServedModel
+from wanserve.changes import Changes
+from wanserve.database import VideoDatabase
+from wanserve.field_values import LORAS
 from wanserve.fields import FORMATS
 from wanserve.folders import Folders
 from wanserve.forms import FORM_TYPES
-from wanserve.intake import Intake
 from wanserve.keys import client_of, owner_of
-from wanserve.lora_fields import LORAS
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, absent, failed, one_of, whole, withheld
+from wanserve.request_media import IMAGE_TYPES
 from wanserve.route import (
     BINARY,
     JSON,
     OBJECT,
     TEXT,
     Content,
-    Parameter,
+    RouteParameter,
     gone,
     json_answer,
     route,
     schema_of,
 )
-from wanserve.store import Store
-from wanserve.uploads import IMAGE_TYPES
 from wanserve.video import ENDED, Video
 
 STATES: Final = ("queued", "in_progress", *ENDED)
@@ -81,18 +81,20 @@ VIDEOS: Final = Content(
 )
 CREATED: Final = Content({"anyOf": [VIDEO.schema, VIDEOS.schema]})
 
-IDEMPOTENCY_KEY: Final = Parameter(
+IDEMPOTENCY_KEY: Final = RouteParameter(
     "Idempotency-Key", TEXT, "The same request under it makes no second job.", place="header"
 )
-LIMIT: Final = Parameter(
+LIMIT: Final = RouteParameter(
     "limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "Videos of a page."
 )
-AFTER: Final = Parameter("after", TEXT, "The last id of the page before.")
-ORDER: Final = Parameter("order", {"enum": ["asc", "desc"], "default": "desc"}, "By the time of acceptance.")
-STATUS: Final = Parameter("status", TEXT, "States with commas between them.")
-WORDS: Final = Parameter("q", TEXT, "Words of the prompt.")
-VARIANT: Final = Parameter("variant", {"enum": ["video", *PICTURES], "default": "video"}, "Which file.")
-NUMBER: Final = Parameter(
+AFTER: Final = RouteParameter("after", TEXT, "The last id of the page before.")
+ORDER: Final = RouteParameter(
+    "order", {"enum": ["asc", "desc"], "default": "desc"}, "By the time of acceptance."
+)
+STATUS: Final = RouteParameter("status", TEXT, "States with commas between them.")
+WORDS: Final = RouteParameter("q", TEXT, "Words of the prompt.")
+VARIANT: Final = RouteParameter("variant", {"enum": ["video", *PICTURES], "default": "video"}, "Which file.")
+NUMBER: Final = RouteParameter(
     "index", {"type": "integer", "minimum": 0, "default": 0}, "Which of several videos."
 )
 
@@ -104,9 +106,9 @@ class Routes:
         self,
         catalog: Catalog,
         queue: Queue,
-        intake: Intake,
+        intake: Changes,
         folders: Folders,
-        store: Store,
+        store: VideoDatabase,
         loaded: Callable[[], Collection[str]],
     ) -> None:
         self._catalog, self._queue, self._intake = catalog, queue, intake
@@ -336,7 +338,7 @@ class Routes:
                 models.append(model.name)
         return json_answer({"object": "list", "data": [{**one, "object": "lora"} for one in found.values()]})
 
-    def _shown_model(self, model: Model) -> dict[str, Any]:
+    def _shown_model(self, model: ServedModel) -> dict[str, Any]:
         state = {"loaded": model.name in self._loaded(), "problem": self._queue.withheld.get(model.name)}
         return {**model.shown(self._catalog.created), **state}
 

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wanserve import metrics
+from wanserve.database import VideoDatabase
 from wanserve.device import Device
 from wanserve.keys import COOKIE, Keys
 from wanserve.metrics import Metrics
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.route import JSON, OBJECT, TEXT, Content, json_answer, route
-from wanserve.store import Store
 
 KEY: Final = Content({"type": "object", "properties": {"key": TEXT}, "required": ["key"]})
 STATE: Final = Content({"type": "object", "properties": {"status": TEXT}})
@@ -28,7 +28,7 @@ class ServerRoutes:
     def __init__(
         self,
         queue: Queue,
-        store: Store,
+        store: VideoDatabase,
         keys: Keys,
         counted: Metrics,
         devices: Sequence[Device],

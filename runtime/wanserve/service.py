@@ -29,22 +29,23 @@ from starlette.staticfiles import StaticFiles
 import wanrun
 from wanreport import STYLE
 from wanrun.errors import UsageError
-from wanserve import store as stored
+from wanserve import database as stored
 from wanserve.builds import Builds
 from wanserve.catalog import Catalog
+from wanserve.changes import Changes
 from wanserve.codes import AnyCode
+from wanserve.database import VideoDatabase
 from wanserve.device import Device
-from wanserve.devices import environments
+from wanserve.environments import environments
 from wanserve.folders import Folders
 from wanserve.guard import Guard, answer, too_slow
-from wanserve.hub import Hub
-from wanserve.intake import Intake
 from wanserve.keys import Keys
 from wanserve.live_routes import LiveRoutes
 from wanserve.metrics import Metrics
 from wanserve.openapi import openapi
 from wanserve.process import WorkerProcess, begin_line
 from wanserve.protocol import BoundedProtocol
+from wanserve.publisher import Publisher
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.retention import outdated
@@ -52,7 +53,6 @@ from wanserve.route import addresses, routes_of
 from wanserve.routes import Routes
 from wanserve.server_routes import ServerRoutes
 from wanserve.settings import Settings
-from wanserve.store import Store
 
 ROUTES: Final = (*routes_of(Routes), *routes_of(LiveRoutes), *routes_of(ServerRoutes))
 """Of the API, without the page."""
@@ -97,10 +97,10 @@ class Service:
         )
         self.socket = bound(settings)
         self._folders = Folders(settings.data)
-        self._store = Store(self._folders.database)
+        self._store = VideoDatabase(self._folders.database)
         self._metrics = Metrics()
-        self.queue = Queue(settings, self._folders, self._store, Hub(), self._metrics)
-        self.intake = Intake(settings, self.catalog, self.queue, self._folders)
+        self.queue = Queue(settings, self._folders, self._store, Publisher(), self._metrics)
+        self.intake = Changes(settings, self.catalog, self.queue, self._folders)
         manifests = [model.manifest for model in self.catalog.models.values()]
         places, begin = (
             environments(manifests, settings.workers),

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from wanserve.fields import FORMATS
 from wanserve.progress import BUILD, CANCELLING, QUEUED, VideoProgress
-from wanserve.video import Failure, Live, Status, Video
+from wanserve.video import Failure, LiveState, Status, Video
 
 _PHASES = (QUEUED, BUILD, "loading", "media", "text", "steps", "decode", "encode", "live", CANCELLING)
 Phase = Annotated[str, Meta(extra_json_schema={"enum": _PHASES})]
@@ -61,7 +61,7 @@ class ShownVideo(Struct, frozen=True, kw_only=True):
     stage_durations: dict[str, float]
     inference_time_s: float | None
     attempts: Annotated[int, Meta(description="How often it was begun.")]
-    live: Annotated[Live | None, Meta(description="Of a live video, how far it plays.")]
+    live: Annotated[LiveState | None, Meta(description="Of a live video, how far it plays.")]
     remixed_from_video_id: None
 
 

@@ -51,7 +51,7 @@ class Steered(Struct, frozen=True):
 Stopped = Literal["client", "limit", "no_reader", "server"]
 
 
-class Live(Struct, kw_only=True):
+class LiveState(Struct, kw_only=True):
     """What makes a video live, and how far it has come."""
 
     frames: Annotated[int | None, Meta(description="Frames that were asked for; null for no end.")] = None
@@ -117,7 +117,7 @@ class Video(Struct, kw_only=True):
     unwanted: bool = False
     idempotency: str | None = None
     fingerprint: str = ""
-    live: Live | None = None
+    live: LiveState | None = None
 
     @property
     def took(self) -> float | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import wanrun
 from wanrun import Outcome, Progress
 from wanrun.errors import CancelledError, NoSpaceError, UsageError, WanError, lacks_space
-from wanrun.generation.parts import remove_spool, spool_of
+from wanrun.generation.video_parts import remove_spool, spool_of
 from wanrun.job.line import Passed, in_line
 from wanrun.job.previews import Previews
 from wanserve.messages import (
@@ -42,13 +42,13 @@ from wanserve.messages import (
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
-from wanserve.previews import moving
+from wanserve.progress import moving
 
 if TYPE_CHECKING:
     import numpy as np
 
     from wanrun import Pipeline
-    from wanserve.chunks import Chunks
+    from wanserve.live_worker import LiveChunks
 
 OUT_OF_MEMORY: Final = 12
 """Exit code of a worker that ends because a job has taken the memory."""
@@ -69,7 +69,7 @@ class Worker:
         self._send, self._pipelines = send, pipelines
         self._tokens: dict[str, wanrun.CancelToken] = {}
         self._previews: dict[str, Previews] = {}
-        self._live: dict[str, Chunks] = {}
+        self._live: dict[str, LiveChunks] = {}
         self.jobs: queue.SimpleQueue[Make | None] = queue.SimpleQueue()
 
     def take(self, message: Make | Cancel | Look | Go | Steer) -> None:
@@ -88,9 +88,11 @@ class Worker:
                 self._tokens[message.job.id] = wanrun.CancelToken()
                 self._previews[message.job.id] = Previews(partial(self._preview, message.job.id))
                 if message.live is not None:
-                    from wanserve.chunks import Chunks  # with an encoder, which most workers do not need
+                    from wanserve.live_worker import (
+                        LiveChunks,  # with an encoder, which most workers do not need
+                    )
 
-                    self._live[message.job.id] = Chunks(message.live, self._send)
+                    self._live[message.job.id] = LiveChunks(message.live, self._send)
                 self.jobs.put(message)
 
     def _preview(self, id: str, done: int, frames: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from wanrun.request.elsewhere import ELSEWHERE
 from wanrun.request.lora import LoraChoice
 from wanrun.request.prompts_file import Line
 from wanrun.request.reading import read_request
-from wanrun.request.rows import aliases, rows
+from wanrun.request.schema import aliases, rows
 
 NAMES = {row.name for row in rows(Line)}
 ALIASES = aliases(Line)

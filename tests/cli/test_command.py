@@ -11,7 +11,7 @@ import click
 import pytest
 
 from wanbuild.cli import wanbuild
-from wancli.command import ENVIRONMENT, Checked, Input, Option, takes_artifact, understood
+from wancli.command import ENVIRONMENT, Checked, InputPath, Option, takes_artifact, understood
 from wancli.console import run
 from wancli.run import wanrun
 from wancli.serve import serve
@@ -31,8 +31,8 @@ def test_an_address_is_no_path_to_read(capsys: pytest.CaptureFixture[str]) -> No
     """As a path it would lose a slash, and no such file be found."""
 
     @click.command(cls=Checked)
-    @click.option("--weights", type=Input())
-    @click.option("--image", type=Input(str))
+    @click.option("--weights", type=InputPath())
+    @click.option("--image", type=InputPath(str))
     def command(weights: Path | None, image: str | None) -> None:
         click.echo(image or weights)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wancli.jobs.run import SEVERAL, RunOptions
+from wancli.jobs.run_options import SEVERAL, RunOptions
 from wancli.parent import CHILD, OPTIONS
 from wanrun.rows import rows_of
 

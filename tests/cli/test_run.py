@@ -14,7 +14,7 @@ from helpers.manifests import plain_adapter, with_profiles, without_profiles
 from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import WanError
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 
 Call = Callable[..., Run]
 

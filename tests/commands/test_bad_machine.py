@@ -28,8 +28,7 @@ from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
-from wanrun.executables.entries import overlay_folder
-from wanrun.executables.kept import keep, kept_file
+from wanrun.executables.compiled_here import keep, kept_file, overlay_folder
 from wanrun.machine.cpu import cpu_features, highest_cpu_level
 from wanrun.machine.environment import has_package
 

@@ -21,8 +21,8 @@ from wanrun.denoising.latents import leading_latents
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
+from wanrun.media.inputs import Media
 from wanrun.media.prepare import load_media
-from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media
 from wanrun.timing.timings import Timings
 

@@ -20,9 +20,9 @@ from helpers.refusals import check_json
 from wanbuild.check import check_commands as checking
 from wanbuild.check.reference import Check
 from wanbuild.cli import wanbuild
-from wancli.command import Checked, Input, Output
+from wancli.command import Checked, InputPath, OutputPath
 from wancli.console import run
-from wancli.jobs.outputs import write_timings
+from wancli.jobs.output_names import write_timings
 from wancli.run import wanrun
 from wancli.serve import serve
 from wanrun.claims import REPORT, TIMINGS
@@ -58,9 +58,11 @@ def given(param: click.Parameter, value: object) -> list[str]:
     return [*(param.opts[:1] if isinstance(param, click.Option) else ()), str(value)]
 
 
-OUTPUTS = list(options(Output))
+OUTPUTS = list(options(OutputPath))
 FILES = [(name, param) for name, param in OUTPUTS if param.type.place.kind == "file"]
-READ = [(name, output, read) for name, output in OUTPUTS for other, read in options(Input) if other == name]
+READ = [
+    (name, output, read) for name, output in OUTPUTS for other, read in options(InputPath) if other == name
+]
 PAIRS = [
     (name, one, two) for name, one in OUTPUTS for other, two in OUTPUTS if name == other and one is not two
 ]
@@ -93,9 +95,11 @@ def test_what_is_declared_is_checked() -> None:
     for name, command in COMMANDS.items():
         assert isinstance(command, Checked), name
         for param in command.params:
-            assert not isinstance(param.type, click.Path | click.File) or isinstance(param.type, Input), param
+            assert not isinstance(param.type, click.Path | click.File) or isinstance(param.type, InputPath), (
+                param
+            )
             if (getattr(param, "help", "") or "").startswith("Write "):
-                assert isinstance(param.type, Output) or param.is_flag, (name, param.name)
+                assert isinstance(param.type, OutputPath) or param.is_flag, (name, param.name)
     named = {(name, param.name) for name, param in OUTPUTS}
     assert named == {
         *(("wanrun", name) for name in ("output", "save_latents", "timing_json", "report")),
@@ -198,7 +202,7 @@ def test_what_the_option_has_written_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same command may be given again, without another option."""
-    from wanreport.files import now, write_report
+    from wanreport.page import now, write_report
     from wanreport.report import Report
 
     write_timings(Timings(), tmp_path / "t.json")

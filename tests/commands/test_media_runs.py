@@ -24,7 +24,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256
 from wanrun.media import prepare
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.media.write_video import read_metadata
 from wanrun.timing.timings import Timings
 

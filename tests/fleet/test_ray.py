@@ -19,10 +19,11 @@ import pytest
 
 import wanrun
 from helpers.refusals import refuses
-from wanfleet.ray import VideoMaker, _request, _Turns
+from wanfleet.ray import VideoMaker
+from wanfleet.rows import RowStore, RowTurns, request_of
 from wanfleet.uploads import Uploads
 from wanrun.errors import UsageError
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 
 PROMPTS, WORKERS = 12, 2
 
@@ -34,7 +35,7 @@ def refused(uploads: Uploads, name: str) -> None:
 
 def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
     """One that may have ended a worker is alone, and so ends none of another row."""
-    turns, seen, may_end = _Turns(), list[str](), threading.Event()
+    turns, seen, may_end = RowTurns(), list[str](), threading.Event()
 
     def make(name: str, alone: bool) -> None:
         with turns.taken(alone) as passed:
@@ -81,11 +82,11 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
         expected = pipeline.generate("a cat", seed=3, num_steps=1)
         generation = pipeline.resolve("a cat")
     images = [Inputs(facts={"image": name, "image_sha256": digest}) for name, digest in ("aX", "bX", "aY")]
-    digests = [_request(generation, one, drawn=False) for one in images]  # a file's name does not count
+    digests = [request_of(generation, one, drawn=False) for one in images]  # a file's name does not count
     assert digests[0] == digests[1] != digests[2]
     strengths = [[{"name": "a", "strengths": {"transformer": strength}}] for strength in (0.5, 1.0)]
     chosen = [replace(generation, options={**generation.options, "lora": lora}) for lora in strengths]
-    assert len({_request(one, None, drawn=False) for one in (generation, *chosen)}) == 3
+    assert len({request_of(one, None, drawn=False) for one in (generation, *chosen)}) == 3
     assert (np.load(video) == expected.frames[0]).all()
     made = video.stat().st_mtime_ns
     again = maker(row)
@@ -117,15 +118,15 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     twin = {**asked, "output": "twin"}  # two workers begin, and the other one's record comes first
     record = tmp_path / "videos" / "twin.json"
     with pytest.MonkeyPatch.context() as patch:
-        ours = VideoMaker.__dict__["_delivered"]
+        ours = RowStore.__dict__["deliver"]
 
-        def late(self: VideoMaker, name: str, files: list[Path], facts: dict[str, Any]) -> dict[str, Any]:
+        def late(self: RowStore, name: str, files: list[Path], facts: dict[str, Any]) -> dict[str, Any]:
             patch.undo()
             patch.setattr(Uploads, "read", lambda *_: patch.undo())
             record.write_text(json.dumps({**facts, "request": "another"}))
             return ours(self, name, files, facts)  # type: ignore[no-any-return]
 
-        patch.setattr(VideoMaker, "_delivered", late)
+        patch.setattr(RowStore, "deliver", late)
         assert re.search("/twin .*made otherwise", maker(twin)["error"])
     assert json.loads(record.read_text())["request"] == "another"
     assert not record.with_suffix(".npy").exists()

@@ -26,7 +26,7 @@ from serve_client import Answer, encoded
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile
-from wanserve.catalog import Catalog, Model
+from wanserve.catalog import Catalog, ServedModel
 from wanserve.codes import AnyCode
 from wanserve.keys import Keys
 from wanserve.refusal import RefusedError
@@ -60,14 +60,14 @@ def catalog(**more: Any) -> Catalog:
     )
     made = Catalog({})
     made.models = {
-        "text": Model("text", Artifact(text, Path("/srv/text"))),
-        "full": Model("full", Artifact(full, Path("/srv/full"))),
+        "text": ServedModel("text", Artifact(text, Path("/srv/text"))),
+        "full": ServedModel("full", Artifact(full, Path("/srv/full"))),
     }
     made.models |= more
     return made
 
 
-def in_chunks(model: Model) -> Model:
+def in_chunks(model: ServedModel) -> ServedModel:
     """The model, as if it made videos chunk by chunk."""
     manifest = with_model(without_past(model.manifest), chunks=Chunking(first=1, each=3))
     return replace(model, artifact=replace(model.artifact, manifest=manifest))
@@ -122,7 +122,7 @@ class Asked:
 
 @asynccontextmanager
 async def asked(
-    folder: Path, models: dict[str, Model], keys: Keys | None = None, **settings: Any
+    folder: Path, models: dict[str, ServedModel], keys: Keys | None = None, **settings: Any
 ) -> AsyncIterator[Asked]:
     """The application of a server of some models, whose videos are in a folder."""
     service = Service(Settings({}, folder, port=0, **settings), keys or Keys())

@@ -18,7 +18,7 @@ from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.generation.result import Result
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
 

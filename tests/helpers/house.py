@@ -14,14 +14,14 @@ from typing import Any
 from helpers.videos import make, video
 from wanrun import Event, Outcome
 from wanrun.errors import CancelledError, UsageError
+from wanserve.database import VideoDatabase
 from wanserve.device import Device
 from wanserve.folders import Folders
-from wanserve.hub import Hub
 from wanserve.messages import Broken, Cancel, Make, Ready, line, to_worker
 from wanserve.metrics import Metrics
+from wanserve.publisher import Publisher
 from wanserve.queue import Queue
 from wanserve.settings import Settings
-from wanserve.store import Store
 from wanserve.video import Video
 
 Talk = Callable[["Worker", str], Any]
@@ -87,9 +87,9 @@ class House:
 
     def __init__(self, folder: Path, start: Callable[[], Any], **settings: Any) -> None:
         self.folders = Folders(folder)
-        self.store = Store(self.folders.database)
+        self.store = VideoDatabase(self.folders.database)
         self.settings = Settings({}, folder, **settings)
-        self.queue = Queue(self.settings, self.folders, self.store, Hub(), Metrics())
+        self.queue = Queue(self.settings, self.folders, self.store, Publisher(), Metrics())
         self.device = Device(self.queue, start, self.make, Metrics())
 
     @staticmethod

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from wanrun.artifact.model import SolverName
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 from wanrun.rows import Row
 
 FILE = Path(__file__).parents[2] / "runtime" / "wanrun" / "request" / "keywords.py"

@@ -23,7 +23,7 @@ import pytest
 from helpers.asked import catalog, in_chunks
 from serve_client import Connection
 from wanrun import Generation, Timings
-from wanserve import chunks
+from wanserve import live_worker
 from wanserve.keys import Keys
 from wanserve.messages import Begin, Ready, line, to_worker
 from wanserve.service import Service
@@ -266,8 +266,8 @@ async def house(
     """Runs a server while the block runs; ``encodes`` says whether its videos are H.264."""
     colours = Colours()
     if not encodes:
-        monkeypatch.setattr(chunks, "live_video", partial(plain_video, colours))
-        monkeypatch.setattr(chunks, "mime_type", lambda head: TYPE)
+        monkeypatch.setattr(live_worker, "live_video", partial(plain_video, colours))
+        monkeypatch.setattr(live_worker, "mime_type", lambda head: TYPE)
     service = Service(Settings({}, folder, port=0, grace_seconds=0.0, **settings), Keys())
     service.catalog.models |= {name: in_chunks(model) for name, model in catalog().models.items()}
     there = House(service, colours)

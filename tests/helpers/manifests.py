@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from wanbuild.conversion.orbax import plan_layout
-from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, SamplingDefaults
-from wanrun.artifact.lora import Lora
+from wanrun.artifact.adapter import ADAPTER_METADATA, Adapter, AdapterContent, Lora, SamplingDefaults
 from wanrun.artifact.manifest import NEEDED, Attested, Embedding, Manifest, Recorded, Tokenizer, read_manifest
 from wanrun.artifact.model import Chunking, Defaults, ImageProcessor, Model, Pyramid
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter

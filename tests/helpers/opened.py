@@ -20,12 +20,12 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.parameters import Component, Parameter
 from wanrun.artifact.select import select_target
 from wanrun.files import sha256_of
-from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.device import open_device
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.opened.policy import LoadPolicy
 from wanrun.timing.timings import Recorder, Timings
-from wanrun.weights.ahead import Ahead
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
+from wanrun.weights.readahead import ReadAhead
 from wanrun.weights.store import WeightStore
 
 ROWS, ROW_BYTES = 24, 2 * 2**20
@@ -45,7 +45,7 @@ class Opened:
         executables: its executables.
     """
 
-    def __init__(self, artifact: Path, ahead: Ahead | None = None) -> None:
+    def __init__(self, artifact: Path, ahead: ReadAhead | None = None) -> None:
         manifest, self.timings = read_manifest(artifact), Timings()
         profile = manifest.profiles[PROFILE]
         selected = select_target(Artifact(manifest, artifact), profile)

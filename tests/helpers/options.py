@@ -13,7 +13,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import WanError
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 from wanrun.request.generation import Generation
 from wanrun.request.options import resolve_options
 from wanrun.request.reading import read_request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
 
 
 def take_otherwise(

@@ -19,7 +19,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.convert_options import default_rows
 from wancli.run import wanrun
 from wanrun.rows import Row
-from wanserve.route import Parameter
+from wanserve.route import RouteParameter
 from wanserve.service import ROUTES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -128,7 +128,7 @@ def routes() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parameter(one: Parameter) -> str:
+def _parameter(one: RouteParameter) -> str:
     """Its name, its values if they are few or bounded, and what it chooses."""
     schema = one.schema
     values = ", ".join(f"`{value}`" for value in schema.get("enum", ()))

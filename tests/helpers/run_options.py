@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wancli.jobs.run import RunOptions
+from wancli.jobs.run_options import RunOptions
 from wanrun.rows import record_of
 
 

@@ -20,7 +20,7 @@ from wanbuild.programs.spec import ProgramSpec, program
 from wanrun.artifact.programs import Program, with_role
 from wanrun.artifact.roles import RoleName
 from wanrun.denoising.solvers import COLUMNS, HISTORY
-from wanrun.executables.store import LoadedProgram, lower
+from wanrun.executables.executables import LoadedProgram, lower
 
 SHAPE = (1, 2, 3, 4, 5)
 MAX_STEPS = 16

@@ -19,8 +19,8 @@ from wanbuild.check.reference import frames_check
 from wanbuild.check.reference_pipeline import Made, Reference, open_media
 from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
-from wanrun.denoising.guidance import GUIDED
-from wanrun.media.types import Media
+from wanrun.denoising.guided_steps import GUIDED
+from wanrun.media.inputs import Media
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
 PROMPT = "a cat &amp; a dog,   in the  snow"

@@ -25,7 +25,7 @@ from wanbuild.build import convert
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert_request import ConvertRequest
 from wancli.run import wanrun as command
-from wanhub import reading
+from wanhub import url_reader
 from wanhub.copy import Copy
 from wanhub.opening import open_copy, open_newest
 from wanhub.pins import VARIABLE, Pin, read_pins
@@ -203,7 +203,7 @@ def test_a_cut_connection_resumes(
     published: UploadHub, cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
-    monkeypatch.setattr(reading, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(url_reader, "RETRY_SECONDS", (0.01, 0.01))
     copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     published.forget()

@@ -27,8 +27,8 @@ from wanhub.address import parse_address
 from wanhub.marker import MARKER
 from wanhub.origin import Origin, mark
 from wanhub.pins import VARIABLE, Pin, lock_file, pin, read_pins
+from wanhub.remote_files import resolved
 from wanhub.signature import KEY_PASSWORD, MAX_MANIFEST_BYTES, SIGNATURE, check_signature, is_signed, signer
-from wanhub.store import resolved
 from wanrun.artifact.artifact import Artifact, groups, named_weights, open_artifact
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import MAX_BYTES, read_manifest

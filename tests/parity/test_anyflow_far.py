@@ -29,7 +29,7 @@ from wancli.console import run
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.solvers import COLUMNS, solver_table
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 
 pytestmark = pytest.mark.thorough
 

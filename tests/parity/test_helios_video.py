@@ -18,7 +18,7 @@ from wanbuild.toy.toy_checkpoint import write_toy
 from wanrun import load
 from wanrun.artifact.manifest import read_manifest
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 from wanrun.replay.samples import sample_image, sample_video
 
 pytestmark = pytest.mark.thorough

@@ -13,7 +13,7 @@ from PIL import Image
 from helpers.reference_models import relative_error
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.toy.toy_checkpoint import write_toy
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 from wanrun.replay.samples import sample_mask
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 9

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.refusals import refuses
-from wanreport.files import now, write_report
+from wanreport.page import now, write_report
 from wanreport.report import Report
 from wanrun.errors import NoSpaceError
 

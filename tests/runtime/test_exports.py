@@ -11,7 +11,7 @@ import wanhub
 import wanrun
 from wanrun.generation import load, pipeline
 from wanrun.generation.result import Result
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 
 
 def test_each_name_is_what_its_module_defines() -> None:

@@ -19,7 +19,7 @@ from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import UsageError
 from wanserve import builds
 from wanserve.builds import Builds
-from wanserve.catalog import Catalog, Model
+from wanserve.catalog import Catalog, ServedModel
 from wanserve.device import Device
 from wanserve.metrics import Metrics
 from wanserve.refusal import RefusedError
@@ -158,7 +158,7 @@ def test_a_shape_that_may_be_built_is_accepted(tmp_path: Path) -> None:
             assert large[:2] == (400, "not_built") and str(text.most) in large[2]
             odd = await server.refused("POST", "/v1/videos", {**ask, "size": "100x96"})
             assert odd[0] == 400 and "112x96" in odd[2]
-            server.service.catalog.models["text"] = Model("text", artifact)
+            server.service.catalog.models["text"] = ServedModel("text", artifact)
             lacks = await server.refused("POST", "/v1/videos", {**ask, "size": "128x96"})
             assert lacks[:2] == (400, "not_built")
 

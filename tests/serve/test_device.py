@@ -18,9 +18,8 @@ from helpers.house import House, Worker, cancelled, makes, run, workers, works_o
 from helpers.videos import video
 from wanrun import Event, Outcome
 from wanrun.errors import ArtifactError, WanError
-from wanserve import store as stored
+from wanserve import database as stored
 from wanserve.held import Held
-from wanserve.hub import Hub
 from wanserve.messages import (
     Broken,
     ChangedError,
@@ -28,6 +27,7 @@ from wanserve.messages import (
     Preview,
 )
 from wanserve.metrics import Metrics
+from wanserve.publisher import Publisher
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError
 from wanserve.room import frames_bytes
@@ -429,7 +429,7 @@ def test_moves_and_restarts(queue: Callable[[], House], tmp_path: Path) -> None:
         assert order == [4, 1, 2, 3, 0]  # the one of b has kept its place
         first = await house.queue.turns.next(Held())
         await house.queue.begin(first, lambda: None)
-        other = Queue(house.settings, house.folders, house.store, Hub(), Metrics())
+        other = Queue(house.settings, house.folders, house.store, Publisher(), Metrics())
         await other.restore()
         assert [one.id for one in other.waiting] == [videos[index].id for index in order]
         assert other.waiting[0].attempts == 0

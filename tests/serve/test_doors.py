@@ -21,14 +21,14 @@ from helpers.videos import video
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanserve import bodies, room, service
-from wanserve import store as stored
+from wanserve import database as stored
 from wanserve.bodies import Bodies
-from wanserve.catalog import Model
+from wanserve.catalog import ServedModel
+from wanserve.field_names import INSTEAD, MEDIA, MERGED, NO_EFFECT, options_by_name
 from wanserve.fields import OWN
 from wanserve.folders import Folders
 from wanserve.held import Held
 from wanserve.keys import Client, Keys
-from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, options_by_name
 from wanserve.protocol import BoundedProtocol
 from wanserve.room import NO_FILES, NO_SPACE, Room, frames_bytes
 
@@ -131,7 +131,7 @@ def test_a_file_is_told_by_its_name(tmp_path: Path) -> None:
     (profile,) = full.manifest.profiles.values()
     without_references = Profile(96, 64, 9, 1, True, 0, profile.options)
     models = {
-        "full": Model(
+        "full": ServedModel(
             "full", Artifact(with_profiles(full.manifest, [without_references]), full.artifact.folder)
         )
     }

@@ -24,10 +24,10 @@ from helpers.refusals import refuses
 from wanbuild.variants.from_video import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import ArtifactError, UsageError, WanError
-from wanserve.catalog import Catalog, Model
+from wanserve.catalog import Catalog, ServedModel
+from wanserve.field_names import INSTEAD, api_text
 from wanserve.fields import Body, read_body
-from wanserve.forms import Form, nested
-from wanserve.names import INSTEAD, api_text
+from wanserve.forms import RequestBody, nested
 from wanserve.refusal import RefusedError, refused
 
 
@@ -46,18 +46,20 @@ def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
     plain = catalog().models["text"]
     (profile, *_) = plain.manifest.profiles.values()
     built = msgspec.structs.replace(profile, options=msgspec.structs.replace(profile.options, loop="all"))
-    model = Model("text", Artifact(with_profiles(plain.manifest, [built]), plain.artifact.folder), "stream")
+    model = ServedModel(
+        "text", Artifact(with_profiles(plain.manifest, [built]), plain.artifact.folder), "stream"
+    )
     assert model.resolve({"prompt": "p"}, str).options["loop"] == "stream"
     with denies("unsupported", param="loop", message="stream"):
         model.resolve({"prompt": "p", "loop": "step"}, str)
     assert "loop" not in model.shown(0)["options"] and len(model.shapes()) == 1
-    assert Model("text", plain.artifact, "stream").shapes() == []
+    assert ServedModel("text", plain.artifact, "stream").shapes() == []
     none = Artifact(with_profiles(plain.manifest, []), plain.artifact.folder)
     for artifact in (plain.artifact, none):
         with refuses("not_built", ArtifactError, what="loop stream"):
             Catalog({"text": artifact}, "stream")
     with refuses("not_built", ArtifactError, what="stream"):
-        Model("text", plain.artifact, "stream").resolve({"prompt": "p"}, str)
+        ServedModel("text", plain.artifact, "stream").resolve({"prompt": "p"}, str)
 
 
 def body(fields: dict[str, Any], model: str = "text", **files: bytes) -> Body:
@@ -67,7 +69,7 @@ def body(fields: dict[str, Any], model: str = "text", **files: bytes) -> Body:
         for name, data in files.items()
     ]
     with tempfile.TemporaryDirectory() as folder:
-        return read_body(Form({"prompt": "p", **fields}, uploads), catalog(), Path(folder), model)
+        return read_body(RequestBody({"prompt": "p", **fields}, uploads), catalog(), Path(folder), model)
 
 
 HALF = {"name": "style", "strength": -0.5}
@@ -157,13 +159,16 @@ def test_the_page_says_what_the_artifact_can_do() -> None:
         msgspec.structs.replace(one, options=msgspec.structs.replace(one.options, guiders=()))
         for one in manifest.profiles.values()
     ]
-    assert "guider" not in Model("text", Artifact(with_profiles(manifest, unguided), artifact.folder)).options
+    assert (
+        "guider"
+        not in ServedModel("text", Artifact(with_profiles(manifest, unguided), artifact.folder)).options
+    )
     assert "CFG-Zero" in full["guider"]["description"] and "skip" not in full["guider"]["description"]
     assert "strength" not in text and "video" not in text
     assert {"window_frames", "window_overlap"} & {*full} == set() != {"window_frames"} & {*text}
     plain = catalog().models["text"]
     started = plain.manifest.changed(**with_start(plain.manifest, built=True))
-    shown = Model("text", Artifact(started, plain.artifact.folder)).shown(0.0)
+    shown = ServedModel("text", Artifact(started, plain.artifact.folder)).shown(0.0)
     assert {"strength", "video", "fit"} <= shown["fields"].keys()
     assert [(one["name"], one["kind"], one["required"]) for one in shown["inputs"]] == [
         ("video", "video", False)
@@ -424,6 +429,6 @@ def test_the_loras_of_a_model() -> None:
     generation = models["text"].resolve({"prompt": "p", "lora": [HALF]}, str)
     assert generation.options["lora"][0]["strengths"] == {"transformer": -0.5}
     none = models["text"].artifact.changed(adapters={})
-    assert "lora" not in Model("text", none).options
+    assert "lora" not in ServedModel("text", none).options
     with denies("unknown_name", param="lora", message="none"):
-        Model("text", none).resolve({"prompt": "p", "lora": [HALF]}, str)
+        ServedModel("text", none).resolve({"prompt": "p", "lora": [HALF]}, str)

@@ -20,7 +20,7 @@ from wanrun import CancelToken
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
-from wanserve.catalog import Model
+from wanserve.catalog import ServedModel
 from wanserve.held import Held
 from wanserve.intake import PROBES, Intake
 from wanserve.keys import Client
@@ -88,7 +88,7 @@ def test_a_request_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps = {"timesteps": list(range(999, 100, -1)), "seed": 7}
 
     async def test() -> None:
-        async with asked(tmp_path, {"text": Model("text", text.artifact)}) as server:
+        async with asked(tmp_path, {"text": ServedModel("text", text.artifact)}) as server:
             queue, intake = server.service.queue, server.service.intake
             asks = {"model": "text", "prompt": "a fox", **steps}
             id = (await server.call("POST", "/v1/videos", asks)).json["id"]
@@ -112,7 +112,7 @@ def test_uploads_are_where_the_job_looks(tmp_path: Path) -> None:
     full = catalog().models["full"]
     (profile,) = full.manifest.profiles.values()
     plain = with_profiles(full.manifest, [Profile(96, 64, 9, 1, True, 0, profile.options)])
-    models = {"full": Model("full", Artifact(plain, full.artifact.folder))}
+    models = {"full": ServedModel("full", Artifact(plain, full.artifact.folder))}
 
     async def test() -> None:
         async with asked(tmp_path, models) as server:
@@ -143,7 +143,7 @@ def test_each_seed_is_a_job_of_its_own(tmp_path: Path) -> None:
     full = catalog().models["full"]
     (profile,) = full.manifest.profiles.values()
     plain = with_profiles(full.manifest, [Profile(96, 64, 9, 1, True, 0, profile.options)])
-    models = {"full": Model("full", Artifact(plain, full.artifact.folder))}
+    models = {"full": ServedModel("full", Artifact(plain, full.artifact.folder))}
     asks = {"prompt": "p", "mode": "animate", "image": image("red"), "video": image("black")}
 
     async def test() -> None:

@@ -12,10 +12,10 @@ import pytest
 from helpers.living import HEAD, House, house, part_of, run
 from helpers.videos import video
 from wanserve.folders import Folders
-from wanserve.live import LiveJob, Reader
 from wanserve.live_files import LiveFiles, Piece
+from wanserve.live_jobs import LiveJob, LiveReader
 from wanserve.messages import Fragment
-from wanserve.video import Live
+from wanserve.video import LiveState
 
 
 def test_the_newest_prompt_of_one_that_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_what_is_read_while_it_is_joined(tmp_path: Path, monkeypatch: pytest.Mon
     """The oldest fragment goes and the rest becomes one file while a reader's next one is looked for."""
 
     async def test() -> None:
-        one = video(live=Live(seconds=9.0, bytes=9))
+        one = video(live=LiveState(seconds=9.0, bytes=9))
         folders, read = Folders(tmp_path), LiveFiles.read
         folders.out(one)
         job, files = LiveJob(one, folders, 9.0, lambda *_: asyncio.sleep(0)), folders.live(one)
@@ -74,7 +74,10 @@ def test_what_is_read_while_it_is_joined(tmp_path: Path, monkeypatch: pytest.Mon
         for number in range(3):
             add(number)
         monkeypatch.setattr(LiveFiles, "read", late)
-        assert [(await job._fragment(Reader(number)))[1] for number in (2, 3, 0)] == [b"222", *[b"3333"] * 2]
+        assert [(await job._fragment(LiveReader(number)))[1] for number in (2, 3, 0)] == [
+            b"222",
+            *[b"3333"] * 2,
+        ]
         job.end()
 
     run(test())

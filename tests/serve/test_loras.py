@@ -15,7 +15,7 @@ from helpers.options import PROFILE
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import UsageError
 from wanrun.request.adapters import placed
-from wanserve.catalog import Model
+from wanserve.catalog import ServedModel
 from wanserve.loras import read_loras, with_loras
 
 SLOTS = {PROFILE.name: structs.replace(PROFILE, options=built_with(lora_rank=8))}
@@ -79,7 +79,7 @@ def test_one_that_no_profile_has_slots_for_is_told(tmp_path: Path) -> None:
     }
     made, left = with_loras(artifacts, read_loras(tmp_path))
     assert list(left) == ["big"] and "--lora-rank" in left["big"]
-    assert list(Model("with", made["with"]).loras) == ["style"]
+    assert list(ServedModel("with", made["with"]).loras) == ["style"]
 
 
 def test_what_a_client_sees(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_a_client_sees(tmp_path: Path) -> None:
     text = catalog().models["text"]
     write_adapter(tmp_path / "more.safetensors", {}, rank=4)
     made, _ = with_loras({"one": text.artifact, "two": text.artifact}, read_loras(tmp_path))
-    models = {name: Model(name, artifact) for name, artifact in made.items()}
+    models = {name: ServedModel(name, artifact) for name, artifact in made.items()}
 
     async def test() -> None:
         async with asked(tmp_path / "data", models) as server:

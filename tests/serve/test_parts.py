@@ -19,22 +19,22 @@ from helpers.refusals import refuses
 from helpers.special_files import KINDS, within
 from helpers.videos import video
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.nag import NAG_DEFAULTS
+from wanrun.artifact.guiders import NAG_DEFAULTS
 from wanrun.codes import ErrorCode
 from wanrun.errors import UsageError, field
-from wanserve.catalog import Model
-from wanserve.devices import environments
+from wanserve.catalog import ServedModel
+from wanserve.environments import environments
 from wanserve.estimate import Estimates
 from wanserve.folders import Folders
-from wanserve.hub import Hub, stream
 from wanserve.keys import COOKIE, Keys, read_keys
 from wanserve.process import how
 from wanserve.progress import VideoProgress
+from wanserve.publisher import Publisher, stream
 from wanserve.refusal import RefusedError, refused, told_with, without_paths
+from wanserve.request_media import kind_of, safe_name
 from wanserve.retention import outdated
 from wanserve.service import check_certificate
 from wanserve.settings import Settings
-from wanserve.uploads import kind_of, safe_name
 from wanserve.video import Upload
 
 KEY = "sk-0123456789abcdef"
@@ -59,7 +59,7 @@ def test_no_answer_has_a_path(text: str, plain: str) -> None:
 @pytest.mark.parametrize("nag", [False, True])
 def test_nag_is_offered_where_a_profile_is_built_for_it(nag: bool) -> None:
     profile = structs.replace(PROFILE, options=built_with(nag=nag))
-    model = Model("a", Artifact(plain_manifest(profiles={profile.name: profile}), Path("a")))
+    model = ServedModel("a", Artifact(plain_manifest(profiles={profile.name: profile}), Path("a")))
     assert (NAG_DEFAULTS.keys() <= model.options.keys()) == nag
 
 
@@ -247,7 +247,7 @@ def test_listeners() -> None:
     """Each hears of its own videos alone; one that is too slow is ended; a stream ends with its video."""
 
     async def run() -> list[bytes]:
-        hub = Hub()
+        hub = Publisher()
         assert not hub.wanted
         all_of_a, slow = hub.listen("a"), hub.listen(None)
         one = stream(hub, "a", "1", lambda: Shown("1", "queued", "queued"))

@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from helpers.asked import Asked, asked, catalog
 from wanserve.keys import Client, Keys
 from wanserve.refusal import RefusedError
-from wanserve.route import Parameter
+from wanserve.route import RouteParameter
 from wanserve.routes import Routes
 from wanserve.server_routes import ServerRoutes
 from wanserve.service import ROUTES
@@ -88,8 +88,8 @@ def test_a_key_is_asked_for_where_a_route_needs_one(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-NUMBER = Parameter("n", {"type": "integer", "minimum": 1, "maximum": 9, "default": 3}, "A number.")
-WORD = Parameter("w", {"enum": ["a", "b"], "default": "b"}, "A word.")
+NUMBER = RouteParameter("n", {"type": "integer", "minimum": 1, "maximum": 9, "default": 3}, "A number.")
+WORD = RouteParameter("w", {"enum": ["a", "b"], "default": "b"}, "A word.")
 
 
 def request(query: str) -> Request:
@@ -100,8 +100,8 @@ def test_a_parameter_holds_requests_to_its_schema() -> None:
     assert (NUMBER.whole(request("")), NUMBER.whole(request("n=9"))) == (3, 9)
     assert NUMBER.whole(request("n=12"), most=12) == 12
     assert (WORD.choice(request("")), WORD.choice(request("w=a"))) == ("b", "a")
-    assert Parameter("w-h", {}, "", "header").of(request("w-h=query")) == "header"
-    assert Parameter("x", {}, "").of(request("")) is None
+    assert RouteParameter("w-h", {}, "", "header").of(request("w-h=query")) == "header"
+    assert RouteParameter("x", {}, "").of(request("")) is None
     for given, take in (
         ("n=0", NUMBER.whole),
         ("n=10", NUMBER.whole),

@@ -9,8 +9,8 @@ import click
 
 from wanbuild.adapters.lora_options import AdapterRequest
 from wanbuild.build_command import BuildCommand, error_options
+from wancli.click_options import given, made_options
 from wancli.command import artifact_option, takes_overwrite
-from wancli.options import given, made_options
 from wanrun.errors import UsageError
 from wanrun.rows import rows_of
 from wanrun.terminal.lines import report, warn

@@ -9,8 +9,8 @@ import click
 
 from wanbuild.build_command import BuildCommand, error_options
 from wanbuild.calibrate.calibrate_options import CalibrateRequest
+from wancli.click_options import given, made_options
 from wancli.command import takes_artifact
-from wancli.options import given, made_options
 from wanrun.errors import UsageError
 from wanrun.rows import rows_of
 from wanrun.terminal.lines import report, warn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from wanrun.denoising.guidance import GUIDED
+from wanrun.denoising.guided_steps import GUIDED
 from wanrun.errors import UsageError
 from wanrun.request.prompts_file import Line, key_of, read_entries
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wanbuild.build_command import BuildCommand, error_options
-from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
+from wancli.command import Checked, InputPath, OutputPath, fetch_all, takes_artifact, takes_overwrite
 from wanrun.claims import REPORT, Place
 from wanrun.errors import UsageError
 from wanrun.terminal.lines import print_result, report, warn
@@ -27,13 +27,13 @@ _OUTCOME = Place(
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
 @click.option(
     "--source",
-    type=Input(str, tree=True),
+    type=InputPath(str, tree=True),
     metavar="CHECKPOINT",
     help="Compare with diffusers on this checkpoint, a folder or a hub id.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
-@click.option("--json", "json_file", type=Output(_OUTCOME), help="Write the outcome to this file.")
-@click.option("--report", "page", type=Output(REPORT), help="Write a page about the outcome (.html).")
+@click.option("--json", "json_file", type=OutputPath(_OUTCOME), help="Write the outcome to this file.")
+@click.option("--report", "page", type=OutputPath(REPORT), help="Write a page about the outcome (.html).")
 @takes_overwrite
 @error_options
 def verify_command(

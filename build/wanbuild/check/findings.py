@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from wanreport import pictures
-from wanreport.files import now, write_report
+from wanreport.page import now, write_report
 from wanreport.report import Cell, Column, Fact, Facts, Film, Films, Lines, Note, Part, Report, Section, Table
 from wanrun import relative_error
 from wanrun.artifact.manifest import Manifest, read_manifest

@@ -11,7 +11,7 @@ from wanbuild.models.params import bind
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import Denoising, ExpertRange, velocity_table
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.timing.timings import Timings
 
 

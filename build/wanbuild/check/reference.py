@@ -36,8 +36,8 @@ from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.steps import ExpertRange, schedule, transformers
 from wanrun.errors import UsageError, VerificationError
 from wanrun.generation.pipeline import Pipeline
+from wanrun.media.inputs import Inputs, Media
 from wanrun.media.prepare import load_media
-from wanrun.media.types import Inputs, Media
 from wanrun.replay.samples import sample_media
 from wanrun.text.tokenizer import clean_prompt
 

@@ -19,7 +19,7 @@ from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.model import Chunking
 from wanrun.errors import UsageError
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from wanrun.artifact.named import GOLDEN
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
+from wanrun.executables.executables import unreadable
 from wanrun.executables.lowering import UnreadableProgramError, deserialized
-from wanrun.executables.store import unreadable
 from wanrun.files import check_digest, read_bounded, replace_file, sha256_of
 from wanrun.intact import check_intact
 from wanrun.machine.environment import open_devices

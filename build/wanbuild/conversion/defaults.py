@@ -12,7 +12,7 @@ from wanbuild.convert_options import default_rows
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model, Pyramid
-from wanrun.denoising.guidance import GUIDED
+from wanrun.denoising.guided_steps import GUIDED
 from wanrun.denoising.solvers import solver_table
 from wanrun.denoising.steps import explicit_timesteps
 from wanrun.errors import UsageError

@@ -22,7 +22,7 @@ from wanbuild.mapping.lora_keys import Parameters
 from wanbuild.mapping.original import LISTED
 from wanbuild.source.experts import NOISE, experts_named
 from wanbuild.source.safetensors import TensorFile
-from wanrun.artifact.lora import Lora
+from wanrun.artifact.adapter import Lora
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import file_sha256
 from wanrun.request.lora import parse_lora as parse_choice

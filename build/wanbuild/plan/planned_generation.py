@@ -30,7 +30,7 @@ from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices, pa
 from wanrun.artifact.programs import num_pieces
 from wanrun.artifact.roles import FORMS, ROLES, Counts, RoleName
 from wanrun.artifact.slots import LORA, slots_bytes, slots_of
-from wanrun.denoising.guidance import skipping_steps
+from wanrun.denoising.guided_steps import skipping_steps
 from wanrun.weights.layers import OUTSIDE, parts_of
 
 ENCODERS = ("text_encoder", "image_encoder")

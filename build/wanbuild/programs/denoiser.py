@@ -72,7 +72,7 @@ class Denoiser:
             guidance_projection: float32 scalar, see ``guided``; None for programs without.
             skip_scale: float32 scalar, see ``guided``; None for programs without.
             skip_layers: float32 (layers,), not 0 for those that a third pass leaves out.
-            nag: float32 (3,), see ``wanrun.artifact.nag``; None for programs without. With it the cache is of
+            nag: float32 (3,), see ``NAG``; None for programs without. With it the cache is of
                 two prompts in any case.
             next_timestep: float32 scalar, the one at which the step ends; only for a flow map, else None.
         """

@@ -20,8 +20,7 @@ from wanbuild.programs.profile_parts import ProfileParts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.variants.conditioner import Conditioner
 from wanbuild.variants.from_video import PastFrames, VideoStart
-from wanrun.artifact.guiders import inputs_of
-from wanrun.artifact.nag import NAG, NAG_DEFAULTS
+from wanrun.artifact.guiders import NAG, NAG_DEFAULTS, inputs_of
 from wanrun.denoising.solvers import COLUMNS, HISTORY
 from wanrun.denoising.steps import TABLES
 from wanrun.errors import UsageError

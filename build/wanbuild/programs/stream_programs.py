@@ -23,8 +23,7 @@ from wanbuild.programs.denoiser import guided, model_inputs, passes, updated
 from wanbuild.programs.profile_parts import ProfileParts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.step_programs import given_of, prompted_of, row_of, state_of
-from wanrun.artifact.guiders import SKIPPED_LAYERS
-from wanrun.artifact.nag import NAG
+from wanrun.artifact.guiders import NAG, SKIPPED_LAYERS
 from wanrun.errors import UsageError
 from wanrun.weights.layers import OUTSIDE
 

@@ -11,11 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.guiders import inputs_of
+from wanrun.artifact.guiders import NAG, inputs_of
 from wanrun.artifact.layout import BITS, ArrayLayout
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TINY_VAE, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
-from wanrun.artifact.nag import NAG
 from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval, with_role
 from wanrun.artifact.roles import DECODERS, FORMS, ROLES, Form, roles_when

@@ -20,8 +20,8 @@ from wanbuild.share.oci_layers import layers_of
 from wanbuild.share.share_options import PushRequest
 from wanhub.address import parse_address
 from wanhub.origin import read_copied
+from wanhub.remote_files import RemoteFiles
 from wanhub.signature import MAX_MANIFEST_BYTES, SIGNATURE, is_signed
-from wanhub.store import Store
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST
 from wanrun.errors import ArtifactError, UsageError
@@ -72,7 +72,7 @@ def push(request: PushRequest, report: Report) -> str:
         api.create_repo(request.repository, private=request.private, exist_ok=True)
         found = api.model_info(request.repository, revision="main")
         there = {one.rfilename for one in found.siblings or ()}
-        store = Store(parse_address(f"hf://{request.repository}@{found.sha}"), report)
+        store = RemoteFiles(parse_address(f"hf://{request.repository}@{found.sha}"), report)
         attributes, there_card = (
             store.small(name, MAX_TEXT_BYTES).decode("utf-8", "replace") if name in there else None
             for name in (GIT_ATTRIBUTES, CARD)
@@ -123,7 +123,7 @@ def _additions(content: dict[str, Path | bytes]) -> Iterator[Any]:
         yield CommitOperationAdd(name, one if isinstance(one, bytes) else str(one))
 
 
-def _stale(store: Store, others: Collection[str], report: Report) -> list[str]:
+def _stale(store: RemoteFiles, others: Collection[str], report: Report) -> list[str]:
     """Returns those of these files that belong to the artifact now on the hub, by its manifest."""
     with tempfile.TemporaryDirectory(prefix="wan-push-") as folder:
         (Path(folder) / MANIFEST).write_bytes(store.small(MANIFEST, MAX_MANIFEST_BYTES))

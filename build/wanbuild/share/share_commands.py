@@ -11,8 +11,8 @@ import click
 
 from wanbuild.build_command import BuildCommand, error_options
 from wanbuild.share.share_options import OciRequest, PullRequest, PushRequest
-from wancli.command import Checked, Input, Output, fetch_all, takes_artifact, takes_overwrite
-from wancli.options import given, made_options
+from wancli.click_options import given, made_options
+from wancli.command import Checked, InputPath, OutputPath, fetch_all, takes_artifact, takes_overwrite
 from wanhub.signature import KEY_PASSWORD, SIGNATURE, signer
 from wanrun.claims import Place
 from wanrun.errors import unwritable
@@ -36,7 +36,7 @@ def oci_command(artifact: Path, **options: Any) -> None:
 
 
 @click.command("push", cls=BuildCommand, options=lambda: made_options(rows_of(PushRequest)))
-@click.argument("artifact", type=Input())
+@click.argument("artifact", type=InputPath())
 @click.argument("repository", metavar="OWNER/NAME")
 @error_options
 def push_command(artifact: Path, repository: str, **options: Any) -> None:
@@ -67,7 +67,7 @@ def pull_command(address: str, **options: Any) -> None:
 @takes_artifact()
 @click.option(
     "--key",
-    type=Input(),
+    type=InputPath(),
     required=True,
     help=f"An elliptic curve key, PEM; if it is encrypted, with its password in {KEY_PASSWORD}.",
 )
@@ -87,7 +87,7 @@ def sign_command(artifact: Path, key: Path) -> None:
 
 @click.command("sbom", cls=Checked)
 @takes_artifact()
-@click.option("-o", "--output", type=Output(_BILL), metavar="FILE", help="[default: standard output]")
+@click.option("-o", "--output", type=OutputPath(_BILL), metavar="FILE", help="[default: standard output]")
 @takes_overwrite
 @click.option(
     "--licence", metavar="SPDX", help="Of the weights, such as Apache-2.0.  [default: that of a known source]"

@@ -34,7 +34,7 @@ from wanbuild.variants.variant import (
     takes,
 )
 from wanrun.artifact.task import Modes, Windows
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 
 MODES = Modes(names=("animate", "replace"), array="replace")
 

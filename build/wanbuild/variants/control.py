@@ -15,7 +15,7 @@ from wanbuild.models.vae import FRAMES_PER_LATENT
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, Source, signed, still
 from wanbuild.variants.variant import TEXT_TO_VIDEO, Components, Field, Usage, Variant, a_video, takes
 from wanrun.artifact.task import Input
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 
 
 class ControlConditioner(Conditioner):

@@ -13,7 +13,7 @@ import numpy as np
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, signed
 from wanbuild.variants.variant import TEXT_TO_VIDEO, Usage, Variant, a_video, an_image, takes
 from wanrun.artifact.task import HeldFrame
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 
 
 @dataclass(frozen=True, kw_only=True)

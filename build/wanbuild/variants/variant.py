@@ -14,7 +14,7 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.media import MediaOption
 from wanrun.artifact.model import Pyramid
 from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
-from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.media.inputs import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
     import jax

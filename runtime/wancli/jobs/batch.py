@@ -13,7 +13,7 @@ from msgspec import structs
 from wancli.error_line import error_line
 from wancli.jobs.existing import check_same
 from wancli.jobs.hours import Hours
-from wancli.jobs.outputs import check_folder
+from wancli.jobs.output_names import check_folder
 from wancli.jobs.planned import Planned
 from wancli.jobs.worklist import Worklist
 from wanrun import CancelToken, Event, Job, Outcome, Output, Progress, Timings, in_bytes, run_job

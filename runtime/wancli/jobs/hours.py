@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from wancli.jobs.planned import Planned
-from wancli.jobs.run import RunOptions
+from wancli.jobs.run_options import RunOptions
 from wanrun import Artifact, Event, Outcome, Timings
 from wanrun.artifact.cost import cost_of
 from wanrun.artifact.roles import Counts

@@ -11,7 +11,7 @@ from typing import Any
 
 from wanrun import Generation, Media, Timings
 from wanrun.errors import UsageError
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 
 _Set = tuple[str, Media]
 """The name of the profile that media are prepared for, and the media."""

@@ -12,13 +12,13 @@ from msgspec import structs
 
 from wancli.jobs.existing import made_before, missing_videos
 from wancli.jobs.media_sets import MediaSets
-from wancli.jobs.outputs import check_folder, expand, numbered
-from wancli.jobs.run import STDOUT, RunOptions
+from wancli.jobs.output_names import check_folder, expand, numbered
+from wancli.jobs.run_options import STDOUT, RunOptions
 from wanrun import Artifact, Job, Output, outputs_of
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.denoising.latents import check_latents
 from wanrun.errors import UsageError
-from wanrun.generation.parts import seed_in, spool_for, spool_of
+from wanrun.generation.video_parts import seed_in, spool_for, spool_of
 from wanrun.job.outputs import LATENTS
 from wanrun.media.video_paths import numbered_video
 from wanrun.media.write_video import check_free, metadata_sidecar

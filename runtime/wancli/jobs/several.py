@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from wancli.jobs.run import RunOptions
+from wancli.jobs.run_options import RunOptions
 from wancli.jobs.worklist import Worklist, make_worklist
 from wancli.parent import tell_parent
 from wancli.streams import keep_stdout

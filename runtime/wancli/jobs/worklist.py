@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
+import wanhub
 from wancli.jobs.media_sets import MediaSets
-from wancli.jobs.outputs import check_encoder, check_folder
+from wancli.jobs.output_names import check_encoder, check_folder
 from wancli.jobs.planned import Planned, Planner
-from wancli.jobs.run import RunOptions
+from wancli.jobs.run_options import RunOptions
 from wanrun import Artifact, Timings, open_regular
 from wanrun.artifact.select import UnbuiltError
 from wanrun.claims import Claims, check_file, usable_names
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE
-from wanrun.generation.parts import spool_of
+from wanrun.generation.video_parts import spool_of
 from wanrun.media.video_paths import video_paths
 from wanrun.request.building import built
 from wanrun.request.generation import influences_of
@@ -258,3 +259,24 @@ def _check_names(planner: Planner, entries: Sequence[Entry]) -> None:
                     check_folder(path.parent)
             elif one_folder:
                 check_file(path, "--save-latents", overwrite=True)
+
+
+def fetch_needed(work: Worklist, loading: Mapping[str, Any], timings: Timings, warmup: bool) -> None:
+    """Fetches the files of a partial copy that the jobs, and a warm-up, read."""
+    if not work.artifact.origin:
+        return
+    from wanrun import needed
+
+    generations = [planned.job.generation for planned in work.jobs]
+    profiles = list({one.profile.name: one.profile for one in generations}.values())
+    loras = {one.name for generation in generations for one in generation.loras}
+    decoders = {one.options.get("decoder", "full") for one in generations} | ({"full"} if warmup else set())
+    names = needed(
+        work.artifact,
+        loading,
+        profiles=profiles,
+        prompts=work.first_prompts(),
+        loras=loras,
+        decoders=decoders,
+    )
+    wanhub.fetch(work.artifact, names, print_error, lambda progress: timings.phase("fetch", None, progress))

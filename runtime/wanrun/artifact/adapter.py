@@ -18,6 +18,7 @@ __all__ = [
     "SUFFIX",
     "Adapter",
     "AdapterContent",
+    "Lora",
     "PlacedAdapter",
     "SamplingDefaults",
 ]
@@ -30,7 +31,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from wanrun.artifact.lora import Lora
 from wanrun.artifact.model import MAX_STEPS, Number, Positive, Rate, Share, SolverName
 from wanrun.artifact.record import FileBytes, ListedFile, NotNegative, Record
 from wanrun.units import in_bytes
@@ -53,6 +53,40 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
 Expert = Annotated[str, Meta(pattern=r"^transformer(_2)?\Z")]
 """A transformer of the model."""
+
+
+class Lora(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A LoRA that was merged at conversion, or that an adapter was made of.
+
+    Attributes:
+        file: its name, without a folder.
+        sha256: digest of its bytes, hexadecimal.
+        scale: its strength, the factor of all that it changes.
+        component: the transformer that it changes; None for every one.
+        adapter_config_sha256: digest of PEFT's configuration beside it; empty if there is none.
+        left_out: tensors of the file that belong to layers which the model does not have.
+    """
+
+    file: str
+    sha256: str
+    scale: int | float
+    component: str | None
+    adapter_config_sha256: str = ""
+    left_out: NotNegative = 0
+
+    def __str__(self) -> str:
+        where = "" if self.component is None else f" in {self.component}"
+        return f"{self.file} at strength {self.scale:g}{where}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the metadata of a video says of it."""
+        return {
+            "file": self.file,
+            "scale": self.scale,
+            "sha256": self.sha256,
+            "component": self.component,
+        }
 
 
 class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,17 +1,23 @@
-"""The ways to combine a step's passes, with the positive and the negative prompt and with skipped layers.
+"""Guiders combine a step's passes, with the positive and the negative prompt and with skipped layers.
 
 A program has the inputs that a guider needs if it was built for it; all programs with guidance have ``cfg``.
+Normalised attention guidance (NAG) gives a negative prompt to steps of one pass: in every attention to text,
+the result for the prompt is moved away from that for the negative prompt (arXiv:2505.21179;
+``wanbuild.models.nag`` has the formula). A profile is built for it, or not.
 """
 
 from __future__ import annotations
 
-__all__ = ["BUILT", "GUIDERS", "SKIPPED_LAYERS", "inputs_of"]
+__all__ = ["BUILT", "GUIDERS", "NAG", "NAG_DEFAULTS", "SKIPPED_LAYERS", "inputs_of", "nag_settings"]
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
 
 GuiderName = Literal["cfg", "cfg-zero", "skip-layer"]
 
@@ -55,6 +61,13 @@ BUILT = tuple(one.name for one in GUIDERS.values() if one.inputs)
 OWN_OPTIONS = tuple(name for one in GUIDERS.values() for name in one.options)
 """The options that one guider has."""
 
+NAG = "nag"
+"""The input of steps that are built for NAG, float32 (3,): the values of ``NAG_DEFAULTS``' options."""
+
+NAG_DEFAULTS: Mapping[str, float] = MappingProxyType({"nag_scale": 1.0, "nag_tau": 2.5, "nag_alpha": 0.25})
+"""The options of a generation. At a scale of 1 steps are as without NAG, and as fast. The others are the
+defaults of its authors, who use a scale of 11 with Wan."""
+
 
 def inputs_of(guiders: Sequence[str], layers: int) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the inputs that steps take for these guiders.
@@ -65,3 +78,10 @@ def inputs_of(guiders: Sequence[str], layers: int) -> dict[str, tuple[int, ...]]
     """
     names = [name for one in guiders for name in GUIDERS[one].inputs]
     return {name: (layers,) if name == SKIPPED_LAYERS else () for name in names}
+
+
+def nag_settings(options: Mapping[str, Any]) -> np.ndarray:
+    """Returns the input of steps for the options of a generation, which has none of them where NAG is off."""
+    import numpy as np  # takes long, and the help needs the names only
+
+    return np.array([options.get(name, default) for name, default in NAG_DEFAULTS.items()], np.float32)

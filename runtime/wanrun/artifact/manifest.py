@@ -19,10 +19,9 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from wanrun import __version__
-from wanrun.artifact.adapter import Adapter, check_names
+from wanrun.artifact.adapter import Adapter, Lora, check_names
 from wanrun.artifact.formats import FORMAT_VERSION, is_read, upgraded
 from wanrun.artifact.header import FORMAT, header_of, of_another_format, undecodable
-from wanrun.artifact.lora import Lora
 from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import LATER_OPTIONS, Profile, Program, ProgramSet

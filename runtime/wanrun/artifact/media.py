@@ -41,7 +41,7 @@ class Media(Struct, frozen=True):
 
     An image is a file, a Pillow image or a NumPy array, uint8 (height, width, 3); a video is a file, a folder
     of images, a list of images, or an array with the frames in front.
-    None of them is checked before ``wanrun.media.types.check_media``.
+    None of them is checked before ``wanrun.media.inputs.check_media``.
     """
 
     image: Annotated[

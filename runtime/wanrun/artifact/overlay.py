@@ -17,10 +17,10 @@ from wanrun.artifact.artifact import Artifact, Built, open_artifact
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.artifact.programs import Profile, ProgramSet
 from wanrun.artifact.targets import Target
-from wanrun.cached import CacheFolder
 from wanrun.errors import WanError
 from wanrun.files import canonical_json, sha256_of
 from wanrun.machine.environment import host_environment
+from wanrun.user_cache import CacheFolder
 
 
 def overlay_of(manifest: Manifest) -> CacheFolder:

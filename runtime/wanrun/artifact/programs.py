@@ -153,7 +153,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
         vae_tile: side in pixels of the tiles that the VAE works in; 0 for none, a manifest leaves 0 out.
-        nag: whether steps can take a negative prompt without guidance: see ``wanrun.artifact.nag``. A
+        nag: whether steps can take a negative prompt without guidance: see ``wanrun.artifact.guiders``. A
             manifest leaves False out.
         loop: forms of the denoising loop: ``step``, ``scan``, ``both`` of these, ``stream``, or ``all``.
         max_steps: the most steps of the scan form.

@@ -19,17 +19,17 @@ from wanrun.artifact.programs import Program
 from wanrun.artifact.roles import FORMS
 from wanrun.artifact.select import named_profile
 from wanrun.artifact.slots import slots_of
-from wanrun.attest.drawn import attention_inputs, drawn_lora
+from wanrun.attest.random_inputs import attention_inputs, drawn_lora
 from wanrun.attest.twins import Twins
 from wanrun.errors import VerificationError, WanError
 from wanrun.generation.chunks import BEGIN
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.jax_process import own_options
-from wanrun.replay.drawn import DrawnSteps, Start, drawn
 from wanrun.replay.golden import NEGATIVE_PROMPT, PROMPT, recorded_generation
 from wanrun.replay.guided import guidances
 from wanrun.replay.proof import check_all_ran
+from wanrun.replay.random_steps import DrawnSteps, LoopStart, drawn
 from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]
@@ -93,7 +93,7 @@ def run_all(pipeline: Pipeline, streams: bool) -> None:
         for length, rows in pipeline.encoded_at_lengths(prompt).items():
             pipeline.encoded_at_lengths(" ".join([prompt] * (length // len(rows))))  # fills this one
     generation = recorded_generation(pipeline, loop=forms[0])
-    start = Start.of(pipeline, generation, generation.read_media())
+    start = LoopStart.of(pipeline, generation, generation.read_media())
     _encode_drawn(pipeline)
     pipeline.session(pipeline.profile).text.spare()
     for form in forms:
@@ -131,7 +131,7 @@ def _encode_drawn(pipeline: Pipeline) -> None:
 
 
 @own_options()
-def _make_steps(pipeline: Pipeline, start: Start, form: str) -> None:
+def _make_steps(pipeline: Pipeline, start: LoopStart, form: str) -> None:
     """Makes drawn steps with each program of a form, each expert, each guider, and filled slots of LoRAs."""
     sampler, options = pipeline.session(pipeline.profile), pipeline.profile.options
     slots = slots_of(pipeline.manifest.components[TRANSFORMERS[0]], options.lora_rank)

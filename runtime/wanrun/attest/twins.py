@@ -11,7 +11,7 @@ import numpy as np
 from wanrun.artifact.programs import ProfileOptions, Program
 from wanrun.artifact.roles import ROLES
 from wanrun.errors import WanError, shortened
-from wanrun.executables.store import Native
+from wanrun.executables.executables import Native
 from wanrun.executables.tolerance import ALIKE, CALL_TOLERANCES, RUN, W8A8_FACTOR, Apart, most_apart
 
 COPIED = 1e-6

@@ -59,6 +59,14 @@ class Blending:
         """Returns the latent frames of the window that begins with one."""
         return slice(start, start + self.length)
 
+    def decoded(self, temporal: int) -> list[tuple[slice, int]]:
+        """Returns the latent frames of each window, and how many of its frames the window before it has.
+
+        ``temporal`` are the frames of a latent frame.
+        """
+        firsts = zip(self.starts, self.firsts, strict=True)
+        return [(self.of(start), 1 + (first - 1) * temporal if first else 0) for start, first in firsts]
+
     def blended(self, maker: Callable[..., State], carried: Collection[str]) -> Callable[..., State]:
         """Returns a function that steps a whole video's state with a program that steps a window's.
 

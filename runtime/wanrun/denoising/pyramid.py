@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.denoising.solvers import SOLVERS, SolverTable, Start
+from wanrun.denoising.solvers import SOLVERS, SolverTable, StageStart
 from wanrun.errors import UsageError, field
 
 TRAIN = 1000
@@ -77,7 +77,7 @@ def chunk_table(
         )
     if len(steps) == 1:
         sigmas, timesteps = _plain_grid(steps[0], _factor(shift, tokens, flow_shift))
-        return _joined(solver, [(sigmas, timesteps, rows(sigmas))], [Start(0)])
+        return _joined(solver, [(sigmas, timesteps, rows(sigmas))], [StageStart(0)])
     levels, ranges = _ranges(len(steps), gamma)
     parts, starts, done = [], [], 0
     for index, (count, ends, level) in enumerate(zip(steps, ranges, levels, strict=True)):
@@ -88,7 +88,7 @@ def chunk_table(
         if solver == "dmd":  # its scheduler takes the noise level whose timestep is the nearest
             sigmas = np.append(sigmas[np.abs(timesteps - whole[:, None]).argmin(axis=1)], 0.0)
         parts.append((sigmas, whole, rows(sigmas)))
-        starts.append(Start(done, *(_weights(level, gamma) if index else ())))
+        starts.append(StageStart(done, *(_weights(level, gamma) if index else ())))
         done += count
     return _joined(solver, parts, starts)
 
@@ -119,7 +119,7 @@ _cached = lru_cache(maxsize=16)(chunk_table)
 
 
 def _joined(
-    solver: str, stages: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], starts: Sequence[Start]
+    solver: str, stages: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], starts: Sequence[StageStart]
 ) -> SolverTable:
     """Returns the table of stages, each of sigmas (N + 1,), timesteps (N,) and rows (N, 8)."""
     sigmas = [one[:-1] for one, _, _ in stages]
@@ -250,7 +250,7 @@ def block_noise(
 
 def enlarged(
     latents: np.ndarray,
-    start: Start,
+    start: StageStart,
     draw: Callable[[Sequence[int]], np.ndarray],
     gamma: float = 1 / 3,
 ) -> np.ndarray:

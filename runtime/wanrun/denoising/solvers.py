@@ -35,7 +35,7 @@ HISTORY = ("last", "m1", "m2")
 
 
 @dataclass(frozen=True)
-class Start:
+class StageStart:
     """The first step of a stage of a chunk: see ``wanrun.denoising.pyramid``.
 
     ``kept`` is the weight of the latents of the stage before, enlarged; 1 for the first stage. ``noise`` is
@@ -69,7 +69,7 @@ class SolverTable:
     noise: np.ndarray
     start: float = 1.0
     skipped: int = 0
-    starts: tuple[Start, ...] = ()
+    starts: tuple[StageStart, ...] = ()
 
     @property
     def next_timesteps(self) -> np.ndarray:

@@ -17,11 +17,12 @@ import numpy as np
 
 from wanrun.artifact.guiders import GUIDERS, SKIPPED_LAYERS
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import FORMS, Form, RoleName
 from wanrun.denoising.blending import Blending
-from wanrun.denoising.guidance import guided_steps, skipping_steps
+from wanrun.denoising.guided_steps import guided_steps, skipping_steps
 from wanrun.denoising.pyramid import chunk_schedule
-from wanrun.denoising.solvers import COLUMNS, SolverTable, Start, solver_table
+from wanrun.denoising.solvers import COLUMNS, SolverTable, StageStart, solver_table
 from wanrun.denoising.state import State
 from wanrun.errors import UsageError, field
 from wanrun.timing.timings import Timings
@@ -284,6 +285,17 @@ class Call:
     noise: float | None = None
 
 
+def calls(
+    run: Denoising, steps: ExpertRange, profile: Profile, guiding: Shapes, flow_map: bool
+) -> Iterator[Call]:
+    """Yields the calls of an expert's steps in the form of the loop; arguments as of ``step_calls``."""
+    given = run.table, steps
+    if run.form.looped:
+        rows = profile.options.max_steps
+        return scan_calls(*given, rows, profile.guidance, guiding, flow_map, run.blending is not None)
+    return step_calls(*given, profile.guidance, guiding, flow_map)
+
+
 def step_calls(
     table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes = _NONE, flow_map: bool = False
 ) -> Iterator[Call]:
@@ -361,5 +373,5 @@ def velocity_table(timestep: float, stages: int = 1) -> SolverTable:
     row = np.zeros((stages, len(COLUMNS)), np.float32)
     row[:, [COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
     timesteps, none = np.full(stages, timestep, np.float32), np.zeros(stages, np.float32)
-    starts = tuple(map(Start, range(stages)))
+    starts = tuple(map(StageStart, range(stages)))
     return SolverTable("velocity", timesteps, row, np.zeros(stages + 1), none, starts=starts)

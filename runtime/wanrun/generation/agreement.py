@@ -12,7 +12,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, field
 from wanrun.files import sha256_of
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.opened.policy import SHAPE, LoadPolicy
 from wanrun.request.generation import Generation
 

@@ -14,7 +14,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.opened.policy import SHAPE, LoadPolicy
 from wanrun.request.options import resolve_loop
 from wanrun.request.profiles import choose_profile
-from wanrun.text.beside import cpu_target, wants_cpu
+from wanrun.text.placement import cpu_target, wants_cpu
 from wanrun.timing.timings import Timings
 from wanrun.trust.trust import Trust
 

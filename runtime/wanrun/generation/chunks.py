@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,11 +14,11 @@ from wanrun.artifact.roles import RoleName
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.pyramid import enlarged, halved
-from wanrun.denoising.solvers import Start
+from wanrun.denoising.solvers import StageStart
 from wanrun.denoising.state import State, final_latents, start_state
 from wanrun.denoising.steps import Denoising, ExpertRange
 from wanrun.errors import OtherReleaseError
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
 
 Draw = Callable[[Sequence[int]], np.ndarray]
 """Returns noise of a shape."""
@@ -29,7 +30,7 @@ REMEMBER: RoleName = "remember"
 """The role of the program that keeps a finished chunk."""
 
 
-class Steps(Protocol):
+class StepMaker(Protocol):
     """What makes the steps of a chunk; ``Sampler`` does."""
 
     programs: Programs
@@ -52,7 +53,7 @@ class Steps(Protocol):
     ) -> State: ...
 
 
-class Starts:
+class ChunkNoise:
     """The initial noise of a video's chunks, one after the other: what there is, and then each one's own.
 
     Args:
@@ -88,7 +89,7 @@ class ChunkLoop:
         OtherReleaseError: for programs of an earlier version; ArtifactError for one that cannot be loaded.
     """
 
-    def __init__(self, sampler: Steps, conditions: Conditions, draw: Noise) -> None:
+    def __init__(self, sampler: StepMaker, conditions: Conditions, draw: Noise) -> None:
         self._sampler, self._conditions, self._draw = sampler, conditions, draw
         beginners, (self._keeper,) = map(sampler.programs.with_role, (BEGIN, REMEMBER))
         if not beginners:
@@ -144,7 +145,7 @@ class ChunkLoop:
         self, run: Denoising, steps: ExpertRange, noise: np.ndarray, given: Mapping[str, Any]
     ) -> np.ndarray:
         """Returns the latents of a chunk, of which each stage but the first has twice the size before."""
-        starts, latents = run.table.starts or (Start(steps.first),), noise
+        starts, latents = run.table.starts or (StageStart(steps.first),), noise
         for _ in starts[1:]:
             latents = halved(latents)
         ends = [*(start.step for start in starts[1:]), steps.last]
@@ -172,3 +173,25 @@ class ChunkLoop:
             jax.block_until_ready(self._cache)
         self._number += 1
         self._before += latents.shape[2]
+
+
+def in_chunks(
+    sampler: StepMaker,
+    run: Denoising,
+    noise: np.ndarray | None,
+    conditions: Conditions,
+    draw: Noise,
+    shape: Sequence[int],
+) -> np.ndarray:
+    """Returns the final latents, float32 (1, C, T, h, w), of a video of this shape, made chunk by chunk.
+
+    ``noise`` is the initial noise of the first chunks; None where each draws its own.
+    """
+    loop, starts = ChunkLoop(sampler, conditions, draw), ChunkNoise(noise, shape, draw)
+    lengths = run.chunks or sampler.chunks.lengths(shape[2])
+    given = 0 if conditions.held is None else sampler.chunks.within(conditions.held.shape[1])
+    made = [
+        loop(replace(run, window=max(number, 0), windows=len(lengths) - given), starts(length))
+        for number, length in enumerate(lengths, -given)
+    ]
+    return np.concatenate(made, axis=2)

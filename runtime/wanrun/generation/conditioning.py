@@ -11,18 +11,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from wanrun.artifact.guiders import NAG, nag_settings
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.nag import NAG, nag_settings
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.roles import roles_when
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.past import Given, Latents
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
 
 
 @dataclass(frozen=True)

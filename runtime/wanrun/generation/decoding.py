@@ -14,7 +14,7 @@ import numpy as np
 from wanrun.artifact.programs import Profile, decodes_any_length
 from wanrun.artifact.roles import DECODERS
 from wanrun.denoising.state import zeros
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ Take = Callable[[int, np.ndarray], object]
 """Gets the number of a video and its next frames, uint8 (N, H, W, 3)."""
 
 
-class Decoder:
+class LatentDecoder:
     """A decoder of a profile, with its weights.
 
     Args:
@@ -152,7 +152,7 @@ class Clips:
         return whole
 
 
-class Part:
+class WindowTake:
     """Passes on the frames of a window that are the video's, of each of several videos; it is a ``Take``.
 
     Args:

@@ -16,10 +16,10 @@ import numpy as np
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.errors import CancelledError, UsageError, field, wrong_type
-from wanrun.generation.chunks import ChunkLoop, Starts
-from wanrun.generation.decoding import Decoder
+from wanrun.generation.chunks import ChunkLoop, ChunkNoise
+from wanrun.generation.decoding import LatentDecoder
 from wanrun.generation.session import Session
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects
 from wanrun.request.generation import Generation
@@ -67,7 +67,7 @@ class Asked(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Device:
+class LiveAccess:
     """What a pipeline lets a live video do.
 
     Attributes:
@@ -105,7 +105,7 @@ class Live:
         self,
         generation: Generation,
         session: Session,
-        device: Device,
+        device: LiveAccess,
         **asked: Unpack[Asked],
     ) -> None:
         frames, latents, cancel = asked.get("max_frames"), asked.get("latents"), asked.get("cancel")
@@ -203,7 +203,7 @@ class _Making:
         self,
         generation: Generation,
         session: Session,
-        device: Device,
+        device: LiveAccess,
         frames: int | None,
         latents: np.ndarray | None,
         inputs: Inputs | None,
@@ -219,8 +219,8 @@ class _Making:
         shape, alone = session.latents_shape, session.chunks.alone
         # What a whole video of the profile would begin with; later chunks draw their own.
         latents = noise(shape) if self._latents is None and not alone else self._latents
-        starts = Starts(latents, shape, noise)
-        decoder = Decoder(session.programs, check=self.stop.check)
+        starts = ChunkNoise(latents, shape, noise)
+        decoder = LatentDecoder(session.programs, check=self.stop.check)
         loop: ChunkLoop | None = None
         first = 0
         for number, length in enumerate(live_chunks(self._generation, self._total)):

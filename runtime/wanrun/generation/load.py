@@ -23,21 +23,21 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.session import first_expert
 from wanrun.machine.environment import device_environment
 from wanrun.machine.rates import Rates
-from wanrun.media.types import Inputs
-from wanrun.opened.artifact import OpenedArtifact
+from wanrun.media.inputs import Inputs
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.device import OpenDevice, open_device
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import artifact_of, check_objects, policy_of, texts_of
 from wanrun.request.building import built
 from wanrun.request.profiles import choose_profile
 from wanrun.terminal.status import Status, shown
-from wanrun.text.beside import opened_beside
 from wanrun.text.encoder import silent
+from wanrun.text.placement import opened_on_cpu
 from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Recorder, Timings
 from wanrun.trust.trust import Trust
-from wanrun.weights.ahead import Ahead
+from wanrun.weights.readahead import ReadAhead
 from wanrun.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def on_device(
     policy = together(given.group, manifest, selected.name, profile, policy, given.prompts, given.inputs)
     selected = _tried(choice, selected, given, timings)
     cancel, expert = given.cancel or CancelToken(), first_expert(manifest, policy)
-    ahead = Ahead(artifact.folder, policy)
+    ahead = ReadAhead(artifact.folder, policy)
     cancel.check()
     # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
     if not (policy.lazy or policy.low_memory or selected.mesh or streams):
@@ -194,7 +194,7 @@ def on_device(
     opened = OpenedArtifact(
         artifact, selected, device, policy, Recorder(), given.warn, given.report, cache(check)
     )
-    beside = None if text is None else opened_beside(opened, text)
+    beside = None if text is None else opened_on_cpu(opened, text)
     return WeightStore(opened, ahead), TextStages(opened, None if beside is None else WeightStore(beside))
 
 

@@ -19,13 +19,13 @@ from wanrun.artifact.select import UnbuiltError
 from wanrun.denoising.latents import check_latents
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.decoding import OnFrames, Telling
-from wanrun.generation.live import Asked, Device, Live
-from wanrun.generation.parts import Parts, spool_for
+from wanrun.generation.live import Asked, Live, LiveAccess
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session, Sessions
 from wanrun.generation.step import OnStep
 from wanrun.generation.turns import Turns
-from wanrun.media.types import Inputs, Media
+from wanrun.generation.video_parts import VideoParts, spool_for
+from wanrun.media.inputs import Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.building import build_beside
@@ -317,7 +317,9 @@ class Pipeline:
             frames = generation.counts(inputs).frames
             take = None if on_frames is None else Telling(on_frames, frames, facts, group is not None)
             folder = spool if group is None and generation.in_parts else None
-            parts = Parts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
+            parts = (
+                VideoParts(take) if folder is None else spool_for(generation, folder, facts, take, overwrite)
+            )
             with parts, self._showing(lambda: timings.running):
                 loop = replace(loop, embeddings=self._encode(session, generation.prompts, timings, tell))
                 if last:
@@ -351,7 +353,7 @@ class Pipeline:
     def run_live(self, generation: Generation, **asked: Unpack[Asked]) -> Live:
         """Returns the chunks of a resolved request's video, as ``live``; ``inputs`` as for ``run``."""
         check_resolved(generation, self.manifest)
-        device = Device(self._call, self._turns.device, self._encode)
+        device = LiveAccess(self._call, self._turns.device, self._encode)
         return Live(generation, self.session(generation.profile), device, **asked)
 
     @contextmanager

@@ -18,21 +18,21 @@ from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.steps import Denoising, ExpertRange, opening, transformers, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
-from wanrun.generation.decoding import Decoder
-from wanrun.generation.loras import applied_loras
+from wanrun.generation.decoding import LatentDecoder
+from wanrun.generation.futures import unfinished, when_done
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.step import OnStep, TinyDecoder, telling
 from wanrun.machine.memory import Machine
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.adapters import applied_loras
 from wanrun.request.generation import Generation
 from wanrun.request.options import resolve_loop
 from wanrun.text.stage import TextStages
 from wanrun.text.tokenizer import clean_prompt
 from wanrun.timing.timings import Timings
+from wanrun.weights.bound_programs import Programs
 from wanrun.weights.experts import Division, Placement, choose_placement
-from wanrun.weights.futures import unfinished, when_done
-from wanrun.weights.programs import Programs
 from wanrun.weights.store import WeightStore
 
 
@@ -266,7 +266,7 @@ class Session(Sampler):
             for maker in (name for name in self._form.makers if ROLES[name].warm):
                 run = Denoising(table, steps, embeddings, self.loop, Timings(), maker=maker)
                 latents = self.denoise(run, noise, conditions, Noise(0))
-        self.decode(latents[:1, :, self.leading :][:, :, : Decoder(self.programs).enough], timings)
+        self.decode(latents[:1, :, self.leading :][:, :, : LatentDecoder(self.programs).enough], timings)
 
 
 class Sessions:

@@ -10,9 +10,9 @@ import numpy as np
 from wanrun.artifact.guiders import SKIPPED_LAYERS
 from wanrun.artifact.slots import LORA
 from wanrun.denoising.state import State
+from wanrun.weights.bound_programs import Programs
 from wanrun.weights.layers import OUTSIDE, Layer
 from wanrun.weights.loras import AppliedLora
-from wanrun.weights.programs import Programs
 
 
 class StreamedStep:

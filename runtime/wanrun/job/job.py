@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import WanError
-from wanrun.generation.parts import remove_spool
+from wanrun.generation.video_parts import remove_spool
 from wanrun.job.line import Passed, passing
 from wanrun.job.outcome import Outcome, plain
 from wanrun.job.outputs import Output
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.step import OnStep, Step
-    from wanrun.media.types import Inputs
+    from wanrun.media.inputs import Inputs
     from wanrun.opened.cancel import CancelToken
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from wanrun import __version__
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.job.outputs import Output
-from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.media.inputs import MEDIA_KINDS, Media
 from wanrun.request.adapters import ChosenLora
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Array(Struct, frozen=True):
 
 
 class _Start(Struct, frozen=True):
-    """A ``Start``."""
+    """A ``StageStart``."""
 
     step: int
     kept: float
@@ -195,10 +195,10 @@ def _packed_table(table: SolverTable) -> _Table:
 
 
 def _unpacked_table(table: _Table) -> SolverTable:
-    from wanrun.denoising.solvers import SolverTable, Start
+    from wanrun.denoising.solvers import SolverTable, StageStart
 
     arrays: dict[str, Any] = {name: _unpacked(array) for name, array in table.arrays.items()}
-    starts = tuple(Start(*structs.astuple(one)) for one in table.starts)
+    starts = tuple(StageStart(*structs.astuple(one)) for one in table.starts)
     return SolverTable(name=table.name, start=table.start, skipped=table.skipped, starts=starts, **arrays)
 
 

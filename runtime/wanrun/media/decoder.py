@@ -33,7 +33,7 @@ BYTES, PIXEL_BYTES = 2**28, 24
 JPEG 2000, ffmpeg 20 to 34 for H.264 of 8K, by its reference frames."""
 
 
-class Decoder:
+class DecoderProcess:
     """A process that writes frames to its standard output, and messages to ``log``; ``cancel`` ends it."""
 
     def __init__(
@@ -140,7 +140,7 @@ def decoder(
     name: str,
     cancel: CancelToken | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Decoder]:
+) -> Iterator[DecoderProcess]:
     """Starts a decoder, which ends with the context, with this process, or as soon as a token is cancelled.
 
     Its ``ended`` raises CancelledError then. ``name`` is what it reads, in messages. ``environment`` are the
@@ -162,7 +162,7 @@ def decoder(
             raise UsageError("unreadable", what, found=error.strerror) from None
         stack.callback(_close, process)
         with cancel.ending(process.kill) if cancel is not None else contextlib.nullcontext():
-            yield Decoder(process, log, cancel)
+            yield DecoderProcess(process, log, cancel)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
@@ -176,7 +176,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 def images(
     name: str, cancel: CancelToken | None = None, mask: bool = False
-) -> AbstractContextManager[Decoder]:
+) -> AbstractContextManager[DecoderProcess]:
     """Starts a decoder of images, or of the frames of masks; as ``decoder``."""
     if not sys.executable:
         raise UsageError("not_installed", f"{name} cannot be read: sys.executable does not name this Python")
@@ -187,7 +187,7 @@ def images(
     return decoder(command, name, cancel, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
 
 
-def first_frame(images: Decoder, path: Path, name: str) -> Image.Image:
+def first_frame(images: DecoderProcess, path: Path, name: str) -> Image.Image:
     """Returns an image, in mode RGB and upright; raises UsageError if it cannot be decoded.
 
     ``images`` is a decoder of the function ``images``; ``name`` is for messages.
@@ -198,7 +198,7 @@ def first_frame(images: Decoder, path: Path, name: str) -> Image.Image:
     return frame
 
 
-def image_size(images: Decoder, path: Path, name: str) -> tuple[int, int]:
+def image_size(images: DecoderProcess, path: Path, name: str) -> tuple[int, int]:
     """Returns width and height of an image, upright, without decoding it; arguments as of ``first_frame``.
 
     Raises UsageError for a header that cannot be read, or an image that could not be used.
@@ -212,7 +212,7 @@ def image_size(images: Decoder, path: Path, name: str) -> tuple[int, int]:
     raise _cannot_decode(images, name)
 
 
-def all_frames(images: Decoder, path: Path, name: str) -> Iterator[Image.Image]:
+def all_frames(images: DecoderProcess, path: Path, name: str) -> Iterator[Image.Image]:
     """Yields the frames of an animation, in mode RGB; arguments as of ``first_frame``.
 
     Raises Pillow's UnidentifiedImageError if the file is not an image.
@@ -222,7 +222,7 @@ def all_frames(images: Decoder, path: Path, name: str) -> Iterator[Image.Image]:
         yield frame
 
 
-def _next(images: Decoder, name: str) -> Image.Image | None:
+def _next(images: DecoderProcess, name: str) -> Image.Image | None:
     """Returns the next frame of an answer; None after the last one."""
     line = images.line()
     if line == b"P6\n":
@@ -236,7 +236,7 @@ def _next(images: Decoder, name: str) -> Image.Image | None:
     raise _cannot_decode(images, name)
 
 
-def _cannot_decode(images: Decoder, name: str) -> UsageError:
+def _cannot_decode(images: DecoderProcess, name: str) -> UsageError:
     """Returns the error of a decoder that has ended without an answer."""
     code, lines = images.ended(name)
     return UsageError(

@@ -13,8 +13,8 @@ from wanrun.artifact.media import FITS, ImageSource, MediaOption, VideoSource
 from wanrun.artifact.programs import Profile
 from wanrun.errors import field
 from wanrun.media.images import file_digest
+from wanrun.media.inputs import MEDIA_KINDS, Media, check_media, chosen_mode
 from wanrun.media.read_video import video_digest
-from wanrun.media.types import MEDIA_KINDS, Media, check_media, chosen_mode
 
 
 def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:

@@ -14,9 +14,9 @@ from wanrun.artifact.media import ImageSource
 from wanrun.errors import UsageError, wrong_type
 from wanrun.files import open_regular
 from wanrun.media import decoder
-from wanrun.media.decoder import Decoder
+from wanrun.media.decoder import DecoderProcess
+from wanrun.media.inputs import url_error
 from wanrun.media.pillow import CONVERSIONS, NOTES, Convert, decoding, notes_of
-from wanrun.media.urls import url_error
 from wanrun.opened.cancel import CancelToken
 
 Seen = Callable[[bytes], object]
@@ -125,7 +125,7 @@ def read_image(
     option: str,
     seen: Seen | None = None,
     *,
-    images: Decoder | None = None,
+    images: DecoderProcess | None = None,
     cancel: CancelToken | None = None,
     mask: bool = False,
 ) -> Image.Image:

@@ -19,13 +19,9 @@ from wanrun.artifact.media import FITS, MASKS, ImageSource, MediaOption, VideoSo
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
-from wanrun.media.arrays import without_arrays
 from wanrun.media.facts import facts_of, given_media
 from wanrun.media.images import described, left_out, probe_image, read_image
-from wanrun.media.preparations import PREPARATIONS, Canvas
-from wanrun.media.processors import clip_pixels, clip_size
-from wanrun.media.read_video import read_video
-from wanrun.media.types import (
+from wanrun.media.inputs import (
     MEDIA_KINDS,
     Inputs,
     Media,
@@ -34,7 +30,11 @@ from wanrun.media.types import (
     chosen_mode,
     chosen_overlap,
     is_given,
+    without_arrays,
 )
+from wanrun.media.preparations import PREPARATIONS, Canvas
+from wanrun.media.processors import clip_pixels, clip_size
+from wanrun.media.read_video import read_video
 from wanrun.media.windows import check_chunks, check_segments, last_chunks, padded_frames, reflected
 from wanrun.opened.cancel import CancelToken
 

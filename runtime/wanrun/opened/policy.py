@@ -8,6 +8,8 @@ from __future__ import annotations
 
 __all__ = ["LoadPolicy"]
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Struct, field
@@ -144,8 +146,6 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
             what = f"{named('text_encoder_device')} cannot be {self.text_encoder_device!r}"
             raise UsageError("invalid_value", what, expected="cpu, or nothing")
         if self.weights is not None:
-            from wanrun.opened.location import weights_folder
-
             weights_folder(self.weights)
 
     @property
@@ -157,3 +157,20 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     def form(self) -> str | None:
         """The form of the denoising loop, where one is chosen."""
         return "stream" if self.memory == "stream" else self.loop
+
+
+def weights_folder(weights: str) -> Path:
+    """Returns the folder that ``--weights`` names, with the contents of an artifact's ``weights`` folder.
+
+    Cheap: it reads nothing, so a wrong ``--weights`` is refused before any long work. Raises UsageError if
+    there is no such folder.
+    """
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # nothing can have such a name
+        if weights and (path := Path(weights).expanduser().resolve()).is_dir():
+            return path
+    remedy = "check --weights"
+    if "://" in weights:
+        weights, remedy = weights.partition("?")[0], "give the artifact's address: it is read from there"
+    raise UsageError(
+        "missing_file", f"there are no weights at {weights!r}", expected="a folder", remedy=remedy
+    )

@@ -32,8 +32,8 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
-from wanrun.replay.drawn import Start
 from wanrun.replay.proof import prove_steps
+from wanrun.replay.random_steps import LoopStart
 from wanrun.replay.samples import sample_media
 from wanrun.request.generation import Generation
 from wanrun.request.profiles import has_guidance
@@ -105,7 +105,7 @@ class Replay:
     """A result as it is recorded, and the start of the steps that prove its programs."""
 
     golden: Golden
-    start: Start
+    start: LoopStart
 
     def prove(self, sampler: Sampler, forms: Sequence[str]) -> None:
         """Proves the programs of forms of the loop that make steps, with every expert of the profile.
@@ -139,7 +139,7 @@ def replayed(
         len(generation.table.timesteps),
         _tiny_samples(pipeline, result.latents),
     )
-    return Replay(golden, Start.of(pipeline, generation, inputs))
+    return Replay(golden, LoopStart.of(pipeline, generation, inputs))
 
 
 def _tiny_samples(pipeline: Pipeline, latents: np.ndarray) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from wanrun.artifact.guiders import SKIPPED_LAYERS, GuiderName
 from wanrun.artifact.roles import RoleName
 from wanrun.errors import VerificationError
 from wanrun.generation.sampler import Sampler
-from wanrun.replay.drawn import Start, velocities
+from wanrun.replay.random_steps import LoopStart, velocities
 
 HALF = 0.5
 """Of guidance: the mean of both passes, so that each counts as much as the other."""
@@ -33,7 +33,7 @@ _Expected = Iterator[tuple[np.ndarray, np.ndarray]]
 
 def prove_guiders(
     sampler: Sampler,
-    start: Start,
+    start: LoopStart,
     form: str,
     maker: RoleName,
     name: str,

@@ -23,8 +23,8 @@ from wanrun.generation.chunks import REMEMBER
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.jax_process import own_options
-from wanrun.replay.drawn import SCALE, DrawnSteps, Start, flat
 from wanrun.replay.guided import HALF, prove_guiders
+from wanrun.replay.random_steps import SCALE, DrawnSteps, LoopStart, flat
 
 SCALES = (HALF, 1.0, SCALE)
 """Of guidance, in which velocities are linear: those of the first two give that of the third."""
@@ -111,7 +111,7 @@ def _compare(name: str, what: str, expected: np.ndarray, found: np.ndarray, most
 
 
 @own_options()
-def prove_steps(sampler: Sampler, start: Start, form: str, whole: np.ndarray | None = None) -> np.ndarray:
+def prove_steps(sampler: Sampler, start: LoopStart, form: str, whole: np.ndarray | None = None) -> np.ndarray:
     """Proves the programs of a form of the loop that make steps, with every expert.
 
     ``whole`` are the velocities that another form's full step has for the same state, float64 (experts, B, C,
@@ -144,7 +144,7 @@ def _makers(sampler: Sampler, form: str) -> list[tuple[RoleName, str]]:
     return [(role, name) for role in FORMS[form].makers for name in sampler.programs.with_role(role)]
 
 
-def _prove_past(sampler: Sampler, start: Start, form: str, maker: RoleName, name: str) -> None:
+def _prove_past(sampler: Sampler, start: LoopStart, form: str, maker: RoleName, name: str) -> None:
     """Proves that what is kept of earlier chunks decides what a chunk becomes, and what is kept after it."""
     for expert in start.experts:
         steps = DrawnSteps.drawn(sampler, start, form, maker, expert, name=name)
@@ -165,7 +165,7 @@ def _decides(what: str, name: str, one: Any, other: Any) -> None:
 
 
 def _proven(
-    sampler: Sampler, start: Start, form: str, maker: RoleName, name: str, expert: str, scale: float
+    sampler: Sampler, start: LoopStart, form: str, maker: RoleName, name: str, expert: str, scale: float
 ) -> Bounded:
     """Makes drawn steps, proves their update, and returns the first one's velocity."""
     steps = DrawnSteps.drawn(sampler, start, form, maker, expert, scale, name=name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.media.inputs import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -14,12 +14,12 @@ import numpy as np
 
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.errors import UsageError, quoted, shortened, wrong_type
-from wanrun.media.types import MEDIA_KINDS, Inputs, Media
+from wanrun.media.inputs import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.elsewhere import ELSEWHERE
 from wanrun.request.reading import as_plain, unknown_option
-from wanrun.request.rows import aliases, rows
+from wanrun.request.schema import aliases, rows
 from wanrun.request.written import parse_size
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings

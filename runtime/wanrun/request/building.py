@@ -20,8 +20,8 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import BUILD_EXTRA, UnbuiltError, can_build, select_target
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.machine.environment import built_elsewhere
-from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.cancel import CancelToken
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.temporary import temporary_path
 from wanrun.timing.spans import Spans
 from wanrun.undo import begun

@@ -25,7 +25,7 @@ from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import ExpertRange, opening, schedule
 from wanrun.errors import UsageError, wrong_type
 from wanrun.files import sha256_of
-from wanrun.media.types import Inputs, Media, is_given
+from wanrun.media.inputs import Inputs, Media, is_given
 from wanrun.media.windows import joined_frames, num_windows
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.adapters import ChosenLora

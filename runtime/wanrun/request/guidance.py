@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.guiders import GUIDERS, OWN_OPTIONS
-from wanrun.artifact.nag import NAG_DEFAULTS
+from wanrun.artifact.guiders import GUIDERS, NAG_DEFAULTS, OWN_OPTIONS
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.guidance import GUIDED, guided_steps
+from wanrun.denoising.guided_steps import GUIDED, guided_steps
 from wanrun.denoising.steps import ExpertRange
 from wanrun.errors import ArtifactError, UsageError, field
 

@@ -11,10 +11,9 @@ from typing import Any
 from msgspec import structs
 
 from wanrun.errors import UsageError, field
-from wanrun.media.arrays import without_arrays
-from wanrun.media.types import CHOICES, MEDIA_KINDS, Inputs, Media
+from wanrun.media.inputs import CHOICES, MEDIA_KINDS, Inputs, Media, without_arrays
 from wanrun.request.request import Request
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 from wanrun.rows import Row
 
 

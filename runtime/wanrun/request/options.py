@@ -17,15 +17,15 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.roles import DECODERS, FORMS, STEPWISE
 from wanrun.artifact.schedules import Schedule
 from wanrun.denoising.boundary import boundary_after, split_at
-from wanrun.denoising.guidance import GUIDED
+from wanrun.denoising.guided_steps import GUIDED
 from wanrun.denoising.steps import explicit_timesteps, schedule
 from wanrun.errors import ArtifactError, UsageError, field, shortened
 from wanrun.files import read_bounded
-from wanrun.media.types import MEDIA_KINDS
+from wanrun.media.inputs import MEDIA_KINDS
 from wanrun.request.guidance import check_guidance, check_guided_steps, guided_options
 from wanrun.request.offered import offered
 from wanrun.request.request import STRENGTH, TWO_EXPERTS, Request
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 from wanrun.rows import Row
 
 WINDOW = ("window_frames", "window_overlap")

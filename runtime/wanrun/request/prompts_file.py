@@ -23,7 +23,7 @@ from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.request.media import media_files
 from wanrun.request.reading import is_drawn, read_request
 from wanrun.request.request import PROMPTS, RANDOM, Request
-from wanrun.request.rows import aliases, rows
+from wanrun.request.schema import aliases, rows
 from wanrun.request.values import Seed
 from wanrun.request.written import parse_whole_numbers
 from wanrun.rows import option

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from wanrun.errors import UsageError, field, quoted, shortened, wrong_type
-from wanrun.media.urls import url_error
+from wanrun.media.inputs import url_error
 from wanrun.request.elsewhere import ALIKE, ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
-from wanrun.request.rows import aliases, rows
+from wanrun.request.schema import aliases, rows
 from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)

@@ -24,14 +24,14 @@ from wanrun.denoising.noise import check_seed
 from wanrun.denoising.solvers import SOLVERS
 from wanrun.denoising.steps import schedule
 from wanrun.errors import ArtifactError, UsageError, field
-from wanrun.media.types import Inputs, Media, check_media, is_given
+from wanrun.media.inputs import Inputs, Media, check_media, is_given
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.adapters import Chosen
 from wanrun.request.arguments import artifact_of, check_media_options, check_objects
 from wanrun.request.elsewhere import ELSEWHERE, OF_PYTHON
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
-from wanrun.request.lengths import length_in_chunks, profile_of_chunks
+from wanrun.request.lengths import MAX_WINDOWS, blended_windows, length_in_chunks, profile_of_chunks
 from wanrun.request.media import given_media
 from wanrun.request.options import (
     WINDOW,
@@ -45,8 +45,7 @@ from wanrun.request.options import (
 from wanrun.request.profiles import choose_profile, has_guidance
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
-from wanrun.request.rows import aliases
-from wanrun.request.windows import MAX_WINDOWS, blended_windows
+from wanrun.request.schema import aliases
 from wanrun.request.written import parse_size
 from wanrun.rows import rows_of
 

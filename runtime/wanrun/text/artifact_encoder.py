@@ -11,10 +11,10 @@ import numpy as np
 
 from wanrun.artifact.programs import Program, with_role
 from wanrun.files import canonical_json, sha256_of
-from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.text.embedding_cache import EmbeddingCache, EmbeddingStore, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
 
 
 def text_programs(programs: Mapping[str, Program]) -> dict[int, str]:

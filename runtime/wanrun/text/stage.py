@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from wanrun.artifact.programs import with_role
-from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.text.artifact_encoder import ArtifactTextEncoder, embedding_stores
 from wanrun.text.encoder import PromptEncoder, Warn, silent
 from wanrun.text.tokenizer import ArtifactTokenizer, clean_prompt
 from wanrun.timing.timings import Timings
+from wanrun.weights.bound_programs import Programs
 from wanrun.weights.buffers import DTYPES
-from wanrun.weights.programs import Programs
 from wanrun.weights.store import WeightStore
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter, Tree
 from wanrun.machine.jax_process import own_options
-from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.weights.buffers import Memory
 from wanrun.weights.restore import Restore
 

@@ -201,7 +201,7 @@ class Restore:
         self._direct, self.started_at = direct, now()
         self._root = artifact / component.folder
         if weights is not None:
-            from wanrun.opened.location import weights_folder
+            from wanrun.opened.policy import weights_folder
 
             self._root = weights_folder(weights) / component.folder.removeprefix("weights/")
         if memory is None:

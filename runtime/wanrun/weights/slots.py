@@ -14,7 +14,7 @@ from wanrun.artifact.mesh import cut, partition_spec
 from wanrun.artifact.parameters import Tree, nest
 from wanrun.artifact.programs import ProfileOptions
 from wanrun.artifact.slots import Slot, slots_bytes, slots_of
-from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.weights.buffers import DTYPES
 
 if TYPE_CHECKING:

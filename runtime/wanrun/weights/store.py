@@ -33,14 +33,14 @@ from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Tree, flat, nest
 from wanrun.artifact.programs import Profile, ProfileOptions
 from wanrun.artifact.staged import spread_name
-from wanrun.executables.store import Executables
+from wanrun.executables.executables import Executables
 from wanrun.machine.jax_process import own_options
 from wanrun.machine.memory import Machine
-from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.opened_artifact import OpenedArtifact
 from wanrun.timing.spans import Span
-from wanrun.weights.ahead import Ahead
 from wanrun.weights.layers import LayerStream
 from wanrun.weights.loras import KEPT_SHARE, AppliedLora, FilledSlots, KeptLoras
+from wanrun.weights.readahead import ReadAhead
 from wanrun.weights.restore import Restore, default_threads
 from wanrun.weights.slots import Slots
 from wanrun.weights.transfer import Staged, Transfer
@@ -56,11 +56,11 @@ class WeightStore:
     weights over a mesh.
     """
 
-    def __init__(self, opened: OpenedArtifact, ahead: Ahead | None = None) -> None:
+    def __init__(self, opened: OpenedArtifact, ahead: ReadAhead | None = None) -> None:
         self.opened, self.executables = opened, Executables(opened)
         # Whether floats of ``BITS`` are kept as integers of the same bits, as the programs take them.
         self._bits = opened.program_set.kernels.weight_bits
-        self._ahead = ahead or Ahead(opened.artifact.folder, opened.policy)
+        self._ahead = ahead or ReadAhead(opened.artifact.folder, opened.policy)
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._mesh_transfers: dict[str, Transfer] = {}  # on a mesh

@@ -25,7 +25,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import CHIPS
 from wanbuild.toy.toy_configs import TOY_VARIANTS
 from wanbuild.variants.table import variants
-from wanrun.attest.drawn import attention_inputs
+from wanrun.attest.random_inputs import attention_inputs
 from wanrun.executables.tolerance import ALIKE, relative_error
 
 VARIANT, SHAPE = "wan2.1-i2v", Shape(112, 80, 9, 1, True)

@@ -30,8 +30,8 @@ from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import PlainFile, Program, ProgramSet, aval
 from wanrun.errors import ArtifactError
+from wanrun.executables.executables import LoadedProgram
 from wanrun.executables.lowering import lower
-from wanrun.executables.store import LoadedProgram
 
 Changed = Callable[[dict[str, Any]], object]
 

@@ -12,8 +12,8 @@ from helpers.damage import flip
 from helpers.manifests import put_adapter
 from wanbuild.cli import wanbuild
 from wanbuild.share.sbom import bill_of_materials
+from wanrun.artifact.adapter import Lora
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 

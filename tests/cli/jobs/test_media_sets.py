@@ -17,7 +17,7 @@ from wancli.jobs.media_sets import MediaSets
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import UsageError
 from wanrun.media import facts, prepare
-from wanrun.media.types import Inputs, Media
+from wanrun.media.inputs import Inputs, Media
 from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
 

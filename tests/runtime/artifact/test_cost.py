@@ -11,7 +11,7 @@ from helpers.options import PROFILE, generation
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import ProgramSet
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.request.generation import Generation
 
 

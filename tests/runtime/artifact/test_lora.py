@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from wanrun.artifact.lora import Lora
+from wanrun.artifact.adapter import Lora
 
 
 def test_a_record_is_what_it_was_written_as() -> None:

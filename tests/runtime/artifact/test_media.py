@@ -6,7 +6,7 @@ from typing import Any, cast, get_args
 
 from helpers.pictures import picture
 from wanrun.artifact.media import MEDIA_KINDS, SEVERAL, Media, MediaOption
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 
 
 def test_media_are_rows() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wanrun.artifact.nag import NAG_DEFAULTS, nag_settings
+from wanrun.artifact.guiders import NAG_DEFAULTS, nag_settings
 
 
 def test_options_are_in_their_order_and_off_by_default() -> None:

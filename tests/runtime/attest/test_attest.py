@@ -30,7 +30,7 @@ from wanbuild.models.blocks import WanAttention
 from wanbuild.programs import denoiser
 from wanrun.attest import attest
 from wanrun.attest.attest import attested
-from wanrun.executables import store
+from wanrun.executables import executables
 from wanrun.files import user_cache
 from wanrun.generation.load import load
 from wanrun.trust.verdict import Verdict
@@ -45,7 +45,7 @@ def compiled() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def compile_once(compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles each program once for all tests."""
-    own_compiler = store.compile_here
+    own_compiler = executables.compile_here
 
     def compile_here(lowered: Any) -> Any:
         text = lowered.as_text()
@@ -53,7 +53,7 @@ def compile_once(compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
             compiled[text] = own_compiler(lowered)
         return compiled[text]
 
-    monkeypatch.setattr(store, "compile_here", compile_here)
+    monkeypatch.setattr(executables, "compile_here", compile_here)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_program_that_cannot_be_compiled_here_is_no_matter_of_executables(
     def refuse(lowered: Any) -> Any:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(store, "compile_here", refuse)
+    monkeypatch.setattr(executables, "compile_here", refuse)
     verdict = outcome()
     assert not verdict.passed and not verdict.keep and "no such instruction" in verdict.reason
 

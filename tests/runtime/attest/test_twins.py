@@ -15,7 +15,7 @@ from helpers.manifests import built_with
 from wanrun.artifact.programs import Program
 from wanrun.artifact.roles import RoleName
 from wanrun.attest.twins import CannotCompileError, Twins
-from wanrun.executables.store import Native
+from wanrun.executables.executables import Native
 
 AVALS = {"inputs": {"state": "float32[4]"}, "outputs": {"state": "float32[4]"}}
 PROGRAM = Program("p", "sha256:0", ("state",), (0,), AVALS, "decode")

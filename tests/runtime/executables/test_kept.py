@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from helpers.manifests import plain_program
-from wanrun.executables.kept import keep, kept_file, options_here, read_kept
+from wanrun.executables.compiled_here import keep, kept_file, options_here, read_kept
 
 
 def file(folder: Path, options: Any = None, sha256: str = "1") -> Path:

@@ -17,7 +17,7 @@ from helpers.refusals import refuses
 from wanbuild.variants.from_video import with_start
 from wanrun.errors import ArtifactError
 from wanrun.generation.conditioning import Conditioning, LastEncoded
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
 

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
-from wanrun.generation.decoding import Clips, Decoder, Frames, Telling
+from wanrun.generation.decoding import Clips, Frames, LatentDecoder, Telling
 
 SIZE = 2
 """Latent frames of a piece."""
 
 
-def decoder(alike: bool, check: Callable[[], object] = lambda: None) -> tuple[Decoder, list[tuple[int, int]]]:
+def decoder(
+    alike: bool, check: Callable[[], object] = lambda: None
+) -> tuple[LatentDecoder, list[tuple[int, int]]]:
     """A decoder that repeats a latent frame four times, and what its pieces were told: first, and state."""
     told = list[tuple[int, int]]()
 
@@ -35,7 +37,7 @@ def decoder(alike: bool, check: Callable[[], object] = lambda: None) -> tuple[De
     programs = {"decode_video": last}
     if not alike:
         programs["decode_first"] = FakeProgram(("vae", "latents"), compute=begin, role="decode_first")
-    return Decoder(cast(Any, FakePrograms(**programs)), check=check), told
+    return LatentDecoder(cast(Any, FakePrograms(**programs)), check=check), told
 
 
 @pytest.mark.parametrize("alike", [False, True])

@@ -24,9 +24,9 @@ from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.steps import ExpertRange
 from wanrun.errors import CancelledError, UsageError, WanError
 from wanrun.executables.tolerance import relative_error
-from wanrun.generation.live import Chunk, Device, Live
+from wanrun.generation.live import Chunk, Live, LiveAccess
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Inputs, Media
+from wanrun.media.inputs import Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.request.generation import Generation
 
@@ -147,7 +147,7 @@ def test_with_guidance_the_negative_prompt_goes_with_each_prompt(pipeline: Pipel
         told.append(prompts)
         raise CancelledError("cancelled", "encoded")
 
-    device = Device(lambda *_: nullcontext(), lambda *_: nullcontext(), encode)
+    device = LiveAccess(lambda *_: nullcontext(), lambda *_: nullcontext(), encode)
     with pytest.raises(CancelledError):
         next(Live(guided, pipeline.session(guided.profile), device))
     assert told == [[PROMPT, "blurry"]]

@@ -16,7 +16,7 @@ from helpers.refusals import refuses
 from wanrun.generation.load import LoadKeywords
 from wanrun.opened import device as device_module
 from wanrun.opened.policy import LoadPolicy
-from wanrun.weights import ahead as ahead_module
+from wanrun.weights import readahead as ahead_module
 
 
 def test_help_shows_every_keyword_with_its_default() -> None:

@@ -12,8 +12,7 @@ from helpers.manifests import plain_adapter, plain_manifest, write_adapter
 from wanrun.artifact.artifact import Artifact
 from wanrun.errors import AdapterError
 from wanrun.files import file_sha256
-from wanrun.generation.loras import applied_loras
-from wanrun.request.adapters import ChosenLora
+from wanrun.request.adapters import ChosenLora, applied_loras
 
 SHAPES = {"transformer/blocks/norm2/bias": (3, 8)}
 

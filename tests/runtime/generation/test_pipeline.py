@@ -22,13 +22,13 @@ from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError
-from wanrun.executables.store import Executables
+from wanrun.executables.executables import Executables
 from wanrun.generation.conditioning import Encoded
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Inputs
+from wanrun.media.inputs import Inputs
 from wanrun.text.artifact_encoder import ArtifactTextEncoder, text_programs
 from wanrun.timing.timings import Timings
-from wanrun.weights.programs import Programs
+from wanrun.weights.bound_programs import Programs
 
 PROMPT = "a fox in the snow"
 DECODE = "decode_first", "decode_video"

@@ -20,9 +20,9 @@ from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import Denoising
 from wanrun.generation.decoding import Frames, Telling
-from wanrun.generation.parts import Parts, Spool
 from wanrun.generation.sampler import Draw, Sampler
-from wanrun.media.types import Inputs
+from wanrun.generation.video_parts import Spool, VideoParts
+from wanrun.media.inputs import Inputs
 from wanrun.timing.timings import Timings
 
 SHAPE = (1, 2, 3, 4, 5)
@@ -81,7 +81,7 @@ class Made:
         videos: int = 1,
         after: Mapping[str, Callable[..., Mapping[str, Any]]] = MappingProxyType({"decode_video": decode}),
         blending: Blending | None = None,
-        parts: Parts | None = None,
+        parts: VideoParts | None = None,
         **options: Any,
     ) -> None:
         compute = {
@@ -106,7 +106,7 @@ class Made:
         table = SimpleNamespace(timesteps=np.zeros(self.loop.steps))
         run = Denoising(cast(Any, table), (), np.zeros(0), "step", Timings(), on_step=on_step)
         run = replace(run, blending=blending)
-        with parts or Parts() as parts:
+        with parts or VideoParts() as parts:
             self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents, parts)
         self.called = programs.names
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]
@@ -183,7 +183,7 @@ def test_windows_that_share_five_frames() -> None:
 def test_windows_that_are_blended_of_several_videos() -> None:
     """Each video has all of its frames, in order; the shared one is the first window's."""
     heard = list[Frames]()
-    for parts in (None, Parts(Telling(heard.append, 17, {}))):
+    for parts in (None, VideoParts(Telling(heard.append, 17, {}))):
         made = Made(videos=2, blending=Blending(5, 3, 1), parts=parts)
         assert made.loop.starts[0].shape == (2, 2, 5, 4, 5) and len(made.loop.starts) == 1
         assert made.frames.shape[:2] == (2, 0 if heard else 17)

@@ -27,8 +27,8 @@ from wanrun.errors import ArtifactError
 from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
+from wanrun.weights.bound_programs import Programs
 from wanrun.weights.experts import Placement, choose_placement
-from wanrun.weights.programs import Programs
 
 pytestmark = pytest.mark.slow
 

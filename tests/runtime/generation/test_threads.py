@@ -20,7 +20,7 @@ from helpers.refusals import refuses
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 from wanrun.timing.timings import Timings
 
 pytestmark = pytest.mark.slow

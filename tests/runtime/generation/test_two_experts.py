@@ -21,8 +21,8 @@ from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.timing.timings import Timings
+from wanrun.weights.bound_programs import Programs
 from wanrun.weights.experts import PLACEMENTS, Placement, choose_placement
-from wanrun.weights.programs import Programs
 from wanrun.weights.restore import Restore
 
 pytestmark = pytest.mark.slow

@@ -15,13 +15,13 @@ from helpers.manifests import plain_manifest, with_model
 from helpers.media_files import task_of
 from helpers.options import PROFILE, generation
 from wanrun.artifact.manifest import Component
-from wanrun.denoising.solvers import Start
+from wanrun.denoising.solvers import StageStart
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.job.job import Job
 from wanrun.job.outcome import from_wire, to_wire
 from wanrun.job.outputs import THUMBNAIL, Output
 from wanrun.job.packed import PackedJob, pack
-from wanrun.media.types import Media
+from wanrun.media.inputs import Media
 from wanrun.request.generation import Generation
 
 ONE = plain_manifest(components={"transformer": Component("transformer", {})})
@@ -45,7 +45,7 @@ def facts(generation: Generation) -> dict[str, Any]:
 )
 def test_a_generation_is_the_same_there(options: dict[str, Any]) -> None:
     made = generation(**options)
-    table = replace(made.table, starts=(Start(0), Start(2, 0.75, 0.5)))
+    table = replace(made.table, starts=(StageStart(0), StageStart(2, 0.75, 0.5)))
     job = Job("7", replace(made, table=table), OUTPUTS)
     found = sent(job).unpack(job.generation.manifest)
     assert (found.id, found.outputs) == (job.id, job.outputs)
@@ -55,7 +55,7 @@ def test_a_generation_is_the_same_there(options: dict[str, Any]) -> None:
         there, here = getattr(found.generation.table, name), getattr(job.generation.table, name)
         assert there.dtype == here.dtype and np.array_equal(there, here)
     assert (found.generation.table.name, found.generation.table.start) == ("unipc", 1.0)
-    assert found.generation.table.starts == (Start(0), Start(2, 0.75, 0.5))
+    assert found.generation.table.starts == (StageStart(0), StageStart(2, 0.75, 0.5))
 
 
 def test_media_are_sent_as_paths() -> None:

@@ -10,8 +10,8 @@ import pytest
 from helpers.media_tasks import FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, write_folder
 from wanrun.artifact.programs import Profile
+from wanrun.media.inputs import Inputs, Media
 from wanrun.media.prepare import load_media
-from wanrun.media.types import Inputs, Media
 
 A, B = picture(90, 70, 1), picture(50, 80, 2)
 MOVING = pictures(FRAMES, WIDTH, HEIGHT)

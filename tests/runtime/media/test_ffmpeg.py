@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.refusals import refuses
-from wancli.jobs.outputs import check_encoder
+from wancli.jobs.output_names import check_encoder
 from wanrun.codes import ErrorCode
 from wanrun.media import ffmpeg
 from wanrun.media.ffmpeg import check_encodes, find_ffmpeg, run_ffmpeg

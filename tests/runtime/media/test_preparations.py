@@ -14,10 +14,10 @@ from helpers.refusals import refuses
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input, Modes, Task, Windows
+from wanrun.media.inputs import Inputs, Media
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.prepare import load_media
 from wanrun.media.processors import cropped, filled, greyscale, reference_canvas, resized
-from wanrun.media.types import Inputs, Media
 
 WIDTH, HEIGHT = 64, 48
 CANVAS = Canvas(WIDTH, HEIGHT, spatial=8, multiple=16, title="the picture")

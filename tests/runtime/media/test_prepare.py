@@ -25,9 +25,9 @@ from wanrun.media import decoder, preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.facts import media_facts
 from wanrun.media.images import probe_image, read_image
+from wanrun.media.inputs import Inputs, Media
 from wanrun.media.prepare import load_media, probe_media
 from wanrun.media.processors import clip_pixels, cropped, filled, greyscale, reference_canvas, resized
-from wanrun.media.types import Inputs, Media
 
 A, B = picture(90, 70, 1), picture(50, 80, 2)
 MOVING = pictures(FRAMES, WIDTH, HEIGHT)

@@ -11,7 +11,7 @@ from helpers.media_tasks import FRAMES, HEIGHT, INPUTS, WIDTH, manifest_of
 from helpers.pictures import picture, pictures
 from helpers.refusals import refuses
 from wanrun.errors import UsageError
-from wanrun.media.types import Media, check_media
+from wanrun.media.inputs import Media, check_media
 
 A = picture(90, 70, 1)
 MOVING = pictures(FRAMES, WIDTH, HEIGHT)

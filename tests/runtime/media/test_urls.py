@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wanrun.errors import UsageError
-from wanrun.media.urls import url_error
+from wanrun.media.inputs import url_error
 from wanrun.request.prompts_file import Line
 from wanrun.request.reading import read_request
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.refusals import refuses
-from wanrun.opened.location import weights_folder
-from wanrun.opened.policy import LoadPolicy
+from wanrun.opened.policy import LoadPolicy, weights_folder
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,14 +32,14 @@ from wanrun.artifact.roles import FORMS, ROLES, forms_of, roles_of
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import initial_noise
 from wanrun.errors import VerificationError
+from wanrun.executables.executables import LoadedProgram
 from wanrun.executables.lowering import lower
-from wanrun.executables.store import LoadedProgram
 from wanrun.generation.sampler import Sampler
-from wanrun.replay.drawn import Start
 from wanrun.replay.golden import Replay, recorded_generation, replayed
 from wanrun.replay.guided import HALF
 from wanrun.replay.proof import Bounded, check_all_ran, prove_encoders, prove_steps, updated
-from wanrun.weights.programs import Programs
+from wanrun.replay.random_steps import LoopStart
+from wanrun.weights.bound_programs import Programs
 
 WRONG = r"makes other steps than the solver's table says: wrong \w+"
 
@@ -51,7 +51,7 @@ def prove(form: str, max_steps: int = MAX_STEPS, **options: Any) -> None:
     profile: Any = types.SimpleNamespace(**facts, guidance=False, num_prompts=1, options=built)
     programs: Any = small_programs(max_steps=max_steps, **options)
     sampler = Sampler(programs, plain_manifest(), profile, cast(Any, None))
-    start = Start(("transformer", "transformer_2"), np.empty(0), Conditions(), initial_noise(0, SHAPE))
+    start = LoopStart(("transformer", "transformer_2"), np.empty(0), Conditions(), initial_noise(0, SHAPE))
     prove_steps(sampler, start, form)
 
 
@@ -87,7 +87,7 @@ def test_a_loop_that_forgets_which_steps_it_makes(forgotten: str, monkeypatch: p
 
 
 def test_a_state_that_nothing_proves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wanrun.replay.drawn.HISTORY", ("last", "m1", "m2", "m3"))
+    monkeypatch.setattr("wanrun.replay.random_steps.HISTORY", ("last", "m1", "m2", "m3"))
     with refuses("other_results", VerificationError, what="denoise_step", found="history"):
         prove("step")
 
@@ -227,16 +227,16 @@ def _note(pipelines: list[wanrun.Pipeline], pipeline: wanrun.Pipeline, texts: An
 
 
 @pytest.fixture(scope="module")
-def chunked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sampler, Start]]:
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sampler, LoopStart]]:
     """The session of a model that makes a video chunk by chunk, and what its steps are made from."""
     with wanrun.load(far_toy(tmp_path_factory)[1], embeddings="none") as pipeline:
         generation = recorded_generation(pipeline)
-        start = Start.of(pipeline, generation, generation.read_media())
+        start = LoopStart.of(pipeline, generation, generation.read_media())
         yield pipeline.session(pipeline.profile), start
 
 
 @pytest.mark.slow
-def test_the_steps_of_every_length_of_chunks_are_proven(chunked: tuple[Sampler, Start]) -> None:
+def test_the_steps_of_every_length_of_chunks_are_proven(chunked: tuple[Sampler, LoopStart]) -> None:
     sampler, start = chunked
     prove_steps(sampler, start, "chunks")
     idle = sampler.programs.weights.executables.idle(sampler.profile)
@@ -255,7 +255,7 @@ def test_the_steps_of_every_length_of_chunks_are_proven(chunked: tuple[Sampler, 
     ],
 )
 def test_what_a_program_of_chunks_leaves_out(
-    chunked: tuple[Sampler, Start],
+    chunked: tuple[Sampler, LoopStart],
     program: str,
     key: str,
     change: Callable[[Any], Any],

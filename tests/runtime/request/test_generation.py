@@ -14,10 +14,10 @@ from helpers.media_files import task_of
 from helpers.options import generation
 from helpers.refusals import refuses
 from wanrun import __version__
-from wanrun.artifact.lora import Lora
+from wanrun.artifact.adapter import Lora
 from wanrun.artifact.manifest import Component
 from wanrun.files import sha256_of
-from wanrun.media.types import Inputs, Media
+from wanrun.media.inputs import Inputs, Media
 from wanrun.request.generation import influences_of
 
 ONE = plain_manifest(components={"transformer": Component("transformer", {})})

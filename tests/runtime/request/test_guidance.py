@@ -10,10 +10,9 @@ import pytest
 from helpers.manifests import built_with, with_model
 from helpers.options import ONE, PROFILE, TWO, profile, refusal, resolve
 from helpers.refusals import check_refusal
-from wanrun.artifact.guiders import OWN_OPTIONS, GuiderName
+from wanrun.artifact.guiders import NAG_DEFAULTS, OWN_OPTIONS, GuiderName
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.model import Chunking
-from wanrun.artifact.nag import NAG_DEFAULTS
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.errors import UsageError
 

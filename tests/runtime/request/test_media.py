@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.refusals import refuses
-from wanrun.media.types import Inputs, Media
+from wanrun.media.inputs import Inputs, Media
 from wanrun.request.media import given_media, media_of
 from wanrun.request.request import Request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers.manifests import built_with
 from helpers.options import ONE, TWO
 from wanrun.request.offered import offered
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 
 ROWS = {row.name: row for row in rows()}
 

@@ -15,12 +15,11 @@ from helpers.media_files import task_of
 from helpers.options import ONE, TWO, profile, refusal, resolve
 from helpers.refusals import check_refusal
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.guiders import OWN_OPTIONS
+from wanrun.artifact.guiders import NAG_DEFAULTS, OWN_OPTIONS
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.nag import NAG_DEFAULTS
-from wanrun.denoising.guidance import GUIDED
+from wanrun.denoising.guided_steps import GUIDED
 from wanrun.request.options import resolve_loop
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 
 
 def test_defaults() -> None:

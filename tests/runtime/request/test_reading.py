@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.media.types import MEDIA_KINDS
+from wanrun.media.inputs import MEDIA_KINDS
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
-from wanrun.request.rows import rows
+from wanrun.request.schema import rows
 
 
 def refusal(**options: Any) -> str:

@@ -24,7 +24,7 @@ from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError, WanError
-from wanrun.media.types import Inputs, Media
+from wanrun.media.inputs import Inputs, Media
 from wanrun.request.generation import Generation
 from wanrun.request.resolve import request_of, resolve, resolve_request
 

@@ -15,8 +15,8 @@ import pytest
 from helpers.embeddings import PROMPT, random_rows, same
 from helpers.manifests import plain_model
 from helpers.refusals import refuses
+from wanrun.artifact.adapter import Lora
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.lora import Lora
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.artifact.named import EMBEDDING
 from wanrun.errors import ArtifactError

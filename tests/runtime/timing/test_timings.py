@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from wancli.jobs.outputs import write_timings
+from wancli.jobs.output_names import write_timings
 from wanrun.timing.clock import now
 from wanrun.timing.spans import Span, Spans
 from wanrun.timing.timings import PHASES, Recorder, Timings, disk_bytes, peak_rss_bytes

@@ -21,12 +21,12 @@ from helpers.opened import LIMIT_SECONDS, ROW_BYTES, ROWS, Opened, Watch, eventu
 from helpers.refusals import check_refusal, refuses
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
+from wanrun.generation.futures import unfinished
 from wanrun.opened.policy import LoadPolicy
 from wanrun.weights import restore as restore_module
 from wanrun.weights import store as weights_module
-from wanrun.weights.ahead import Ahead
 from wanrun.weights.buffers import Memory
-from wanrun.weights.futures import unfinished
+from wanrun.weights.readahead import ReadAhead
 from wanrun.weights.restore import Restore
 from wanrun.weights.store import WeightStore
 
@@ -192,7 +192,7 @@ def test_close_lets_go_of_memory_that_was_made_ahead(
     shared: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Memory, "touch_ahead", lambda self: None)  # its thread would hold the memory for long
-    ahead = Ahead(shared, LoadPolicy())
+    ahead = ReadAhead(shared, LoadPolicy())
     ahead.touch("big", read_manifest(shared).components["big"])
     ahead.read("cpu")  # which starts at once: nothing is read
     memory = ahead._memories["big"]

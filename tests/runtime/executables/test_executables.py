@@ -1,0 +1,172 @@
+"""Programs and their executables: checked before they are used, loaded from the cache, called by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+from helpers.damage import PROFILE, PROGRAMS, executable, flip, own
+from helpers.kernels import put_attention
+from helpers.manifests import plain_manifest, plain_program, program_set, programs_of
+from helpers.opened import Opened
+from helpers.refusals import check_refusal, refuses
+from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError
+from wanrun.executables.compiled_here import overlay_folder
+from wanrun.executables.executables import Executables, LoadedProgram, unreadable
+
+
+def test_what_was_checked_is_what_is_loaded(artifact: Path) -> None:
+    """Whatever becomes of the files after the check: JAX is handed the bytes."""
+    own(artifact, "executables")
+    own(artifact, "programs")
+    opened = Opened(artifact)
+    try:
+        profile = opened.opened.manifest.profiles[PROFILE]
+        opened.executables.check(profile)
+        flip(executable(artifact, "prepare"), 0)
+        executable(artifact, "decode_video").unlink()
+        for loading in opened.executables.request(profile, ["prepare", "decode_video"]):
+            loading.result()
+    finally:
+        opened.close()
+    assert (opened.timings.cache_hits, opened.timings.cache_misses) == (2, 0)
+
+
+def test_the_name_of_an_entry_does_not_matter(artifact: Path) -> None:
+    """It holds JAX's key, which nobody asks for: a level, a chip and another process load the same file."""
+    own(artifact, "executables")
+    file, manifest = executable(artifact, "prepare"), read_manifest(artifact)
+    file.rename(file.with_name("prepare"))
+    target = manifest.targets["cpu"]
+    entries = {**target.executables[PROFILE]}
+    entries["prepare"] = msgspec.structs.replace(entries["prepare"], file="prepare")
+    target = msgspec.structs.replace(target, executables={PROFILE: entries})
+    manifest.changed(targets={"cpu": target}).write(artifact)
+    opened = Opened(artifact)
+    try:
+        profile = opened.opened.manifest.profiles[PROFILE]
+        (loading,) = opened.executables.request(profile, ["prepare"])
+        assert loading.result().inputs == programs_of(manifest, PROFILE)["prepare"].inputs
+    finally:
+        opened.close()
+
+
+def test_arguments_are_given_by_name() -> None:
+    array = jax.ShapeDtypeStruct((3,), np.float32)
+    compiled = (
+        jax.jit(lambda first, second: {"c": first - 2 * second}).lower(first=array, second=array).compile()
+    )
+    loaded = LoadedProgram(compiled, ("first", "second"))
+    one, two = np.full(3, 7, np.float32), np.full(3, 2, np.float32)
+    assert np.array_equal(loaded(second=two, first=one)["c"], [3, 3, 3])
+    assert np.array_equal(loaded(first=two, second=one, third=None)["c"], [-12, -12, -12])
+    with refuses("damaged", ArtifactError, what="takes second", remedy="wanbuild verify"):
+        loaded(first=one)
+    with refuses("damaged", ArtifactError, found="int32"):
+        loaded(first=one, second=two.astype(np.int32))
+
+
+@pytest.fixture
+def opened(toy_artifact: Path) -> Iterator[Opened]:
+    opened = Opened(toy_artifact)
+    yield opened
+    opened.close()
+
+
+def test_executables_are_loaded_once_for_all_who_ask(opened: Opened) -> None:
+    profile = opened.opened.manifest.profiles[PROFILE]
+    programs = opened.executables.check(profile)
+    assert sorted(programs) == sorted(PROGRAMS)
+    first, second = opened.executables.request(profile, ["prepare", "decode_video"])
+    assert opened.executables.request(profile, ["decode_video", "prepare"]) == [second, first]
+    assert opened.executables.check(profile) == programs  # which reads none of the two again
+    assert first.result().inputs == programs["prepare"].inputs
+    assert second.result().inputs == programs["decode_video"].inputs
+    assert (opened.timings.cache_hits, opened.timings.cache_misses) == (2, 0)
+
+
+def test_a_profile_without_executables_is_refused(opened: Opened) -> None:
+    other = msgspec.structs.replace(opened.opened.manifest.profiles[PROFILE], num_frames=13)
+    old = opened.opened.manifest
+    sets = {
+        key: msgspec.structs.replace(
+            old_set,
+            programs={**old_set.programs, other.name: old_set.programs[PROFILE]},
+        )
+        for key, old_set in old.program_sets.items()
+    }
+    manifest = old.changed(profiles={**old.profiles, other.name: other}, program_sets=sets)
+    executables = Executables(
+        dataclasses.replace(
+            opened.opened, artifact=dataclasses.replace(opened.opened.artifact, manifest=manifest)
+        )
+    )
+    with refuses("wrong_machine", ArtifactError, what=other.name, remedy="--allow-compile"):
+        executables.check(other)
+    executables.close()
+
+
+def test_a_program_that_no_generation_runs(artifact_copy: Path) -> None:
+    """It is read where it is asked for alone."""
+    put_attention(artifact_copy, kernel=jnp.abs)
+    opened = Opened(artifact_copy)
+    profile, executables = opened.opened.manifest.profiles[PROFILE], opened.executables
+    try:
+        assert "attention" not in executables.check(profile)
+        assert "attention" not in executables.idle(profile) and "prepare" in executables.idle(profile)
+        assert list(executables.check(profile, ["attention"])) == ["attention"]
+    finally:
+        opened.close()
+
+
+@pytest.mark.slow
+def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (name, program) = "prepare", programs_of(opened.opened.manifest, PROFILE)["prepare"]
+    files = opened.executables._read(opened.opened.manifest.profiles[PROFILE], name, program)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        compiled = opened.executables._compiled_here(files, "it is another CPU")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    folder = overlay_folder(opened.opened.manifest, "cpu").path
+    assert compiled.memory_analysis() is not None
+    assert list(folder.iterdir()) == [] and len(recwarn) == 0
+    (line,) = capsys.readouterr().out.splitlines()  # where the fixture's warnings go
+    assert re.fullmatch(
+        rf"compiled prepare in \d+\.\d s, which cannot be kept in {folder}: {os.strerror(errno.EFBIG)}: "
+        "it is another CPU",
+        line,
+    )
+
+
+def test_an_unreadable_program_names_the_versions_and_the_command() -> None:
+    programs = program_set({PROFILE: {"prepare": plain_program()}})
+    error = unreadable(
+        Artifact(plain_manifest(), Path("my artifact")), programs, "prepare", "0.11.1", "too old"
+    )
+    command = "wanbuild compile 'my artifact' --again"
+    assert error.exit_code == 3 and "my artifact" in error.what and "jax 0 " in error.what
+    check_refusal(error, "other_release", what="prepare", expected="0.11.1", remedy=command)
+    assert error.found == "too old"
