@@ -62,11 +62,10 @@ def _of_loading(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def named(words: tuple[str, ...]) -> dict[str, Path]:
-    """Returns the folder of each artifact by the model's name: ``NAME=DIR``, or the folder's own name. For a
-    folder an address may stand: see docs/sharing.md.
+    """Returns the folder of each artifact by the model's name: ``NAME=DIR``, or the folder's own name.
 
-    Raises:
-        UsageError: for two of one name, or an empty one.
+    An address may stand for a folder: see docs/sharing.md. Raises UsageError for two of one name, or an empty
+    name.
     """
     found = dict[str, Path]()
     for word in words:

@@ -50,8 +50,7 @@ def write_durable(path: Path, data: bytes | Iterable[bytes | memoryview], mode: 
 def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Writes data to path atomically and durably, through a temporary file in the same folder.
 
-    Args:
-        mode: who may read it, less what the umask takes away.
+    ``mode`` says who may read it, less what the umask takes away.
     """
     with temporary_path(path) as temporary:
         write_durable(temporary, data, mode)
@@ -72,8 +71,7 @@ class UnusableFileError(OSError, ValueError):
 def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """Opens a regular file for reading. A FIFO or a device could block the reader for ever.
 
-    Raises:
-        OSError: if it cannot be opened, is something else, or has more bytes than ``limit``.
+    Raises OSError if it cannot be opened, is something else, or has more bytes than ``limit``.
     """
 
     def without_waiting(name: str, mode: int) -> int:
@@ -98,8 +96,7 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
     """Reads a regular file of at most ``limit`` bytes; ``touch`` sets its time to now, to mark it as used.
 
-    Raises:
-        OSError: if it cannot be read, is something else, or is larger.
+    Raises OSError if it cannot be read, is something else, or is larger.
     """
     with open_regular(path, limit) as file:
         data = file.read(limit)  # no more, if it grows meanwhile

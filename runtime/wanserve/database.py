@@ -116,13 +116,9 @@ class VideoDatabase:
     ) -> list[Video] | None:
         """Returns videos in the order in which they were accepted, or in the reverse order; from any thread.
 
-        Args:
-            owner: whose videos; None for all.
-            limit: the most videos.
-            after: the id of the last video of the page before; if the owner has no such video, None is
-                returned.
-            statuses: the states that are listed; empty for all.
-            text: words that are in the prompts.
+        ``after`` is the id of the last video of the page before; returns None if the owner has no such video.
+        Lists those of every owner for None, of every state for no ``statuses``, and with the words of
+        ``text`` in their prompts.
         """
         where, values = list[str](), list[Any]()
         if owner is not None:

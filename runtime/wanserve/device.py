@@ -49,19 +49,13 @@ LINE_BYTES: Final = 16 << 20
 
 
 class Device:
-    """One device.
+    """A device and its worker.
 
-    Args:
-        start: starts a worker.
-        make: returns the message that lets a worker make a video.
-        first: a worker that was started already.
-        builds: builds the profiles that videos lack; None if none are built.
-        place: variables of the environment that give the device.
-
-    Attributes:
-        ready: set while a first step could run.
-        loaded: the models that the worker holds.
-        problem: why the last worker has ended; None once another one is ready.
+    ``start`` starts a worker, and ``first`` is one that was started already. ``make`` returns the message
+    that has a worker make a video; ``builds`` builds the profiles that videos lack, if any are built.
+    ``place`` has the environment variables that give the device. ``ready`` is set while a first step could
+    run, ``loaded`` names the models that the worker holds, and ``problem`` is why the last worker has ended,
+    until the next one is ready.
     """
 
     def __init__(
@@ -88,8 +82,7 @@ class Device:
     async def keep(self) -> None:
         """Keeps a worker at work until ``stop``.
 
-        Raises:
-            WanError: if no worker of any device could load the artifact: that of the last one.
+        Raises WanError if no worker of any device could load the artifact: that of the last one.
         """
         failures = 0
         while not self._stopping.is_set():

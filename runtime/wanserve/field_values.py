@@ -149,14 +149,9 @@ def take_live(
 ) -> int | None:
     """Takes the length of a live video out of the options of a request, and returns it; None for no end.
 
-    Args:
-        model: the model.
-        options: the options by Python name.
-        others: fields that are given, and go with no live video.
-        spell: returns the client's name of an option.
-
-    Raises:
-        RefusedError: if the model makes no such length, or no live videos, and for what goes with none.
+    ``others`` are given fields that a live video excludes; ``spell`` returns the client's name of an option.
+    Raises RefusedError for a length that the model does not make, for a model without live videos, and for an
+    option that they exclude.
     """
     if given := [*(spell(name) for name in OF_WHOLE_VIDEOS if name in options), *others]:
         raise RefusedError(f"live and {given[0]} exclude each other; leave one out", param=given[0])

@@ -28,12 +28,10 @@ class _One:
 class Held:
     """The videos that a worker has.
 
-    Attributes:
-        empty: set while there is none.
-        leaving: whether the worker ends after these.
-        most: the number of videos at once; 1 once two have taken too much memory, as far as that is known.
-        lacks: whether the worker cannot make a video, whose profile was built after its start, or is not.
-        waits: whether a video waits for a build that another worker has left its device for.
+    ``empty`` is set while there is none. ``leaving`` says that the worker ends after these. ``most`` is the
+    number of videos at once; 1 once two have taken too much memory. ``lacks`` says whether a video's profile
+    was built after the worker's start, or is not built; ``waits`` whether a video waits for a build that
+    another worker has left its device for.
     """
 
     def __init__(self) -> None:

@@ -32,11 +32,7 @@ class Piece(Struct, frozen=True):
 
 
 class LiveFiles:
-    """The files of a live video.
-
-    Args:
-        whole: the file that is there at the end.
-    """
+    """The files of a live video; ``whole`` is the one that is there at the end."""
 
     def __init__(self, whole: Path) -> None:
         self._whole, self._folder = whole, whole.parent / FOLDER
@@ -67,14 +63,9 @@ class LiveFiles:
         return (self._folder / piece.name).read_bytes()
 
     def part(self, before: int, nbytes: int) -> bytes:
-        """Returns a fragment of the one file.
+        """Returns a fragment of the one file: ``nbytes`` after those of the fragments kept before it.
 
-        Args:
-            before: bytes of those that are kept before it.
-            nbytes: its own.
-
-        Raises:
-            OSError: if the video was removed.
+        Raises OSError if the video was removed.
         """
         return _part(self._whole, self._fragments_at() + before, nbytes)
 
@@ -98,8 +89,7 @@ class LiveFiles:
     def join(self, frames: int) -> None:
         """Makes one file of the fragments that are kept, unless there is one. They stay until ``clear``.
 
-        Args:
-            frames: those of the video: fragments after them were not told of.
+        Fragments after the video's ``frames`` are left out: no reader has heard of them.
         """
         pieces = [one for one in self.pieces if one.first < frames]
         if not pieces or self._whole.exists():

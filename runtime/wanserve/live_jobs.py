@@ -41,12 +41,10 @@ Tell = Callable[[Go | Steer | Cancel], object]
 
 @dataclass(eq=False)
 class LiveReader:
-    """One who reads a live video.
+    """A reader of a live video; ``next`` is the number of its next fragment.
 
-    Attributes:
-        next: the number of the fragment that comes next.
-        plays: whether it plays the video, and so is given no more than that.
-        played: when it will have played what it was given, by the loop's clock.
+    One that plays the video gets no more than it plays; ``played`` is when it will have played what it was
+    given, by the loop's clock.
     """
 
     next: int
@@ -66,15 +64,8 @@ class Kept:
 class LiveJob:
     """A live video until it has ended.
 
-    Args:
-        video: the video.
-        folders: the files.
-        wait_seconds: how long it waits for a reader.
-        stop: ends it.
-
-    Attributes:
-        made: the number of fragments that its worker has told of.
-        runs: whether a worker has it.
+    It waits ``wait_seconds`` for a reader, and ``stop`` ends it. ``made`` counts the fragments that its
+    worker has reported; ``runs`` says whether a worker has it.
     """
 
     def __init__(self, video: Video, folders: Folders, wait_seconds: float, stop: Stop) -> None:
@@ -234,14 +225,7 @@ class LiveJob:
 
 
 class LiveJobs:
-    """The live videos that have not ended.
-
-    Args:
-        settings: the limits.
-        folders: the files.
-        metrics: what is counted.
-        stop: ends one.
-    """
+    """The live videos that have not ended; ``stop`` ends one."""
 
     def __init__(self, settings: Settings, folders: Folders, metrics: Metrics, stop: Stop) -> None:
         self._settings, self._folders, self._metrics, self._stop = settings, folders, metrics, stop

@@ -35,12 +35,7 @@ SEND_BYTES: Final = 128 << 10
 
 
 class LiveRoutes:
-    """The route of live videos.
-
-    Args:
-        queue: the jobs.
-        folders: the files.
-    """
+    """The routes of live videos."""
 
     def __init__(self, queue: Queue, folders: Folders) -> None:
         self._queue, self._folders = queue, folders

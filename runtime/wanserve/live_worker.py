@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class LiveChunks:
-    """Makes the chunks of a live job, as far as the server lets it.
-
-    Args:
-        going: how the job goes on.
-        send: sends a message to the server.
-    """
+    """Makes the chunks of a live job, as far as the server lets it."""
 
     def __init__(self, going: Going, send: Callable[[Fragment], None]) -> None:
         self._going, self._send = going, send
@@ -49,11 +44,8 @@ class LiveChunks:
     def run(self, pipeline: Pipeline, job: Job, progress: Progress, token: CancelToken) -> Outcome:
         """Makes chunks until the end, or until it is cancelled, and returns how the job ended.
 
-        With a chunk made, a cancelled job has ended well: that is how a video without end ends.
-
-        Raises:
-            CancelledError: if it is cancelled before.
-            WanError: as of ``Pipeline.live``, and of what encodes and writes.
+        With a chunk made, a cancelled job has ended well: that is how a video without end ends. Raises
+        CancelledError if it is cancelled before.
         """
         generation, inputs, last = job.generation, None, None
         if generation.media is not None:
@@ -118,14 +110,10 @@ class LiveChunks:
 
 
 class _Files:
-    """Writes the chunks of a job, one after the other, and tells the server of each.
+    """Writes the chunks of a job, one after the other, and reports each to the server.
 
-    Args:
-        job: the job.
-        metadata: of its video.
-        send: sends a message to the server.
-        took: gets the timings of each chunk, with its encoding.
-        parts: what the encoder has made, which is taken from there.
+    ``took`` gets the timings of each chunk, with its encoding. ``parts`` are what the encoder has made, which
+    is taken from there.
     """
 
     def __init__(

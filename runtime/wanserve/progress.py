@@ -28,14 +28,13 @@ class VideoProgress:
     """How far a video is that waits or is made.
 
     Attributes:
-        phase: what its worker does; ``queued``, and ``cancelling`` once that was asked for.
+        phase: ``queued``; then what its worker does, and ``cancelling`` once that was asked for.
         position: 1 for the video that is begun next; None for one that a worker has.
-        step: denoising steps that are done.
         steps: denoising steps, of all windows; None as long as that is not known.
         percent: of the time that it takes; it never falls.
         remaining: seconds until its end; None if nothing was measured yet.
-        look: tells the worker that a preview is wanted.
-        preview: the newest preview, a WebP, and the steps that were done then; None before the first.
+        look: asks the worker for a preview.
+        preview: the steps that were done at the newest preview, and its WebP; None before the first.
         removed: whether it is forgotten once it ends.
         follows: the video that its worker had when it was begun, which ends before it; None if it had none.
     """

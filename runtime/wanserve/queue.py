@@ -40,18 +40,8 @@ if TYPE_CHECKING:
 class Queue:
     """The videos that wait, and those that workers have.
 
-    Args:
-        settings: the limits.
-        folders: the files.
-        store: the stored videos.
-        hub: publishes changes.
-        metrics: what is counted.
-
-    Attributes:
-        resolved: the generations of the videos.
-        withheld: why the videos of a model wait for the next start, by model.
-        turns: gives the next one to a worker.
-        lives: the live ones that have not ended.
+    ``resolved`` has the generations of the videos, ``withheld`` by model why its videos wait for the next
+    start. ``turns`` gives the next video to a worker; ``lives`` are the live ones that have not ended.
     """
 
     def __init__(
@@ -79,18 +69,12 @@ class Queue:
     async def accept(
         self, *given: tuple[Video, Callable[[], None]], owner_limit: int | None = None
     ) -> list[Video]:
-        """Stores new videos of one owner at the end of the queue: all, or none.
+        """Stores new videos of one owner at the end of the queue, all or none.
 
-        Args:
-            given: each video, and what puts its files in place, once it has one; they stay where they are if
-                another is returned.
-            owner_limit: the most videos of their owner that may wait; None for no such limit.
-
-        Returns:
-            Each video, or the one that its idempotency key has.
-
-        Raises:
-            RefusedError: if the queue has no room for them, or a key is that of another request.
+        Each comes with a function that puts its files in place, which is not called for a video whose
+        idempotency key another one has. Returns each video, or that other one. Raises RefusedError if the
+        queue has no room for them, if more than ``owner_limit`` videos of their owner would wait, or if a key
+        is that of another request.
         """
         retry = str(self.board.retry_seconds())
         if self.turns.closing:
@@ -137,11 +121,7 @@ class Queue:
         return other
 
     def find(self, id: str, owner: str | None) -> Video:
-        """Returns a video of an owner; None is everybody.
-
-        Raises:
-            RefusedError: if there is none.
-        """
+        """Returns a video of an owner, None for everybody. Raises RefusedError if there is none."""
         video = self._here(id) or self._store.find(id)
         if id in self._unremoved or ((running := self._running.get(id)) is not None and running.removed):
             video = None
@@ -164,8 +144,7 @@ class Queue:
     async def cancel(self, video: Video) -> None:
         """Cancels a video: one that waits at once, one that runs as soon as its worker looks.
 
-        Raises:
-            RefusedError: if it has ended already.
+        Raises RefusedError if it has ended already.
         """
         if video.over:
             raise RefusedError(f"the video is {video.status} already", 409, code="already_ended")
@@ -224,9 +203,7 @@ class Queue:
     async def move(self, video: Video, position: int) -> None:
         """Moves a waiting video to a position among its owner's, which keep their places among all.
 
-        Args:
-            video: the video.
-            position: from 1; a larger one than there are videos is the last.
+        Positions count from 1; a larger one than there are videos is the last.
         """
         own = [one for one in self._waiting if one.owner == video.owner]
         ranks = [one.rank for one in own]
@@ -293,12 +270,8 @@ class Queue:
     async def lost(self, video: Video, code: int, reason: str, *, told: bool, alone: bool) -> None:
         """Handles the end of a worker that had a video.
 
-        Args:
-            video: the video.
-            code: the exit code, negative for a signal.
-            reason: the same in words.
-            told: whether the worker had begun the video.
-            alone: whether no other one of the worker may be to blame.
+        ``code`` is the exit code, negative for a signal, and ``reason`` the same in words. ``told`` says that
+        the worker had begun the video, ``alone`` that no other video of the worker may be to blame.
         """
         if (from_outside(code) or not told or not alone) and await self.again(video, reason):
             return

@@ -151,11 +151,8 @@ def refused(
 ) -> RefusedError:
     """Returns the answer for a request that ``wanrun`` refuses, with its own line.
 
-    Args:
-        error: its error.
-        spell: returns the name under which a client knows an option.
-        asked: the options that it is about, if it names none.
-        builds: whether the server builds what is lacking.
+    ``spell`` returns the name under which a client knows an option. ``asked`` are the options that the error
+    is about, if it names none. ``builds`` says whether the server builds what is lacking.
     """
     told = type(error)(**{**error.parts, "expected": _of_clients(error.expected, " or ")})
     told.remedy = _of_clients(error.remedy, ", or ", builds)

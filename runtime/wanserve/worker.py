@@ -58,12 +58,7 @@ NICE: Final = 5
 
 
 class Worker:
-    """Runs jobs.
-
-    Args:
-        send: sends a message to the server.
-        pipelines: the artifacts.
-    """
+    """Runs the jobs of a device, and sends messages about them to the server."""
 
     def __init__(self, send: Callable[[OfWorker], None], pipelines: Pipelines) -> None:
         self._send, self._pipelines = send, pipelines

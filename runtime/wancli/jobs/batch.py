@@ -37,17 +37,9 @@ class Batch:
     """Makes the videos of a run, and counts the made, skipped and failed ones.
 
     If the prompt of the command line fails, the run ends. If a line of a prompts file fails, the failure is
-    reported and the others are made; only an unusable artifact, which concerns all lines, ends the run.
-
-    Args:
-        overwrite: whether existing files may be replaced.
-        leads: whether this process prints and writes; one of a run of several processes does.
-        status: the status line, which gives way to other lines; None for none.
-        pictures: shows a video that is made; None for nothing.
-        ahead: whether the next prompt is prepared while a video is decoded and written. Processes of one run
-            make everything in one order.
-        hours: says how long it takes; None to say nothing.
-        as_json: whether errors of lines are printed as JSON.
+    reported and the others are made; only an unusable artifact, which concerns all lines, ends the run. Only
+    the process that ``leads`` a run of several prints and writes. If ``ahead``, the next prompt is prepared
+    while a video is decoded and written; processes of one run make everything in one order, without it.
     """
 
     def __init__(

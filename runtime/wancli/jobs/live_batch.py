@@ -36,8 +36,7 @@ _OF_RUNS = ("prompts", "seeds", "report", "coordinator")
 def asked_live(run: RunOptions, given: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
     """Returns the options of a live video's run and of its generation, whose profile has no length.
 
-    Raises:
-        UsageError: for an option that a live video has not, and for an output that is no .mp4.
+    Raises UsageError for an option that a live video lacks, and for an output that is not .mp4.
     """
     if not run.live:
         raise UsageError(
@@ -73,15 +72,11 @@ def _excluded(one: str, other: str) -> UsageError:
 
 @dataclass
 class _Written:
-    """What was written of a live video.
+    """What was written of a live video: chunks with so many ``frames`` and ``nbytes``.
 
-    Attributes:
-        begin: how a line about it begins.
-        size: width and height.
-        now: tells the seconds since its beginning.
-        frames, nbytes: so many.
-        first: seconds until the first chunk was written.
-        latents: of each chunk, if they are to be saved.
+    ``begin`` is how a line about it begins, ``size`` its width and height. ``now`` returns the seconds since
+    its beginning, ``first`` those until the first chunk was written. ``latents`` are kept if they are to be
+    saved.
     """
 
     begin: str
@@ -111,14 +106,7 @@ class _Written:
 class LiveBatch(Batch):
     """Makes the live video of a run.
 
-    Args:
-        work: has its job.
-        run: the options of the run.
-        timings: where its time is recorded.
-        status: the line that says what is waited for.
-
-    Raises:
-        UsageError: if the video goes to standard output, and that is a terminal.
+    The constructor raises UsageError if the video goes to standard output, and that is a terminal.
     """
 
     def __init__(self, work: Worklist, run: RunOptions, timings: Timings, status: Status) -> None:

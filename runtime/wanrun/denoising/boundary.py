@@ -34,9 +34,7 @@ def boundary_between(manifest: Manifest, num_steps: int, **others: Any) -> float
 def boundary_after(high: int, options: Mapping[str, Any], manifest: Manifest) -> float:
     """Returns the boundary that gives the high-noise expert so many steps, and the other one the rest.
 
-    Args:
-        high: from 1 to one less than all steps.
-        options: as of ``schedule``.
+    ``high`` is from 1 to one less than all steps; the options are those of ``schedule``.
     """
     return _between(schedule(options, manifest)[0], high, manifest)
 

@@ -33,9 +33,7 @@ class Conditions:
     def first_sample(self, noise: np.ndarray, table: SolverTable) -> np.ndarray:
         """Returns the sample that the steps begin with, float32: noise, or a video at the first noise level.
 
-        Args:
-            noise: float32 (B, C, T, h, w); only read.
-            table: of the steps.
+        ``noise``, float32 (B, C, T, h, w), is only read.
         """
         if self.start is None:
             return noise * np.float32(table.start)

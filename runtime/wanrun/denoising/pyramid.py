@@ -96,8 +96,7 @@ def chunk_table(
 def chunk_schedule(options: Mapping[str, Any], manifest: Manifest) -> SolverTable | None:
     """Returns the table of a chunk that has the options' steps in each stage; None for other models.
 
-    Raises:
-        UsageError: for explicit timesteps, and as ``chunk_table``.
+    Raises UsageError for explicit timesteps, and as ``chunk_table``.
     """
     model, chunks = manifest.model, manifest.model.chunks
     if chunks is None or (pyramid := chunks.pyramid) is None:

@@ -54,12 +54,10 @@ class StepMaker(Protocol):
 
 
 class ChunkNoise:
-    """The initial noise of a video's chunks, one after the other: what there is, and then each one's own.
+    """The initial noise of a video's chunks, in order: the given noise, then what ``draw`` returns.
 
-    Args:
-        noise: of the first chunks, float32 (1, C, T, h, w); None for none. Too little for a chunk is unused.
-        shape: (1, C, T, h, w) of a chunk, with any T.
-        draw: returns the noise of later ones.
+    ``noise`` is that of the first chunks, float32 (1, C, T, h, w), or None; too little for a chunk is unused.
+    ``shape`` is (1, C, T, h, w) of a chunk, with any T.
     """
 
     def __init__(self, noise: np.ndarray | None, shape: Sequence[int], draw: Draw) -> None:
@@ -78,15 +76,8 @@ class ChunkLoop:
     """Makes the chunks of one video, one for each call.
 
     A chunk is kept when the next one is asked for, by the prompt that it was made by. So the last one is not
-    kept, and the frames of each wait for its own steps alone.
-
-    Args:
-        sampler: makes the steps.
-        conditions: inputs from images and videos.
-        draw: the noise of the video, of which what is given takes the first.
-
-    Raises:
-        OtherReleaseError: for programs of an earlier version; ArtifactError for one that cannot be loaded.
+    kept, and the frames of each wait only for its own steps. ``draw`` is the noise of the video, of which a
+    given video takes the first. The constructor raises OtherReleaseError for programs of an earlier version.
     """
 
     def __init__(self, sampler: StepMaker, conditions: Conditions, draw: Noise) -> None:
@@ -112,18 +103,10 @@ class ChunkLoop:
         self._gamma = 0.0 if pyramid is None else pyramid.gamma
 
     def __call__(self, run: Denoising, noise: np.ndarray) -> np.ndarray:
-        """Makes the next chunk.
+        """Makes the next chunk: returns its latents, float32 (1, C, T, h, w), or given ones as they are.
 
-        Args:
-            run: the generation's parameters, which may have another prompt than before.
-            noise: initial noise of its latents, float32 (1, C, T, h, w); only read.
-
-        Returns:
-            Its latents, float32 (1, C, T, h, w): given ones as they are.
-
-        Raises:
-            ArtifactError: if a program or weights cannot be loaded.
-            WanError: if the latents are not finite.
+        ``run`` may have another prompt than before. ``noise``, the initial noise of the latents, is only
+        read. Raises WanError if the latents are not finite.
         """
         run = run.opened
         (steps,) = run.ranges

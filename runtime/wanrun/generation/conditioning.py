@@ -52,9 +52,8 @@ Its arrays may take gigabytes and belong to the caller: they are neither compare
 class Conditioning:
     """Runs the programs that encode images and videos, as the model's task orders them.
 
-    Args:
-        last: keeps the encodings of the last inputs, for the next prompt.
-        low_memory: whether the components that encode once per generation are released after that.
+    ``last`` keeps the encodings of the last inputs, for the next prompt. With ``low_memory`` the components
+    that encode once per generation are released after that.
     """
 
     def __init__(
@@ -120,18 +119,11 @@ class Conditioning:
         carried: Mapping[str, Any] = MappingProxyType({}),
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Conditions:
-        """Encodes images and videos.
+        """Encodes images and videos; without inputs, what a model of text needs in their place.
 
-        Args:
-            inputs: the images and videos as arrays; None for text alone.
-            window: the window, for a model with windows; None for the first.
-            carried: the arrays from the window before, by program input; none for the first.
-            options: the generation's options; a step takes those that it has an input for, and the model's
-                defaults of others.
-
-        Raises:
-            ArtifactError: if a program or weights cannot be loaded, or if the profile has no such program.
-            UsageError: if the inputs were prepared for another profile.
+        ``window`` is None for the first. ``carried`` are the arrays from the window before, by program input.
+        Of ``options`` a step takes those that it has an input for, and the model's defaults of others. Raises
+        UsageError if the inputs were prepared for another profile.
         """
         if inputs is None or not inputs.arrays:
             return self._without(options)

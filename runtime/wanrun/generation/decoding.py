@@ -44,16 +44,11 @@ Take = Callable[[int, np.ndarray], object]
 
 
 class LatentDecoder:
-    """A decoder of a profile, with its weights.
+    """A decoder of a profile with its weights: ``name`` is one of ``DECODERS``, None for the VAE's.
 
-    Args:
-        programs: the profile's programs.
-        name: one of ``DECODERS``; None for the VAE's.
-        check: called before each piece; what it raises ends the decoding.
-
-    Attributes:
-        any_length: whether a video may have any number of frames.
-        made: the outputs of the last call of a program, on the device.
+    ``check`` is called before each piece; what it raises ends the decoding. ``any_length`` says whether a
+    video may have any number of frames. ``made`` are the outputs of the last call of a program, on the
+    device.
     """
 
     def __init__(
@@ -71,14 +66,11 @@ class LatentDecoder:
         return 2 if self.any_length else None
 
     def __call__(self, latents: np.ndarray, further: bool = False) -> Iterator[np.ndarray]:
-        """Yields the frames of a video piece by piece, uint8 (N, H, W, 3).
+        """Yields the frames of a video piece by piece, uint8 (N, H, W, 3), of latents, float32 (C, T, h, w).
 
         Where the decoder passes on a state, the video may have any number of frames, and the memory does not
-        grow with it. Of any other decoder the only piece is the whole video.
-
-        Args:
-            latents: normalised, float32 (C, T, h, w).
-            further: whether they follow those of the last call, of a decoder that passes on a state.
+        grow with it; ``further`` latents then follow those of the last call. Of any other decoder the only
+        piece is the whole video.
         """
         waiting = None
         for made, real in self._pieces(latents, further):
@@ -134,11 +126,7 @@ class Clips:
     def joined(self, latents: np.ndarray, profile: Profile) -> np.ndarray:
         """Returns the frames of all videos, uint8 (B, F, H, W, 3), and keeps them no more.
 
-        F is 0 if the frames were given to somebody else.
-
-        Args:
-            latents: of the videos, (B, ...).
-            profile: the profile that made them.
+        F is 0 if the frames were given to another ``Take``. ``latents`` are those of the videos, (B, ...).
         """
         parts = self._parts or [[] for _ in latents]
         shape = parts[0][0].shape[1:] if parts[0] else (profile.height, profile.width, 3)
@@ -155,11 +143,8 @@ class Clips:
 class WindowTake:
     """Passes on the frames of a window that are the video's, of each of several videos; it is a ``Take``.
 
-    Args:
-        take: gets them.
-        before: frames in front, which the window before has made.
-        left: the most that are passed on; None for all.
-        check: called for each piece; what it raises ends the decoding.
+    It leaves out ``before`` frames in front, which the window before has made, and passes on at most
+    ``left``; None for all. ``check`` is called for each piece; what it raises ends the decoding.
     """
 
     def __init__(self, take: Take, before: int, left: int | None, check: Callable[[], object]) -> None:
@@ -177,14 +162,10 @@ class WindowTake:
 
 
 class Telling:
-    """Tells somebody of the frames of videos; it is a ``Take``.
+    """Calls ``on_frames`` with the frames of videos, of ``total`` frames each; it is a ``Take``.
 
-    Args:
-        on_frames: who is told.
-        total: the frames of each video.
-        options: the options that are told with them.
-        together: whether other processes make the same videos: they need this one to the end, so what is
-            raised waits for ``finish``, and nothing more is told.
+    If other processes make the same videos (``together``), they need this one to the end: what ``on_frames``
+    raises waits for ``finish``, and it is not called again.
     """
 
     def __init__(

@@ -51,13 +51,11 @@ class Chunk:
 
 
 class Asked(TypedDict, total=False):
-    """What a live video may be told.
+    """The keywords of a live video.
 
-    Attributes:
-        max_frames: of the video; None for no end.
-        inputs: images and videos, if they were already read.
-        latents: initial noise of its first chunks, float32 (1, C, T, h, w); None for the seed's.
-        cancel: ends it with a CancelledError.
+    ``max_frames`` is None for no end. ``inputs`` are images and videos that were already read. ``latents``
+    are initial noise of its first chunks, float32 (1, C, T, h, w), or None for the seed's. ``cancel`` ends
+    the video with a CancelledError.
     """
 
     max_frames: int | None
@@ -68,12 +66,10 @@ class Asked(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LiveAccess:
-    """What a pipeline lets a live video do.
+    """What a live video may use of its pipeline.
 
-    Attributes:
-        call: counts a call as inside the pipeline while the block runs.
-        turn: waits for the device, and holds it while the block runs.
-        encode: returns the embeddings of prompts.
+    ``call`` counts a call as inside the pipeline while the block runs. ``turn`` waits for the device, and
+    holds it while the block runs. ``encode`` returns the embeddings of prompts.
     """
 
     call: Callable[[Timings, CancelToken], AbstractContextManager[object]]
@@ -184,19 +180,10 @@ class Live:
 
 
 class _Making:
-    """What makes the chunks of a live video. It refers to no generator: one that is dropped is freed at once.
+    """Makes the chunks of a live video. It refers to no generator: one that is dropped is freed at once.
 
-    Args:
-        generation: what is made.
-        session: of its profile.
-        device: the pipeline's.
-        frames: of the video; None for no end.
-        latents: initial noise of its first chunks; None for the seed's.
-        inputs: images and videos, if they were already read.
-
-    Attributes:
-        prompt: that the next chunk is made by.
-        stop: ends it.
+    ``frames`` is None for no end; ``latents`` are the initial noise of its first chunks, None for the seed's.
+    ``prompt`` makes the next chunk; ``stop`` ends the video.
     """
 
     def __init__(

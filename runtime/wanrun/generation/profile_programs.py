@@ -74,17 +74,11 @@ class ProfilePrograms:
     def decode_to(
         self, take: Take, latents: np.ndarray, timings: Timings, decoder: str | None = None
     ) -> Mapping[str, Any]:
-        """Decodes latents, one video at a time, and gives the frames away while later ones are decoded.
+        """Decodes latents, one video at a time; ``take`` gets frames while later ones are decoded.
 
-        Args:
-            take: gets the frames of each piece. What it raises ends the decoding.
-            latents: normalised, float32 (B, C, T, h, w), without the leading latent frames. T is the
-                profile's; or any, where the decoder makes a video piece by piece.
-            timings: where the time is recorded.
-            decoder: one of ``DECODERS``; None for the VAE's.
-
-        Returns:
-            All outputs of the last call of a program, on the device.
+        ``latents`` are normalised, float32 (B, C, T, h, w), without the leading latent frames. T is the
+        profile's; or any, where the decoder makes a video piece by piece. What ``take`` raises ends the
+        decoding. Returns all outputs of the last call of a program, on the device.
         """
         decode, times = LatentDecoder(self.programs, decoder), latents.shape[2]
         count = 1 if self.model.chunks is None else self.model.chunks.videos(times)

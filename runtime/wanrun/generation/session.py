@@ -37,11 +37,7 @@ from wanrun.weights.store import WeightStore
 
 
 def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
-    """Returns the transformer that is needed first.
-
-    Raises:
-        UsageError: if the policy names an unknown one.
-    """
+    """Returns the transformer that is needed first. Raises UsageError if the policy names an unknown one."""
     names = transformers(manifest)
     if policy.first_expert not in (None, *names):
         raise UsageError(
@@ -56,23 +52,10 @@ def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
 class Session(Sampler):
     """Makes videos of one profile. A session holds no weights, and its constructor reads none.
 
-    Args:
-        weights: the artifact's weights and executables, which all profiles share.
-        texts: its text stages.
-        last: the encodings of the last images and videos.
-        profile: the profile.
-
-    Attributes:
-        profile: the profile.
-        programs: its programs, with their weights.
-        loop: the default form of the denoising loop: the form of ``load``, if the profile is built with it.
-        text: turns its prompts into embeddings.
-        conditioning: encodes its images and videos.
-        placement: where two experts are kept; None for a model with one transformer.
-
-    Raises:
-        ArtifactError: if the profile is not compiled for the target; and as ``Programs``.
-        UsageError: for an unknown first expert, or if the text encoder cannot run.
+    ``loop`` is the default form of the denoising loop: that of ``load``, if the profile is built with it.
+    ``placement`` says where two experts are kept; None for a model with one transformer. The constructor
+    raises ArtifactError if the profile is not compiled for the target, and UsageError for an unknown first
+    expert.
     """
 
     def __init__(self, weights: WeightStore, texts: TextStages, last: LastEncoded, profile: Profile) -> None:
@@ -111,8 +94,7 @@ class Session(Sampler):
     def of_video(self, latents: np.ndarray) -> np.ndarray:
         """Returns the latents of a video without the leading frames, which they may have.
 
-        Raises:
-            UsageError: for another shape or dtype.
+        Raises UsageError for another shape or dtype.
         """
         _, *shape = self.latents_shape
         if self.of_any_length and latents.ndim == 5:
@@ -132,13 +114,7 @@ class Session(Sampler):
     def start(self, prompts: Sequence[str] | None, inputs: Inputs | None, timings: Timings) -> None:
         """Loads until the first step can run; parts for after the steps start to load during the second one.
 
-        Args:
-            prompts: as for ``load``.
-            inputs: as for ``load``.
-            timings: where the time is recorded.
-
-        Raises:
-            ArtifactError: if a needed part is missing or damaged.
+        Prompts and inputs are those of ``load``. Raises ArtifactError if a needed part is missing or damaged.
         """
         text, waiting = self.text, list[Future[Any]]()
         missing = self._start_text(prompts, waiting, timings)
@@ -213,18 +189,12 @@ class Session(Sampler):
         check: Callable[[], object],
         last: bool,
     ) -> Denoising:
-        """Returns the denoising loop of a generation, as yet without embeddings.
+        """Returns the denoising loop of a generation of this profile, as yet without embeddings.
 
-        Args:
-            generation: the generation, of this profile.
-            timings: where steps are recorded.
-            on_step: what hears of them.
-            check: called after them, and as frames leave the decoder; what it raises ends the generation.
-            last: whether no other generation follows.
-
-        Raises:
-            ArtifactError: if the file of a LoRA is missing, damaged, or another one than was chosen.
-            UsageError: for a function that takes neither two arguments nor three.
+        ``check`` is called after each step, and as frames leave the decoder; what it raises ends the
+        generation. ``last`` says that no other generation follows. Raises ArtifactError if the file of a LoRA
+        is missing, damaged or not the chosen one, and UsageError for an ``on_step`` that takes neither two
+        arguments nor three.
         """
         decoder, blending = generation.options.get("decoder"), generation.blending
         first = opening(generation.options, self._opened.manifest)
@@ -270,12 +240,7 @@ class Session(Sampler):
 
 
 class Sessions:
-    """The sessions of an opened artifact, one for each profile that has made something.
-
-    Args:
-        weights: the artifact's weights and executables.
-        texts: its text stages.
-    """
+    """The sessions of an opened artifact, one for each profile that has made something."""
 
     def __init__(self, weights: WeightStore, texts: TextStages) -> None:
         self._shared, self._last = (weights, texts), LastEncoded()

@@ -128,14 +128,11 @@ class Spool(VideoParts):
     """The parts of one video in a folder, where a later run finds them; arrays of it are mapped files.
 
     Each part is on the disk before the record that counts it, with the checksum of its frames. While the
-    context is entered no other run has the folder. Nothing is changed in one whose files have no record.
-
-    Args:
-        folder: the folder; it is made as the context is entered, and removed at its end if it has no part.
-        key: what decides the video.
-        size: height and width of the frames, in pixels.
-        take: gets the frames too, and the result has none then; those of an earlier run come by ``resume``.
-        overwrite: whether the parts of another video, or damaged ones, are replaced.
+    context is entered no other run has the folder. Nothing is changed in one whose files have no record. The
+    folder is made as the context is entered, and removed at its end if it has no part. ``key`` is what
+    decides the video, ``size`` the height and width of its frames. ``take`` gets the frames too, and the
+    result has none then; those of an earlier run come by ``resume``. ``overwrite`` replaces the parts of
+    another video, or damaged ones.
     """
 
     def __init__(

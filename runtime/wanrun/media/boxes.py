@@ -23,13 +23,9 @@ _BEFORE_BOXES = {b"stsd": 8, b"avc1": 78}  # bytes of a box's own fields
 
 
 def init_segment(config: bytes, width: int, height: int, rate: Fraction, comment: str = "") -> bytes:
-    """Returns ``ftyp`` and ``moov``, with an open length.
+    """Returns ``ftyp`` and ``moov`` of a video in H.264, with an open length.
 
-    Args:
-        config: the encoder's AVCDecoderConfigurationRecord.
-        width, height: of the frames, in pixels.
-        rate: frames per second.
-        comment: the container's comment; ASCII.
+    ``config`` is the encoder's AVCDecoderConfigurationRecord, ``rate`` frames per second, ``comment`` ASCII.
     """
     kind = _box(b"ftyp", b"iso6\0\0\2\0", b"iso6iso5mp41")
     times, scale = bytes(8), struct.pack(">I", rate.numerator)  # neither created nor changed
@@ -56,12 +52,10 @@ def init_segment(config: bytes, width: int, height: int, rate: Fraction, comment
 
 
 def fragment(number: int, start: int, frames: Sequence[bytes]) -> bytes:
-    """Returns ``moof`` and ``mdat`` of frames, of which the first one is a key frame.
+    """Returns ``moof`` and ``mdat`` of encoded frames, of which the first one is a key frame.
 
-    Args:
-        number: the fragment's number, from 1.
-        start: when its first frame is shown, in units of the rate's numerator.
-        frames: each frame as encoded, in units with lengths in front.
+    ``number`` counts fragments from 1. ``start`` is when its first frame is shown, in units of the rate's
+    numerator. Each frame is in units with lengths in front.
     """
     sizes = struct.pack(f">{len(frames)}I", *map(len, frames))
 

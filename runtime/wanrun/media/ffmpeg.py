@@ -35,8 +35,7 @@ _REMEDY = f"pip install imageio-ffmpeg, or let {_VARIABLE} name an ffmpeg"
 def find_ffmpeg() -> str:
     """Returns the path of ffmpeg: $IMAGEIO_FFMPEG_EXE, else imageio's own binary, else the system's.
 
-    Raises:
-        UsageError: if there is no ffmpeg.
+    Raises UsageError if there is no ffmpeg.
     """
     named = os.environ.get(_VARIABLE)
     if named:
@@ -106,12 +105,7 @@ class FfmpegError(OSError):
 
 @dataclass(frozen=True)
 class Ffmpeg:
-    """A process of ffmpeg that runs.
-
-    Attributes:
-        process: it, with its standard input and output as pipes.
-        log: what it prints to standard error.
-    """
+    """A running process of ffmpeg, with pipes; ``log`` has what it prints to standard error."""
 
     process: subprocess.Popen[bytes]
     log: IO[bytes]
@@ -149,14 +143,8 @@ def started_ffmpeg(arguments: Sequence[str]) -> Iterator[Ffmpeg]:
     """Starts ffmpeg. It ends with the context, within which all of its output is read.
 
     imageio_ffmpeg's own writer ignores ffmpeg's exit status, so a full disk would go unnoticed. Only the
-    binary is used.
-
-    Args:
-        arguments: ffmpeg's arguments, from the input on.
-
-    Raises:
-        UsageError: if there is no ffmpeg.
-        FfmpegError: if ffmpeg does not start, or has failed at the context's end.
+    binary is used. ``arguments`` are ffmpeg's, from the input on. Raises UsageError if there is no ffmpeg,
+    and FfmpegError if it does not start, or has failed at the context's end.
     """
     command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
 
@@ -188,15 +176,9 @@ def started_ffmpeg(arguments: Sequence[str]) -> Iterator[Ffmpeg]:
 
 
 def run_ffmpeg(arguments: Sequence[str], frames: Iterable[np.ndarray] = ()) -> bytes:
-    """Runs ffmpeg, feeding it frames as they come, and returns its standard output.
+    """Runs ffmpeg, feeding it frames as they come, and returns its output; raises as ``started_ffmpeg``.
 
-    Args:
-        arguments: ffmpeg's arguments, from the input on.
-        frames: contiguous arrays of bytes for ffmpeg's standard input. What they raise ends ffmpeg.
-
-    Raises:
-        UsageError: if there is no ffmpeg.
-        FfmpegError: if ffmpeg does not start or fails.
+    ``frames`` are contiguous arrays of bytes. What they raise ends ffmpeg.
     """
     with started_ffmpeg(arguments) as running:
         _feed(running, frames)

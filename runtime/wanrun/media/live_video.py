@@ -171,12 +171,9 @@ class LiveVideo:
 
 
 class _Encoder:
-    """The conversation with ffmpeg.
+    """The conversation with ffmpeg; ``count`` frames of ``size`` (width, height) were encoded.
 
-    Attributes:
-        size: width and height of the frames.
-        count: frames that were encoded.
-        config: the AVCDecoderConfigurationRecord; known with the first frame.
+    ``config`` is the AVCDecoderConfigurationRecord, known with the first frame.
     """
 
     def __init__(self, ffmpeg: Ffmpeg, size: tuple[int, int]) -> None:

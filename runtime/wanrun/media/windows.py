@@ -83,14 +83,8 @@ def check_chunks(num_frames: int, most: int, chunks: Chunking, temporal: int, vi
 def last_chunks(frames: Iterable[Frame], length: int, most: int, video: str) -> tuple[Sequence[Frame], int]:
     """Returns the first of a video's frames, those of its last whole chunks, and how many all frames are.
 
-    Args:
-        frames: of the video, of which few are kept at a time.
-        length: frames of a chunk.
-        most: how many chunks are returned.
-        video: the video's name in messages.
-
-    Raises:
-        UsageError: for a video without a whole chunk.
+    Few of ``frames`` are kept at a time. ``length`` are the frames of a chunk, ``most`` the chunks that are
+    returned; ``video`` names the video in messages. Raises UsageError for a video without a whole chunk.
     """
     first, last, count = list[Frame](), deque[Frame](maxlen=most * length), 0
     for frame in frames:

@@ -137,14 +137,8 @@ def profile_of_chunks(
 ) -> Profile:
     """Returns the profile that makes a video chunk by chunk: one of its length, or else of any.
 
-    Args:
-        model: the model.
-        choose: returns the built profile of a shape.
-        shape: what is asked for, by the names of ``Profile.shape``.
-
-    Raises:
-        UsageError: for frames that cannot be; and as ``choose``.
-        ArtifactError: as ``choose``.
+    ``choose`` returns the built profile of a shape; ``shape`` is what is asked for, by the names of
+    ``Profile.shape``. Raises UsageError for frames that cannot be, and what ``choose`` raises.
     """
     check_possible(model, None, shape["num_frames"])
     any_length = {**shape, "num_frames": None}
@@ -161,14 +155,8 @@ def profile_of_chunks(
 def length_in_chunks(manifest: Manifest, profile: Profile, request: Request, goes_on: bool) -> dict[str, int]:
     """Returns ``num_frames`` of a video that is made chunk by chunk, where they are not the profile's.
 
-    Args:
-        manifest: of the model.
-        profile: that makes it.
-        request: asks for the frames.
-        goes_on: whether a video is given that is continued.
-
-    Raises:
-        UsageError: for frames that cannot be, and for what makes those of the profile alone.
+    ``goes_on`` says that it continues a given video. Raises UsageError for frames that cannot be, or that
+    only another profile makes.
     """
     frames, built, name = request.num_frames, profile.num_frames, field("num_frames")
     for option in ("window_frames", "window_overlap"):

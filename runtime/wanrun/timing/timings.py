@@ -140,12 +140,8 @@ class Timings(Spans):
     def steps(self, loop: str, count: int, seconds: float, together: bool = False) -> None:
         """Adds one call of a program of the loop that ends now, synchronised with the device.
 
-        The end of the first call is the end of the first step.
-
-        Args:
-            loop: the form of the loop.
-            count: the number of steps in the call, at least 1. Each is recorded with their mean.
-            together: whether this form makes several steps in a call.
+        The end of the first call is the end of the first step. Each of the ``count`` steps of the call is
+        recorded with their mean; ``together`` says that this form of the loop makes several steps in a call.
         """
         end = self.now()
         with self._lock:

@@ -36,11 +36,9 @@ Try = Callable[[list[str]], Verdict]
 class Trust:
     """The decision whether a target's executables are trusted, profile by profile.
 
-    Args:
-        weights: a folder of the weights instead of the artifact's.
-        how: the ways of loading that decide which executables are tried, as keywords of ``load``.
-        trial: whether this is the trial itself, which uses executables without a verdict.
-        attempt: tries executables, given the arguments of ``run_trial``.
+    ``weights`` is a folder of weights in place of the artifact's. ``how`` has the keywords of ``load`` that
+    decide which executables are tried. ``trial`` says that this is the trial itself, which uses executables
+    without a verdict. ``attempt`` tries executables, given the arguments of ``run_trial``.
     """
 
     artifact: Artifact

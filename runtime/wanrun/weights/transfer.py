@@ -65,13 +65,10 @@ class _Given:
 class Transfer:
     """How one component comes to the devices of a mesh.
 
-    Args:
-        rules: the mesh axes that a logical axis of a parameter is cut along.
-        spread: the program that spreads its large parameters; None for a direct transfer.
-        local: the devices of this process; None: as JAX says.
-
-    Attributes:
-        rows: by path, the rows to read of parameters that are not read whole, as ``Restore`` takes them.
+    ``rules`` are the mesh axes that a logical axis of a parameter is cut along. ``spread`` is the program
+    that spreads its large parameters; None for a direct transfer. ``local`` are the devices of this process;
+    None: as JAX says. ``rows`` has by path the rows to read of parameters that are not read whole, for
+    ``Restore``.
     """
 
     def __init__(
